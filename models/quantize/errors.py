@@ -1,0 +1,31 @@
+"""Typed errors. Each message is one line for the user: what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class QatError(Exception):
+    """Something went wrong that is not the fault of the input; programs exit with 1."""
+
+    exit_code = 1
+
+
+class InputError(QatError):
+    """A file, an option or a value given by the user cannot be used; programs exit with 2."""
+
+    exit_code = 2
+
+
+class CheckpointError(InputError):
+    """A weights file is missing, truncated, of the wrong kind, or names classes that are not upstream's."""
+
+
+class RecipeError(InputError):
+    """A recipe has an unknown key, a value outside its range, or a pattern that matches nothing."""
+
+
+class DataError(InputError):
+    """A data set's YAML, pictures, labels or annotations cannot be used, or do not fit the model."""
+
+
+class DependencyError(InputError):
+    """A library that this command needs is not installed; the message says how to install it."""

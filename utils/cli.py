@@ -1,0 +1,157 @@
+"""What the command-line programs share: argument groups, run folders, devices, and errors → one line and an exit code.
+
+Nothing here imports torch at module level, so that `-h` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.quantize.errors import InputError, QatError
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
+
+
+def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """`--data FILE`: a data set's YAML in upstream's form."""
+    parser.add_argument("--data", default=None if required else "data/coco.yaml", required=required,
+                        metavar="FILE", help="data set's YAML (default: data/coco.yaml)" if not required else "data set's YAML")  # fmt: skip
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """`--device`: as upstream takes it."""
+    parser.add_argument("--device", default="", metavar="D", help="'cpu', or a CUDA device such as 0 (default: 0 if there is one)")  # fmt: skip
+
+
+def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp") -> None:
+    """`--project --name --exist-ok`: where results go."""
+    parser.add_argument("--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})")
+    parser.add_argument("--name", default=name, help=f"name of the run folder (default: {name}, {name}2, ...)")
+    parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
+
+
+def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
+    """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
+
+    Raises:
+        InputError: the folder cannot be created.
+    """
+    base = Path(project) / name
+    try:
+        for number in range(1, 10_000):
+            folder = base if number == 1 else base.with_name(f"{name}{number}")
+            try:
+                folder.mkdir(parents=True, exist_ok=exist_ok)
+            except FileExistsError:
+                if folder.is_dir():
+                    continue
+                raise
+            return folder
+    except OSError as error:
+        raise InputError(f"cannot create the run folder {base}: {error.strerror}; choose another --project") from error
+    raise InputError(f"{base} and 9,998 numbered folders beside it exist; choose another --name")
+
+
+def select_device(text: str) -> torch.device:
+    """The device that `--device` names.
+
+    Args:
+        text: '', 'cpu', a CUDA index such as '0', or 'cuda:0'.
+    Raises:
+        InputError: the device does not exist here, or several were named.
+    """
+    import torch
+
+    name = text.strip().lower().removeprefix("cuda:")
+    if name == "cuda":
+        name = "0"
+    if name == "cpu" or (name == "" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    name = name or "0"
+    if not name.isdigit():
+        raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
+    if int(name) >= torch.cuda.device_count():
+        raise InputError(f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    return torch.device("cuda", int(name))
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp's 0600 would follow the file to its readers
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def setup_logging(verbose: bool = False) -> None:
+    """Send the library's log to standard output as plain lines, the way upstream's programs look."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in ("models.quantize", "utils", "__main__"):
+        logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def run_program(
+    parser: argparse.ArgumentParser,
+    handler: Callable[[argparse.Namespace], int | None],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parse, run, and turn every error into one line and an exit code.
+
+    Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted. `--debug` shows the traceback instead.
+    """
+    for target in _leaf_parsers(parser):
+        target.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    args = parser.parse_args(argv)
+    setup_logging(args.debug)
+    try:
+        return handler(args) or 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, QatError) else 1
+
+
+def _leaf_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [child for action in subparsers for child in dict.fromkeys(action.choices.values())] or [parser]
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, QatError):
+        return text
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"no space left on the disk{f' while writing {error.filename}' if error.filename else ''}; earlier files are intact"
+    return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"
