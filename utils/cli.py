@@ -39,7 +39,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp") -> None:
     """`--project --name --exist-ok`: where results go."""
-    parser.add_argument("--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})")
+    parser.add_argument(
+        "--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})"
+    )
     parser.add_argument("--name", default=name, help=f"name of the run folder (default: {name}, {name}2, ...)")
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
 
@@ -85,7 +87,9 @@ def select_device(text: str) -> torch.device:
     if not name.isdigit():
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
     if int(name) >= torch.cuda.device_count():
-        raise InputError(f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        raise InputError(
+            f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; use --device cpu"
+        )
     return torch.device("cuda", int(name))
 
 

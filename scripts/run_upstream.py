@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Run one of upstream's own programs, unedited, on a current stack.
+
+    python scripts/run_upstream.py train.py --data coco.yaml --cfg models/detect/gelan-c.yaml --weights '' ...
+    python scripts/run_upstream.py val.py --weights gelan-c.pt --data coco.yaml
+
+Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
+(pkg_resources); utils/upstream_shims.py supplies what is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if len(sys.argv) > 1 else 2
+    script = ROOT / sys.argv[1]
+    if not script.is_file():
+        print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
+        return 2
+    from models.quantize.errors import InputError
+    from utils import upstream, upstream_shims
+
+    try:
+        upstream.ensure()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    logging.getLogger("yolov5").setLevel(logging.INFO)
+    upstream_shims.load_safely_by_default(upstream.allowed_globals)
+    sys.argv = [str(script), *sys.argv[2:]]
+    runpy.run_path(str(script), run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

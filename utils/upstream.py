@@ -1,0 +1,354 @@
+"""The one door to upstream YOLOv9: models, checkpoints, data sets, metrics.
+
+Nothing else in this project imports upstream's modules. Upstream is imported when it is first needed, from the
+checkout that this file was copied into.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.quantize.errors import CheckpointError, DataError, InputError
+from utils import upstream_shims
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor, nn
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+AUXILIARY_HEADS = ("DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect", "DualDSegment")
+DETECT_HEADS = ("Detect", "DDetect")
+OTHER_HEADS = ("Segment", "DSegment", "Panoptic", "Classify")
+
+
+@dataclass(frozen=True)
+class FloatCheckpoint:
+    """A float network as upstream trained it: float32, evaluation mode, batch norms not yet fused."""
+
+    model: nn.Module
+    names: dict[int, str]
+    nc: int
+    stride: int  # pixels: image sizes are multiples of it
+    yaml: dict[str, Any]  # upstream's model description, from which the network can be built again
+
+
+@lru_cache(maxsize=1)
+def ensure() -> None:
+    """Import upstream with what it needs on a current stack.
+
+    Raises:
+        InputError: this file does not lie in a patched YOLOv9 checkout, or a library of upstream's is missing.
+    """
+    if not (CHECKOUT / "models" / "yolo.py").is_file():
+        raise InputError(
+            f"{CHECKOUT} is not a patched YOLOv9 checkout; run ./patch_yolov9.sh CHECKOUT and start the program there"
+        )
+    if sys.path[0] != str(CHECKOUT):
+        sys.path.insert(0, str(CHECKOUT))
+    upstream_shims.install()
+    try:
+        import models.yolo  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise InputError(f"upstream YOLOv9 needs {error.name}; run ./install_dependencies.sh") from error
+    upstream_shims.after_import()
+    logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
+
+
+def load_float(path: str | Path) -> FloatCheckpoint:
+    """Load a checkpoint that upstream's `train.py` or `reparameterization.py` wrote.
+
+    The pickle may name upstream's and torch.nn's module classes and nothing else, so no code of the file runs.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or not a detector.
+    """
+    ensure()
+    content = _read_pickle(Path(path))
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
+    if "quantized_state" in content:
+        raise CheckpointError(
+            f"{path} is a quantized checkpoint; this command takes the float weights it was made from"
+        )
+    model = content.get("ema") or content.get("model")
+    if not hasattr(model, "model") or not hasattr(model, "yaml"):
+        raise CheckpointError(
+            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {', '.join(map(str, content))})"
+        )
+    check_head(model, path)
+    model = model.float().eval()
+    for module in model.modules():
+        if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
+            module.recompute_scale_factor = None
+    names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
+    return FloatCheckpoint(
+        model=model,
+        names={int(key): str(value) for key, value in names.items()},
+        nc=int(model.model[-1].nc),
+        stride=max(int(model.stride.max()), 32),
+        yaml=dict(model.yaml),
+    )
+
+
+def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -> nn.Module:
+    """Build upstream's network with random weights from its YAML (a file or its content).
+
+    Upstream evaluates strings of the YAML as Python, so only plain names are let through: a checkpoint's YAML must
+    not become code.
+
+    Raises:
+        InputError: the file cannot be read or names something that is not a module of upstream's or torch.nn's.
+    """
+    ensure()
+    from models.common import Conv, RepConvN
+    from models.yolo import DetectionModel
+
+    description = deepcopy(dict(config)) if isinstance(config, Mapping) else _read_yaml(Path(config))
+    _check_description(description)
+    defaults = Conv.default_act, RepConvN.default_act
+    try:
+        with _quiet():
+            return DetectionModel(description, ch=description.get("ch", 3), nc=nc).eval()
+    except (KeyError, TypeError, NameError, ValueError, IndexError, RuntimeError) as error:
+        raise InputError(f"upstream cannot build this model description: {type(error).__name__}: {error}") from error
+    finally:  # a YAML's `activation` would otherwise stay for every later model
+        Conv.default_act, RepConvN.default_act = defaults
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """Fold batch norms into convolutions and RepConvN branches into one, in place; float32, evaluation mode.
+
+    Unlike upstream's `fuse`, no bound method is stored on an instance, so that the network can be copied.
+    """
+    ensure()
+    from models.common import Conv, RepConvN
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    for module in model.modules():
+        if isinstance(module, RepConvN) and not hasattr(module, "conv"):
+            module.fuse_convs()
+    for module in model.modules():
+        if isinstance(module, Conv) and hasattr(module, "bn"):
+            module.conv = fuse_conv_bn_eval(module.conv, module.bn)
+            del module.bn
+    return model
+
+
+def call_fused(model: nn.Module) -> nn.Module:
+    """Give fused Conv and RepConvN instances the forward that upstream has for that state, in place."""
+    ensure()
+    from models.common import Conv, RepConvN
+
+    for module in model.modules():
+        fused = (
+            isinstance(module, Conv)
+            and not hasattr(module, "bn")
+            or isinstance(module, RepConvN)
+            and hasattr(module, "conv")
+        )
+        if fused:
+            module.forward = module.forward_fuse
+    return model
+
+
+def check_head(model: nn.Module, where: str | Path) -> None:
+    """Refuse networks that this project does not quantize, saying what to do.
+
+    Raises:
+        CheckpointError: an auxiliary branch, or a task other than detection.
+    """
+    head = type(model.model[-1]).__name__
+    if head in AUXILIARY_HEADS:
+        raise CheckpointError(
+            f"{where} still has its auxiliary training branch ({head}); convert it first: "
+            f"python reparameterization.py --weights {where} --save {Path(where).stem}-converted.pt"
+        )
+    if head in OTHER_HEADS:
+        raise CheckpointError(f"{where} ends in {head}; this version handles detection ({', '.join(DETECT_HEADS)})")
+
+
+def make_dataset(
+    paths: Sequence[str] | str,
+    imgsz: int,
+    batch_size: int,
+    *,
+    stride: int,
+    rect: bool = False,
+    pad: float = 0.0,
+    single_cls: bool = False,
+    augment: bool = False,
+    hyp: Mapping[str, Any] | None = None,
+) -> torch.utils.data.Dataset[Any]:
+    """Upstream's `LoadImagesAndLabels`.
+
+    An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
+    `dataset.collate_fn` makes batches of them.
+
+    Raises:
+        DataError: no picture, or no readable one, lies at `paths`.
+    """
+    ensure()
+    from utils.dataloaders import LoadImagesAndLabels
+
+    try:
+        with _quiet():
+            return LoadImagesAndLabels(
+                list(paths) if not isinstance(paths, str) else paths,
+                imgsz,
+                batch_size,
+                augment=augment,
+                hyp=dict(hyp) if hyp else None,
+                rect=rect,
+                single_cls=single_cls,
+                stride=stride,
+                pad=pad,
+            )
+    except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
+        raise DataError(str(error).split("\n")[0]) from error
+
+
+def ap_per_class(
+    tp: np.ndarray, conf: np.ndarray, pred_cls: np.ndarray, target_cls: np.ndarray, names: Mapping[int, str]
+) -> tuple[Any, ...]:
+    """Upstream's AP: (tp, fp, precision, recall, f1, ap `[classes, 10]`, class ids)."""
+    ensure()
+    from utils.metrics import ap_per_class as upstream_ap
+
+    return upstream_ap(tp, conf, pred_cls, target_cls, names=dict(names))
+
+
+def scale_boxes(shape: Sequence[int], boxes: Tensor, original: Sequence[int], ratio_pad: Any = None) -> Tensor:
+    """Upstream's mapping of xyxy boxes (pixels, in place) from the letterboxed picture back to the original."""
+    ensure()
+    from utils.general import scale_boxes as upstream_scale
+
+    return upstream_scale(shape, boxes, original, ratio_pad)
+
+
+def coco80_to_coco91() -> list[int]:
+    """COCO's category id of each of the 80 classes."""
+    ensure()
+    from utils.general import coco80_to_coco91_class
+
+    return coco80_to_coco91_class()
+
+
+def allowed_globals() -> list[tuple[Any, str]]:
+    """What a checkpoint of upstream's may name: its module classes, torch.nn's, NumPy arrays, paths."""
+    ensure()
+    import pathlib
+
+    import models.common
+    import models.experimental
+    import models.yolo
+    import numpy as np
+    from torch import nn
+
+    found: dict[str, Any] = {}
+    for module in (models.common, models.experimental, models.yolo):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__:
+                found[f"{module.__name__}.{value.__qualname__}"] = value
+    found["models.yolo.Model"] = models.yolo.DetectionModel
+    found |= {f"yolov9.{name}": value for name, value in found.items()}  # trained with PyPI's yolov9pip
+    for value in vars(nn).values():
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            found[f"{value.__module__}.{value.__qualname__}"] = value
+    for module_name in ("pathlib", "pathlib._local"):  # train.py stores its options, with paths in them
+        found |= {f"{module_name}.{name}": pathlib.PurePosixPath for name in ("PosixPath", "WindowsPath")}
+    reconstruct = np.ndarray(0).__reduce__()[0]
+    for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        found[f"{core}._reconstruct"] = reconstruct
+        found[f"{core}.scalar"] = np.float64(0).__reduce__()[0]
+    found |= {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype}
+    for dtype in (np.float64, np.float32, np.int64):
+        kind = type(np.dtype(dtype))
+        found[f"numpy.dtypes.{kind.__name__}"] = kind
+    return [(value, name) for name, value in found.items()]
+
+
+def _read_pickle(path: Path) -> Any:
+    import torch
+
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; --weights takes a YOLOv9 .pt file")
+    try:
+        with torch.serialization.safe_globals(allowed_globals()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(
+            r"GLOBAL (\S+) was not an allowed global|Unsupported class (\S+)|Can only \w+ .*?(\w+(?:\.\w+)+)",
+            str(error),
+        )
+        if named:
+            culprit = next(group for group in named.groups() if group)
+            raise CheckpointError(
+                f"{path} names {culprit}, which is no module class of YOLOv9 or torch.nn; it was not loaded. "
+                "Save the network without fusing or wrapping it, or as upstream's train.py does"
+            ) from error
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated") from error
+    except Exception as error:  # a damaged file can break torch's reader anywhere
+        raise CheckpointError(
+            f"{path} is not a PyTorch checkpoint, or it is truncated ({type(error).__name__})"
+        ) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8", errors="ignore"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: {error.strerror}; --cfg takes a model YAML such as models/detect/gelan-c.yaml"
+        ) from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
+    return content
+
+
+def _check_description(description: Mapping[str, Any]) -> None:
+    missing = [key for key in ("nc", "depth_multiple", "width_multiple", "backbone", "head") if key not in description]
+    if missing:
+        raise InputError(f"the model description lacks {', '.join(missing)}")
+    activation = description.get("activation")
+    if activation and not re.fullmatch(r"nn\.\w+\([\w=., ]*\)", str(activation)):
+        raise InputError(
+            f"the model description's activation {activation!r} is not a torch.nn module such as nn.ReLU()"
+        )
+    for text in _strings([*description["backbone"], *description["head"]]):
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", text):
+            raise InputError(f"the model description holds {text!r} where a plain name was expected")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings(item)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep upstream's own log lines out of ours."""
+    log = logging.getLogger("yolov5")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

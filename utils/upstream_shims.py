@@ -1,0 +1,127 @@
+"""What upstream YOLOv9 needs on a current stack, without editing its files.
+
+Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what has been removed since,
+before the first upstream import; `after_import()` replaces what would reach for the network. Both are idempotent.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def install() -> None:
+    """Supply removed functions and optional modules. Call before importing anything of upstream's."""
+    os.environ.setdefault("YOLOv5_AUTOINSTALL", "false")  # upstream would run pip by itself
+    os.environ.setdefault("WANDB_MODE", "disabled")
+    os.environ.setdefault("MPLBACKEND", "agg")
+    _numpy_trapz()
+    if "pkg_resources" not in sys.modules:  # where it still exists, importing it warns and takes a second
+        sys.modules["pkg_resources"] = _pkg_resources()
+    if not _importable("IPython"):
+        _ipython()
+
+
+def after_import() -> None:
+    """Make the font check of upstream's data-set reader ignore a missing network: fonts only serve plot labels."""
+    from utils import general
+
+    if not getattr(general.check_font, "offline_safe", False):
+        general.check_font = _ignore_network_errors(general.check_font)
+
+
+def load_safely_by_default(allowed: Callable[[], list[Any]]) -> None:
+    """Make `torch.load` without `weights_only` take upstream's pickled modules, and nothing else.
+
+    Upstream calls `torch.load(path)`, whose default since torch 2.6 refuses its own checkpoints.
+
+    Args:
+        allowed: gives the list for `torch.serialization.safe_globals`; called at each load.
+    """
+    import functools
+
+    import torch
+
+    original = torch.load
+
+    @functools.wraps(original)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("weights_only") is not None:
+            return original(*args, **kwargs)
+        with torch.serialization.safe_globals(allowed()):
+            return original(*args, **{**kwargs, "weights_only": True})
+
+    torch.load = load
+
+
+def _importable(name: str) -> bool:
+    return name in sys.modules or importlib.util.find_spec(name) is not None
+
+
+def _numpy_trapz() -> None:
+    import numpy as np
+
+    if not hasattr(np, "trapz"):  # removed in NumPy 2.4; upstream's AP integrates with it
+        np.trapz = np.trapezoid  # type: ignore[attr-defined]
+
+
+def _pkg_resources() -> types.ModuleType:
+    """The three functions of pkg_resources (gone in setuptools 82) that upstream calls."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+    from packaging.version import parse
+
+    class DistributionNotFound(Exception):
+        pass
+
+    class VersionConflict(Exception):
+        pass
+
+    def parse_requirements(lines: Any) -> Iterator[Requirement]:
+        for line in lines.splitlines() if isinstance(lines, str) else lines:
+            text = line.split("#")[0].strip()
+            if text:
+                yield Requirement(text)
+
+    def require(text: str) -> None:
+        wanted = Requirement(text)
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError as error:
+            raise DistributionNotFound(text) from error
+        if not wanted.specifier.contains(found, prereleases=True):
+            raise VersionConflict(f"{wanted.name} {found} is installed, {text} is needed")
+
+    module = types.ModuleType("pkg_resources")
+    vars(module).update(
+        parse_version=parse,
+        parse_requirements=parse_requirements,
+        require=require,
+        DistributionNotFound=DistributionNotFound,
+        VersionConflict=VersionConflict,
+    )
+    return module
+
+
+def _ipython() -> None:
+    """Upstream imports IPython at start only to ask whether it runs in a notebook."""
+    package, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
+    vars(package).update(get_ipython=lambda: None, display=display)
+    sys.modules.update({"IPython": package, "IPython.display": display})
+
+
+def _ignore_network_errors(check: Callable[..., Any]) -> Callable[..., Any]:
+    def offline_safe_check(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return check(*args, **kwargs)
+        except OSError:  # URLError is one; matplotlib's own font serves
+            return None
+
+    offline_safe_check.offline_safe = True  # type: ignore[attr-defined]
+    return offline_safe_check
