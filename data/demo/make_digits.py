@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Write the demo set: handwritten digits on photographs, in upstream YOLOv9's layout and in COCO's.
+
+    python data/demo/make_digits.py datasets/digits
+
+    datasets/digits/
+        data.yaml                           for --data
+        images/{train,val}/000001.jpg       320x320; validation pictures are numbered from 500001
+        labels/{train,val}/000001.txt       class, middle x, middle y, width, height as fractions
+        annotations/instances_{train,val}.json
+        demo_set.json                       what it was made with
+
+Nothing is downloaded. A second run finds the set and leaves it alone. digit_pictures.py draws the pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from models.quantize.errors import InputError
+from utils.cli import run_program
+
+if TYPE_CHECKING:
+    from digit_pictures import Sources
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # raise it when the same arguments draw other pictures
+SPLITS = ("train", "val")
+FIRST_ID = {"train": 1, "val": 500_001}
+JPEG_QUALITY = 92
+Row = tuple[int, int, int, int, int]  # label, x1, y1, x2, y2 in pixels
+
+_state: dict[str, object] = {}  # what a worker process was started with
+
+
+def _start_worker(folder: Path, seed: int, sources: dict[str, Sources]) -> None:
+    import cv2
+
+    cv2.setNumThreads(1)
+    _state.update(folder=folder, seed=seed, sources=sources)
+
+
+def _write_picture(task: tuple[str, int]) -> list[Row]:
+    """Draw and write picture number ``index`` of a split with its labels; return the labels."""
+    import cv2
+    import numpy as np
+    from digit_pictures import PICTURE_SIZE, draw_picture
+
+    split, index = task
+    folder, seed, sources = _state["folder"], _state["seed"], _state["sources"]
+    assert (
+        isinstance(folder, Path) and isinstance(seed, int) and isinstance(sources, dict)
+    )
+    picture = draw_picture(
+        np.random.default_rng([seed, SPLITS.index(split), index]), sources[split]
+    )
+    stem = f"{FIRST_ID[split] + index:06d}"
+    _, data = cv2.imencode(
+        ".jpg", picture.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+    )
+    (folder / "images" / split / f"{stem}.jpg").write_bytes(data.tobytes())
+    rows = [
+        (int(label), *map(int, box))
+        for label, box in zip(picture.labels, picture.boxes, strict=True)
+    ]
+    lines = [
+        f"{label} {(x1 + x2) / 2 / PICTURE_SIZE:.7f} {(y1 + y2) / 2 / PICTURE_SIZE:.7f} "
+        f"{(x2 - x1) / PICTURE_SIZE:.7f} {(y2 - y1) / PICTURE_SIZE:.7f}\n"
+        for label, x1, y1, x2, y2 in rows
+    ]
+    (folder / "labels" / split / f"{stem}.txt").write_text("".join(lines))
+    return rows
+
+
+def _draw_all(
+    tasks: list[tuple[str, int]], folder: Path, seed: int, workers: int
+) -> Iterator[list[Row]]:
+    """Yield the labels of every picture in the order of the tasks."""
+    from digit_pictures import read_sources
+
+    sources = {split: read_sources(split) for split in SPLITS}
+    if workers <= 1:
+        _start_worker(folder, seed, sources)
+        yield from map(_write_picture, tasks)
+        return
+    # spawn, not fork: OpenCV's threads do not survive a fork
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker,
+                             (folder, seed, sources)) as pool:  # fmt: skip
+        try:
+            yield from pool.map(_write_picture, tasks, chunksize=16)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _coco(split: str, pictures: list[list[Row]]) -> dict[str, object]:
+    """COCO's instances for one split; image ids are the numbers in the file names, annotation ids start at 1."""
+    from digit_pictures import PICTURE_SIZE
+
+    images, annotations = [], []
+    for number, rows in enumerate(pictures, FIRST_ID[split]):
+        images.append(
+            {
+                "id": number,
+                "file_name": f"{number:06d}.jpg",
+                "width": PICTURE_SIZE,
+                "height": PICTURE_SIZE,
+            }
+        )
+        for label, x1, y1, x2, y2 in rows:
+            box = [x1, y1, x2 - x1, y2 - y1]
+            annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": label, "bbox": box,
+                                "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
+    categories = [
+        {"id": label, "name": str(label), "supercategory": "digit"}
+        for label in range(10)
+    ]
+    return {"info": {"description": "demo set of handwritten digits"}, "licenses": [], "images": images,
+            "annotations": annotations, "categories": categories}  # fmt: skip
+
+
+def _data_yaml(folder: Path) -> str:
+    names = "".join(f"  {label}: '{label}'\n" for label in range(10))
+    return (f"# demo set of handwritten digits, written by data/demo/make_digits.py\n"
+            f"path: {json.dumps(str(folder))}\ntrain: images/train\nval: images/val\n\nnames:\n{names}")  # fmt: skip
+
+
+def _is_there(folder: Path, settings: dict[str, object]) -> bool:
+    """True when ``folder`` holds this very set, False when it is free. Raises InputError when it holds anything else."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return False
+    if not folder.exists():
+        return False
+    try:
+        found = json.loads((folder / "demo_set.json").read_text())
+    except (OSError, ValueError):
+        raise InputError(
+            f"{folder} exists and is no demo set; choose another folder, or remove it"
+        ) from None
+    if found != settings:
+        raise InputError(f"{folder} holds another demo set, made with {json.dumps(found)} instead of "
+                         f"{json.dumps(settings)}; choose another folder, or remove it")  # fmt: skip
+    for split in SPLITS:
+        for kind in ("images", "labels"):
+            count = sum(
+                item.stem.isdigit() for item in (folder / kind / split).glob("*")
+            )
+            if count != settings[split]:
+                raise InputError(f"{folder / kind / split} holds {count} files instead of {settings[split]}; remove "
+                                 f"{folder} and run this again")  # fmt: skip
+    return True
+
+
+def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
+    """Write the demo set into ``folder``; return False when it was there already.
+
+    Raises:
+        InputError: ``folder`` holds something else, or the sources are not installed.
+    """
+    from tqdm import tqdm
+
+    folder = folder.resolve()
+    counts = {"train": train, "val": val}
+    settings: dict[str, object] = {
+        "kind": "digits",
+        "version": VERSION,
+        "seed": seed,
+        **counts,
+    }
+    if _is_there(folder, settings):
+        if (folder / "data.yaml").read_text() != _data_yaml(
+            folder
+        ):  # the folder was moved
+            (folder / "data.yaml").write_text(_data_yaml(folder))
+        return False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for split in SPLITS:
+            for kind in ("images", "labels"):
+                (temporary / kind / split).mkdir(parents=True)
+        (temporary / "annotations").mkdir()
+        tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
+        drawn = list(
+            tqdm(
+                _draw_all(tasks, temporary, seed, workers),
+                "drawing digits",
+                len(tasks),
+                unit="picture",
+            )
+        )
+        for split, pictures in (("train", drawn[:train]), ("val", drawn[train:])):
+            (temporary / "annotations" / f"instances_{split}.json").write_text(
+                json.dumps(_coco(split, pictures))
+            )
+        (temporary / "data.yaml").write_text(_data_yaml(folder))
+        (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n")
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)  # mkdtemp's 0700 would shut out other users
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def _cores() -> int:
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= 499_999:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 499999")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Write the demo set of handwritten digits; nothing is downloaded."
+    )
+    parser.add_argument(
+        "out_dir", metavar="OUT_DIR", type=Path, help="folder to create"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="the same seed gives the same set (default: 0)",
+    )
+    parser.add_argument(
+        "--train", type=_count, default=1000, help="training pictures (default: 1000)"
+    )
+    parser.add_argument(
+        "--val", type=_count, default=500, help="validation pictures (default: 500)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(_cores(), 8),
+        help="processes (default: one per core)",
+    )
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.seed < 0:
+        raise InputError(f"--seed {args.seed} is negative; give 0 or more")
+    new = make(args.out_dir, args.seed, args.train, args.val, args.workers)
+    words = (
+        f"wrote {args.train} training and {args.val} validation pictures"
+        if new
+        else "the demo set is there already"
+    )
+    logger.info("%s: %s", words, args.out_dir / "data.yaml")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(_parser(), _run))
