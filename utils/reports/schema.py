@@ -8,6 +8,7 @@ This module imports neither torch nor anything else that is slow.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -55,10 +56,10 @@ def hardware() -> dict[str, str]:
     """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cores)}
-    try:
+    with contextlib.suppress(
+        ValueError, OSError, AttributeError
+    ):  # some systems do not tell, and nothing depends on it
         found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
-    except (ValueError, OSError, AttributeError):
-        pass  # not told on this system, and nothing depends on it
     return found
 
 
@@ -259,18 +260,9 @@ class Report:
         if unknown:
             raise InputError(f"{source} has unknown fields {sorted(unknown)}; it is no report of this version")
         known = {"created": "", "hardware": {}} | {key: item for key, item in value.items() if key != "schema_version"}
-        for name, kind in (
-            ("rows", list),
-            ("history", list),
-            ("ranges", list),
-            ("samples", list),
-            ("notes", list),
-            ("hardware", dict),
-        ):
-            if not isinstance(known.get(name, kind()), kind):
-                raise InputError(
-                    f"{source} is damaged in '{name}': expected a JSON {'array' if kind is list else 'object'}; run it again"
-                )
+        for name in ("rows", "history", "ranges", "samples", "notes"):
+            if not isinstance(known.get(name, []), list):
+                raise InputError(f"{source} is damaged in '{name}': expected a JSON array; run it again")
         where = "rows"
         try:
             known["rows"] = [Row(**row) for row in known["rows"]]

@@ -60,13 +60,13 @@ def terminal_table(report: Report) -> str:
         return "(no results)"
     baseline = report.baseline()
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
-    table = [(*HEADERS, "on")]
+    table: list[tuple[str, ...]] = [(*HEADERS, "on")]
     table += [(*cells(row, baseline), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     lines = [
         "  ".join(
             text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths))
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
         )
         for line in table
     ]

@@ -1,0 +1,145 @@
+"""Detections drawn on pictures: one panel, or a sheet with the models side by side.
+
+What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.quantize.errors import InputError
+from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
+from utils.reports.schema import Box, Sample
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def detection_panel(sample: Sample, stage: str, reference: str | None = None) -> Figure:
+    """One picture with the boxes of `stage` (or `truth`); boxes without a partner in `reference` are dashed orange.
+
+    Raises:
+        InputError: the picture cannot be read.
+    """
+    pixels = read_image(sample.image)
+    height, width = pixels.shape[:2]
+    figure, (axes,) = new_figure(4.2, 4.2 * height / width, 1, layout=None)
+    axes.set_position((0, 0, 1, 1))
+    _draw(axes, pixels, _boxes(sample, stage), _boxes(sample, reference))
+    return figure
+
+
+def detections(samples: Sequence[Sample], stages: Sequence[str] | None = None) -> Figure:
+    """A sheet: a line per picture, a column per stage (default: truth where there is one, then every stage).
+
+    The first two stages are compared with each other: what only one of them found is dashed orange.
+
+    Raises:
+        ValueError: there are no samples.
+        InputError: a picture cannot be read.
+    """
+    if not samples:
+        raise ValueError("there are no samples")
+    columns = list(stages or columns_of(samples))
+    figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
+    for number, (axes, (sample, stage)) in enumerate(zip(grid, itertools.product(samples, columns), strict=True)):
+        _draw(axes, read_image(sample.image), _boxes(sample, stage), _boxes(sample, counterpart(sample, stage)))
+        if number < len(columns):
+            axes.set_title(stage)
+    return figure
+
+
+def columns_of(samples: Sequence[Sample]) -> list[str]:
+    """`truth` where a sample has one, then the stages in their order."""
+    stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
+    return [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
+
+
+def counterpart(sample: Sample, stage: str) -> str | None:
+    """The stage that `stage` is compared with: the first one's partner is the second, all others' is the first."""
+    stages = list(sample.predictions)
+    if stage not in stages or len(stages) < 2:
+        return None
+    return stages[1] if stage == stages[0] else stages[0]
+
+
+def unmatched(boxes: Sequence[Box], others: Sequence[Box], iou: float = 0.5) -> list[bool]:
+    """For each box: is there no box of the same class in `others` that overlaps with at least `iou`?
+
+    Boxes pair one to one, best score first, as detections pair with truth in AP.
+    """
+    free = list(others)
+    result = [True] * len(boxes)
+    for index in sorted(range(len(boxes)), key=lambda i: -(boxes[i].score or 0.0)):
+        box = boxes[index]
+        partner = max(
+            (other for other in free if other.name == box.name), key=lambda other: _iou(box, other), default=None
+        )
+        if partner is not None and _iou(box, partner) >= iou:
+            result[index] = False
+            free.remove(partner)
+    return result
+
+
+def read_image(path: str | Path) -> Any:
+    """The picture as uint8 RGB `[H, W, 3]`, turned as its EXIF data says.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the picture {path}: {error}; samples need the pictures where they were"
+        ) from None
+
+
+def _boxes(sample: Sample, stage: str | None) -> list[Box] | None:
+    if stage is None:
+        return None
+    return sample.truth if stage == "truth" else sample.predictions.get(stage, [])
+
+
+def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence[Box] | None) -> None:
+    from matplotlib.patches import Rectangle
+
+    height, breadth = pixels.shape[:2]
+    axes.imshow(pixels, interpolation="lanczos", extent=(0, breadth, height, 0))
+    axes.set(xlim=(0, breadth), ylim=(height, 0))
+    axes.axis("off")
+    boxes = boxes or []
+    alone = [False] * len(boxes) if others is None else unmatched(boxes, others)
+    for box, different in zip(boxes, alone, strict=True):
+        colour = VERMILLION if different else GREEN if box.score is None else BLUE
+        x0, y0, x1, y1 = box.xyxy
+        for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
+            axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
+        text = box.name if box.score is None else f"{box.name} {box.score:.2f}"
+        inside = y0 < 0.05 * height  # the label would leave the picture
+        axes.text(
+            x0,
+            y0,
+            text,
+            fontsize=7,
+            color="white",
+            va="top" if inside else "bottom",
+            clip_on=True,
+            parse_math=False,
+            bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.92},
+        )
+
+
+def _iou(one: Box, two: Box) -> float:
+    (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = one.xyxy, two.xyxy
+    overlap = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
+    union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - overlap
+    return overlap / union if union > 0 else 0.0
