@@ -29,7 +29,7 @@ def detection_panel(sample: Sample, stage: str, reference: str | None = None) ->
     height, width = pixels.shape[:2]
     figure, (axes,) = new_figure(4.2, 4.2 * height / width, 1, layout=None)
     axes.set_position((0, 0, 1, 1))
-    _draw(axes, pixels, _boxes(sample, stage), _boxes(sample, reference))
+    _draw(axes, pixels, boxes_of(sample, stage), boxes_of(sample, reference))
     return figure
 
 
@@ -47,7 +47,7 @@ def detections(samples: Sequence[Sample], stages: Sequence[str] | None = None) -
     columns = list(stages or columns_of(samples))
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
     for number, (axes, (sample, stage)) in enumerate(zip(grid, itertools.product(samples, columns), strict=True)):
-        _draw(axes, read_image(sample.image), _boxes(sample, stage), _boxes(sample, counterpart(sample, stage)))
+        _draw(axes, read_image(sample.image), boxes_of(sample, stage), boxes_of(sample, counterpart(sample, stage)))
         if number < len(columns):
             axes.set_title(stage)
     return figure
@@ -103,7 +103,8 @@ def read_image(path: str | Path) -> Any:
         ) from None
 
 
-def _boxes(sample: Sample, stage: str | None) -> list[Box] | None:
+def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
+    """The boxes of a column: ground truth for `truth`, else the stage's detections; `None` for no stage."""
     if stage is None:
         return None
     return sample.truth if stage == "truth" else sample.predictions.get(stage, [])

@@ -165,16 +165,21 @@ class Box:
 
 @dataclass(frozen=True)
 class Sample:
-    """Detections of several models on one picture: `predictions` maps a model's stage to its boxes."""
+    """Detections of several models on one picture: `predictions` maps a model's stage to its boxes.
+
+    `confidence` is the threshold that the boxes passed.
+    """
 
     image: str
     predictions: dict[str, list[Box]]
     truth: list[Box] = field(default_factory=list)
+    confidence: float = 0.25
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Sample:
         predictions = {stage: [Box(**box) for box in boxes] for stage, boxes in value["predictions"].items()}
-        return cls(str(value["image"]), predictions, [Box(**box) for box in value.get("truth", [])])
+        truth = [Box(**box) for box in value.get("truth", [])]
+        return cls(str(value["image"]), predictions, truth, float(value.get("confidence", 0.25)))
 
 
 @dataclass

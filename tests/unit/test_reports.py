@@ -1,0 +1,404 @@
+"""Reports: what is stored comes back, what is shown is what was measured, and nothing in it is markup or a link."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html.parser
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.quantize.errors import InputError
+from utils.reports import detections, figures
+from utils.reports.html import page, write_html
+from utils.reports.schema import Box, Report, Row, Sample, versions
+from utils.reports.tables import markdown_table, terminal_table
+
+NASTY = '<script>alert("x")</script>'
+ROW_KEYS = ["stage", "file", "ap", "ap50", "precision", "recall", "seconds", "device", "versions"]
+ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on"]
+
+
+def make_row(stage: str = "float", **changes) -> Row:
+    values = {
+        "stage": stage,
+        "file": f"runs/{stage}.pt",
+        "ap": 0.7412,
+        "ap50": 0.9521,
+        "precision": 0.9432,
+        "recall": 0.9018,
+        "seconds": 12.25,
+        "device": "CPU",
+        "versions": {"torch": "2.11.0"},
+        "size_bytes": 1_812_345,
+        "ms_per_image": 18.21,
+        "measured_on": "PyTorch 2.11.0, CPU, 2 threads, batch 10",
+    }
+    return Row(**{**values, **changes})
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "picture.png"
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path, pixels
+
+
+@pytest.fixture
+def report(picture) -> Report:
+    report = Report("python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
+    report.add(make_row())
+    report.add(make_row("PTQ", ap=0.7361, measured_on="somewhere else"))
+    report.history = [
+        {"epoch": 1, "ap": 0.7365, "ap50": 0.94, "loss": 0.5, "lr": 1e-6, "seconds": 3.5},
+        {"epoch": 2, "ap": 0.7399, "ap50": 0.95, "loss": 0.25, "lr": 1e-5, "seconds": 3.25},
+    ]
+    report.ranges = [
+        {
+            "name": "model.0.conv.input_quantizer",
+            "kind": "activation",
+            "amax": 2.5,
+            "min": 2.5,
+            "max": 2.5,
+            "channels": 1,
+        },
+        {
+            "name": "model.0.conv.weight_quantizer",
+            "kind": "weight",
+            "amax": 0.75,
+            "min": 0.125,
+            "max": 0.75,
+            "channels": 16,
+        },
+        {
+            "name": "model.1.conv.input_quantizer",
+            "kind": "activation",
+            "amax": 0.0,
+            "min": 0.0,
+            "max": 0.0,
+            "channels": 1,
+        },
+    ]
+    both = Box((5, 5, 25, 30), "seven", 0.9)
+    only = Box((40, 20, 70, 55), "one", 0.6)
+    report.samples = [Sample(str(picture[0]), {"float": [both, only], "INT8": [both]}, [Box((5, 5, 25, 30), "seven")])]
+    report.notes = ["a note"]
+    return report
+
+
+class TestSchema:
+    def test_what_is_saved_is_loaded(self, report, tmp_path):
+        path = report.save(tmp_path / "new" / "report.json")
+        assert Report.load(path) == report
+
+    def test_rows_have_exactly_the_documented_keys(self, report):
+        stored = json.loads(json.dumps(report.to_dict()))
+        assert stored["schema_version"] == 1
+        assert [list(row) for row in stored["rows"]] == [ROW_KEYS, ROW_KEYS]
+
+    def test_numpy_numbers_are_stored_as_numbers_and_a_diverged_loss_as_null(self, report, tmp_path):
+        report.add(make_row("QAT", ap=np.float32(0.5), size_bytes=np.int64(7)))
+        report.history.append({"epoch": np.int64(3), "ap": np.float64(0.25), "loss": math.nan})
+        report.ranges.append({"name": "x", "kind": "weight", "amax": np.float32(0.5), "channels": np.array([1, 2])})
+        stored = json.loads(report.save(tmp_path / "r.json").read_text())
+        assert (stored["rows"][-1]["ap"], stored["rows"][-1]["size_bytes"]) == (0.5, 7)
+        assert stored["history"][-1] == {"epoch": 3, "ap": 0.25, "loss": None}
+        assert stored["ranges"][-1]["channels"] == [1, 2]
+
+    def test_a_row_measured_again_replaces_the_old_one(self, report):
+        report.add(make_row(ap=0.5))
+        assert [row.ap for row in report.rows] == [0.5, 0.7361]
+        report.add(make_row(ap=0.25, measured_on="another machine"))
+        assert len(report.rows) == 3
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"ap": 1.5},
+            {"ap": math.nan},
+            {"recall": -0.1},
+            {"ap50": "0.5"},
+            {"seconds": math.inf},
+            {"stage": ""},
+            {"size_bytes": -1},
+            {"versions": ["torch"]},
+            {"measured_on": None},
+        ],
+    )
+    def test_a_row_refuses_what_cannot_be_measured(self, changes):
+        with pytest.raises(ValueError, match=next(iter(changes))):
+            make_row(**changes)
+
+    def test_not_measured_is_allowed(self):
+        assert make_row(ap=None, ms_per_image=None).ap is None
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("{", "is no report"),
+            ("[]", "is no report"),
+            ('{"rows": []}', "is no report"),
+            ('{"schema_version": 99, "rows": [], "command": ""}', "schema 99"),
+            ('{"schema_version": 1, "rows": [{"stage": "x"}], "command": ""}', "damaged in 'rows'"),
+            ('{"schema_version": 1, "rows": {}, "command": ""}', "damaged in 'rows'"),
+            ('{"schema_version": 1, "rows": [], "command": "", "samples": [{"image": "x"}]}', "damaged in 'samples'"),
+            ('{"schema_version": 1, "rows": []}', "damaged in 'command'"),
+            ('{"schema_version": 1, "rows": [], "command": "", "surprise": 1}', "surprise"),
+            ("\x00\x01", "is no report"),
+        ],
+    )
+    def test_a_file_that_is_no_report_is_refused_in_one_line(self, tmp_path, text, says):
+        path = tmp_path / "report.json"
+        path.write_text(text)
+        with pytest.raises(InputError, match=says) as caught:
+            Report.load(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_bytes_that_are_no_text_and_a_missing_file_are_refused(self, tmp_path):
+        (tmp_path / "binary").write_bytes(b"\xff\xfe\x80")
+        for name in ("binary", "missing", "."):
+            with pytest.raises(InputError):
+                Report.load(tmp_path / name)
+
+    def test_a_failed_save_keeps_the_old_file_and_leaves_no_other(self, report, tmp_path, monkeypatch):
+        path = report.save(tmp_path / "kept" / "report.json")
+        old = path.read_bytes()
+        monkeypatch.setattr("utils.reports.schema.Path.write_text", _fail)
+        with pytest.raises(OSError, match="disk"):
+            report.save(path)
+        assert path.read_bytes() == old
+        assert list(path.parent.iterdir()) == [path]
+
+    def test_hardware_of_the_reader_is_not_taken_for_that_of_the_run(self, tmp_path):
+        (tmp_path / "r.json").write_text('{"schema_version": 1, "rows": [], "command": "x"}')
+        assert Report.load(tmp_path / "r.json").hardware == {}
+
+    def test_versions_come_without_importing_the_libraries(self):
+        code = "import sys; from utils.reports.schema import versions; print(versions()); print('torch' in sys.modules)"
+        output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert output.splitlines()[1] == "False"
+        assert versions()["numpy"] == np.__version__
+
+
+class TestTables:
+    def test_terminal_table_shows_every_number_and_where_it_was_measured(self, report):
+        report.add(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
+        lines = terminal_table(report).splitlines()
+        assert lines[0].split() == ["stage", "AP", "vs", "float", "AP50", "P", "R", "size", "ms/image", "on"]
+        assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[a]"]
+        assert lines[3].split() == [
+            "PTQ",
+            "0.7361",
+            "-0.0051",
+            "0.9521",
+            "0.9432",
+            "0.9018",
+            "1.81",
+            "MB",
+            "18.21",
+            "[b]",
+        ]
+        assert lines[4].split() == ["ONNX", "-", "-", "0.9521", "0.9432", "0.9018", "50.0", "kB", "-", "[c]"]
+        assert lines[5:] == ["[a] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[b] somewhere else", "[c] ONNX Runtime"]
+        assert len({len(line) for line in lines[:5]}) == 1
+        assert max(map(len, lines)) <= 80
+
+    def test_markdown_table_escapes_markup(self, report):
+        report.add(make_row("a|b*", file="x|y`.pt", measured_on=NASTY))
+        lines = markdown_table(report).splitlines()
+        assert all(len(re.findall(r"(?<!\\)\|", line)) == 11 for line in lines)
+        assert r"a\|b\*" in lines[-1]
+        assert "<script>" not in lines[-1].replace(r"\<", "")
+
+    def test_no_rows(self):
+        assert "no results" in terminal_table(Report("x"))
+
+
+class TestFigures:
+    def test_ap_per_epoch_plots_the_history_and_the_lines(self, report):
+        report.history.insert(1, {"epoch": 7, "ap": None, "loss": None})
+        axes = figures.ap_per_epoch(report).axes[0]
+        curve, *_ = axes.lines
+        assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1, 2], [0.7365, 0.7399])
+        assert [line.get_ydata()[0] for line in axes.lines[2:]] == [0.7412, 0.7361]
+        assert {text.get_text() for text in axes.texts} == {"best 0.7399", "float 0.7412", "PTQ 0.7361"}
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+
+    def test_labels_do_not_overlap(self, report):
+        report.rows = [make_row(), make_row("PTQ", ap=0.74119)]
+        axes = figures.ap_per_epoch(report).axes[0]
+        low, high = axes.get_ylim()
+        heights = sorted(text.get_position()[1] for text in axes.texts)
+        assert min(np.diff(heights)) >= 0.05 * (high - low)
+
+    def test_ranges_plot_amax_on_a_log_axis_with_one_panel_per_kind(self, report):
+        activations, weights = figures.ranges_per_layer(report.ranges).axes
+        assert list(activations.lines[0].get_ydata()) == [2.5, 2.5], "a zero amax is drawn at the smallest one"
+        assert list(weights.lines[0].get_ydata()) == [0.75]
+        assert activations.get_yscale() == weights.get_yscale() == "log"
+        assert [text.get_text() for text in weights.get_xticklabels()] == ["0"]
+
+    def test_many_layers_do_not_write_over_each_other(self):
+        rows = [
+            {"name": f"model.{i}.conv", "kind": "weight", "amax": 1.0 + i, "min": 1.0, "max": 2.0} for i in range(250)
+        ]
+        (axes,) = figures.ranges_per_layer(rows).axes
+        assert 20 < len(axes.get_xticklabels()) < 60
+        assert len(axes.lines[0].get_ydata()) == 250
+
+    @pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
+    def test_images_have_the_expected_size(self, report, kind, format_, tmp_path):
+        path = figures.save(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
+        image = Image.open(path)
+        assert (image.format, image.size) == (format_, (800, 360))
+        assert np.asarray(image.convert("L")).std() > 5, "the picture is blank"
+
+    def test_svg_is_valid_keeps_its_text_and_is_reproducible(self, report):
+        one, two = (figures.render(figures.ap_per_epoch(report), "svg") for _ in range(2))
+        assert one == two
+        assert "best 0.7399" in "".join(ElementTree.fromstring(one).itertext())
+
+    def test_nothing_to_draw_is_an_error(self):
+        with pytest.raises(ValueError, match="no epoch"):
+            figures.ap_per_epoch(Report("x"))
+        with pytest.raises(ValueError, match="no ranges"):
+            figures.ranges_per_layer([])
+        with pytest.raises(ValueError, match="no samples"):
+            detections.detections([])
+
+
+class TestDetections:
+    def test_pictures_are_drawn_with_their_boxes_where_they_are(self, report, picture):
+        figure = detections.detection_panel(report.samples[0], "float", "INT8")
+        (axes,) = figure.axes
+        np.testing.assert_array_equal(axes.images[0].get_array(), picture[1])
+        frames = {tuple(patch.get_bbox().extents) for patch in axes.patches}
+        assert frames == {(5, 5, 25, 30), (40, 20, 70, 55)}
+        assert [text.get_text() for text in axes.texts] == ["seven 0.90", "one 0.60"]
+        styles = {tuple(patch.get_bbox().extents): patch.get_linestyle() for patch in axes.patches}
+        assert styles == {(5, 5, 25, 30): "-", (40, 20, 70, 55): "--"}, "only what INT8 lacks is dashed"
+
+    def test_a_sheet_has_a_column_per_stage_and_a_line_per_picture(self, report):
+        figure = detections.detections(report.samples * 2)
+        assert [axes.get_title() for axes in figure.axes] == ["truth", "float", "INT8", "", "", ""]
+        image = Image.open(io.BytesIO(figures.render(figure, "png", dpi=50)))
+        assert image.size == (3 * 180, 2 * 180)
+
+    def test_unmatched_pairs_one_to_one_and_by_class(self):
+        box = Box((0, 0, 10, 10), "a", 0.9)
+        moved = Box((1, 0, 11, 10), "a", 0.8)
+        far = Box((8, 0, 18, 10), "a", 0.7)
+        assert detections.unmatched([box, moved], [box]) == [False, True]
+        assert detections.unmatched([moved, far], [box]) == [False, True]
+        assert detections.unmatched([box], [dataclasses.replace(box, name="b")]) == [True]
+        assert detections.unmatched([], [box]) == []
+
+    def test_the_first_stage_is_compared_with_the_second_and_others_with_the_first(self):
+        sample = Sample("x", {"float": [], "PTQ": [], "QAT": []})
+        pairs = {stage: detections.counterpart(sample, stage) for stage in ("float", "PTQ", "QAT", "truth")}
+        assert pairs == {"float": "PTQ", "PTQ": "float", "QAT": "float", "truth": None}
+
+    def test_a_picture_that_is_gone_is_a_clear_error(self, tmp_path):
+        with pytest.raises(InputError, match=r"gone\.png"):
+            detections.read_image(tmp_path / "gone.png")
+
+
+class _Page(html.parser.HTMLParser):
+    """Tags, attributes and text of a page, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [
+            value for name, value in attrs if name in {"src", "href", "srcset", "action"} or "url(" in (value or "")
+        ]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+class TestPage:
+    def test_the_page_holds_every_number(self, report):
+        text = " ".join(_Page(page(report)).words)
+        for number in ("0.7412", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81 MB", "18.21"):
+            assert number in text
+        for number in ("0.7365", "0.7399", "1.0e-05", "2.500", "0.7500", "0.1250", "16"):
+            assert number in text
+        for word in (
+            "A report",
+            "python qat.py quantize",
+            "somewhere else",
+            "2.11.0",
+            "a CPU",
+            "a note",
+            "runs/PTQ.pt",
+        ):
+            assert word in text
+
+    def test_the_page_fetches_nothing(self, report):
+        text = page(report)
+        parsed = _Page(text)
+        assert len(parsed.links) == 5, "two charts and three panels"
+        assert all(link.startswith("data:image/") for link in parsed.links)
+        assert not {"link", "iframe", "object", "embed"} & set(parsed.tags)
+        written = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
+        assert not re.search(r"https?:|//[a-z]|@import|url\(", written)
+
+    def test_the_images_inside_are_images(self, report):
+        for link in _Page(page(report)).links:
+            kind, data = link.removeprefix("data:image/").split(";base64,")
+            content = base64.b64decode(data, validate=True)
+            if kind == "svg+xml":
+                assert ElementTree.fromstring(content).tag.endswith("svg")
+            else:
+                assert Image.open(io.BytesIO(content)).size[0] > 300
+
+    def test_markup_in_names_is_shown_and_not_run(self, report):
+        plain = _Page(page(report))
+        report.title = report.command = report.data = NASTY
+        report.notes = [NASTY]
+        report.rows = [make_row(NASTY, file=NASTY, device=NASTY, measured_on=NASTY, versions={NASTY: NASTY})]
+        report.ranges[0]["name"] = NASTY
+        report.samples = [
+            dataclasses.replace(report.samples[0], predictions={NASTY: [Box((1, 1, 9, 9), "$" + NASTY, 0.5)]})
+        ]
+        nasty = _Page(page(report))
+        assert nasty.tags.count("script") == plain.tags.count("script") == 1
+        assert NASTY in "".join(nasty.words)
+
+    def test_a_missing_picture_costs_its_panels_only(self, report, picture):
+        picture[0].unlink()
+        text = page(report)
+        assert "cannot read the picture" in text
+        assert "0.7412" in text
+
+    def test_an_empty_report_is_a_page(self, tmp_path):
+        path = write_html(Report("nothing was run", hardware={}), tmp_path / "report.html")
+        assert "nothing was run" in path.read_text()
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_several_versions_are_all_named(self, report):
+        report.add(make_row("QAT", versions={"torch": "2.8.0"}))
+        assert "2.11.0, 2.8.0" in page(report)
+
+
+def _fail(*args, **kwargs):
+    raise OSError("the disk is full")

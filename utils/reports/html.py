@@ -1,0 +1,110 @@
+"""A report as one HTML file: styles, charts and pictures inside, nothing fetched from anywhere.
+
+The layout is `report.html.j2`; Jinja escapes every value, since class names, paths and notes come from users.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models.quantize.errors import InputError
+from utils.cli import atomic_path
+from utils.reports import detections, figures
+from utils.reports.schema import Report, Sample
+from utils.reports.tables import DASH, HEADERS, cells, difference, fraction
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
+
+
+def write_html(report: Report, path: str | Path) -> Path:
+    """Write `report` as one self-contained page to `path`; a crash leaves no half file."""
+    path = Path(path)
+    text = page(report)
+    with atomic_path(path) as temporary:
+        Path(temporary).write_text(text, encoding="utf-8")
+    return path
+
+
+def page(report: Report) -> str:
+    """The page's text."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters["number"] = _number
+    baseline = report.baseline()
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        report=report,
+        headers=HEADERS,
+        rows=[(row, cells(row, baseline)) for row in report.rows],
+        cards=list(_cards(report)),
+        history_chart=_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
+        ranges_chart=_data_uri(figures.ranges_per_layer(report.ranges), "svg") if report.ranges else None,
+        samples=[_sample(sample) for sample in report.samples],
+        confidence=", ".join(dict.fromkeys(f"{sample.confidence:g}" for sample in report.samples)),
+        versions=_versions(report),
+        hardware=_hardware(report),
+    )
+
+
+def _has_history(report: Report) -> bool:
+    return any(entry.get("ap") is not None for entry in report.history)
+
+
+def _cards(report: Report) -> Iterator[dict[str, str]]:
+    """The first thing a reader sees: AP of each stage and its distance to the float model."""
+    baseline = report.baseline()
+    for row in report.rows:
+        if row.ap is not None:
+            change = difference(row, baseline)
+            yield {
+                "label": f"{row.stage} AP",
+                "value": fraction(row.ap),
+                "remark": f"{change} to float" if change else "the reference",
+            }
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    """The panels of one picture; a picture that is gone is named on the page instead of costing the whole report."""
+    panels = []
+    try:
+        for stage in detections.columns_of([sample]):
+            boxes = detections.boxes_of(sample, stage) or []
+            figure = detections.detection_panel(sample, stage, detections.counterpart(sample, stage))
+            caption = f"{stage}: {len(boxes)} {'object' if len(boxes) == 1 else 'objects'}"
+            panels.append(
+                {
+                    "image": _data_uri(figure, "jpg"),
+                    "alt": f"{caption} in {Path(sample.image).name}",
+                    "caption": caption,
+                }
+            )
+    except InputError as error:
+        return {"name": sample.image, "error": str(error), "panels": []}
+    return {"name": sample.image, "error": "", "panels": panels}
+
+
+def _versions(report: Report) -> dict[str, str]:
+    """Every library's version; several where the rows were measured with different ones."""
+    found: dict[str, dict[str, None]] = {}
+    for row in report.rows:
+        for name, value in row.versions.items():
+            found.setdefault(name, {})[value] = None
+    return {name: ", ".join(values) for name, values in found.items()}
+
+
+def _hardware(report: Report) -> dict[str, str]:
+    devices = dict.fromkeys(row.device for row in report.rows if row.device)
+    return {**report.hardware, **({"device": ", ".join(devices)} if devices else {})}
+
+
+def _data_uri(figure: Any, kind: str) -> str:
+    return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind)).decode('ascii')}"
+
+
+def _number(value: Any, form: str) -> str:
+    """`value` in the given format; a dash for what is missing (Jinja's undefined) or null."""
+    return format(value, form) if isinstance(value, (int, float)) else DASH
