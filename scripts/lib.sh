@@ -1,0 +1,75 @@
+# Shell functions that the scripts share. Source this file from bash, after `set -euo pipefail`:
+#
+#     . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+#
+#     setup_environment --dev      # install_dependencies.sh into $OVERLAY_VENV; then $PYTHON is that environment's python
+#     setup_checkout               # upstream in $YOLOV9_CHECKOUT, patched with what lies here
+#     setup_demo_set               # the demo set in $OVERLAY_BUILD/digits; then $DEMO_DATA is its data.yaml
+#     run_part "unit tests" CMD... # says what runs and how long it took, keeps its exit status
+#
+# All of them say what they do, reuse what is there already, and end the script with one line when they fail.
+# OVERLAY_ROOT is this repository; OVERLAY_BUILD (build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT can be set beforehand.
+
+OVERLAY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+OVERLAY_BUILD=${OVERLAY_BUILD:-$OVERLAY_ROOT/build}
+OVERLAY_VENV=${OVERLAY_VENV:-$OVERLAY_ROOT/.venv}
+YOLOV9_CHECKOUT=${YOLOV9_CHECKOUT:-$OVERLAY_BUILD/yolov9}
+
+say() { printf '== %s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() { # EXIT_CODE MESSAGE
+  local code=$1
+  shift
+  printf 'error: %s\n' "$*" >&2
+  exit "$code"
+}
+
+# The interpreter to start from: $PYTHON, else python3. Sets PYTHON, or ends the script. MAXIMUM is a minor version of Python 3.
+find_python() { # [MAXIMUM]
+  local maximum=${1:-99} wanted version
+  PYTHON=${PYTHON:-python3}
+  wanted="Python 3.10 or newer"
+  [ "$maximum" = 99 ] || wanted="Python 3.10 to 3.$maximum"
+  version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+    die 2 "$PYTHON does not run; $wanted is needed (PYTHON=/path/to/python3 chooses one)"
+  case $version in
+    3.1[0-9]) [ "${version#3.}" -le "$maximum" ] && return ;;
+  esac
+  die 2 "$PYTHON is Python $version; $wanted is needed (PYTHON=/path/to/python3 chooses one)"
+}
+
+# Is there an NVIDIA GPU that this machine's driver answers for (or a Jetson)?
+has_gpu() {
+  nvidia-smi -L 2>/dev/null | grep -q '^GPU' || [ -e /etc/nv_tegra_release ]
+}
+
+run_part() { # NAME COMMAND...
+  local name=$1 started=$SECONDS status=0
+  shift
+  say "$name"
+  "$@" || status=$?
+  if [ "$status" = 0 ]; then
+    say "$name: done in $((SECONDS - started)) s"
+  else
+    say "$name: failed after $((SECONDS - started)) s (exit code $status)"
+  fi
+  return "$status"
+}
+
+setup_environment() { # [arguments of install_dependencies.sh]
+  "$OVERLAY_ROOT/install_dependencies.sh" --venv "$OVERLAY_VENV" "$@" || exit $?
+  PYTHON=$OVERLAY_VENV/bin/python
+  export PYTHON
+}
+
+setup_checkout() {
+  "$OVERLAY_ROOT/scripts/get_yolov9.sh" "$YOLOV9_CHECKOUT" || exit $?
+  "$OVERLAY_ROOT/patch_yolov9.sh" "$YOLOV9_CHECKOUT" --force || exit $?
+  export YOLOV9_CHECKOUT
+}
+
+setup_demo_set() {
+  DEMO_DATA=$OVERLAY_BUILD/digits/data.yaml
+  "$PYTHON" "$OVERLAY_ROOT/data/demo/make_digits.py" "$OVERLAY_BUILD/digits" || exit $?
+  export DEMO_DATA
+}
