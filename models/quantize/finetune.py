@@ -11,20 +11,17 @@ layer (the head) is switched to its training output, the raw maps `[B, no, H, W]
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-LOGGER = logging.getLogger(__name__)
-
-# Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in a convolution.
+# Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
 
 
@@ -77,18 +74,6 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
         if trains:
             parameters.append(parameter)
     return parameters
-
-
-def lr_at(schedule: Mapping[int, float], epoch: int) -> float:
-    """The learning rate of `epoch` (counted from 0): that of the last entry at or before it; the first one before that."""
-    past = [key for key in schedule if key <= epoch]
-    return schedule[max(past)] if past else schedule[min(schedule)]
-
-
-def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, float]:
-    """The same shape of schedule with `base` as its first learning rate."""
-    factor = base / schedule[min(schedule)]
-    return {epoch: lr * factor for epoch, lr in schedule.items()}
 
 
 def seed_everything(seed: int) -> None:
@@ -196,8 +181,12 @@ class Finetuner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
-    def run_epoch(self, batches: Iterable[Tensor], lr: float) -> EpochResult:
+    def run_epoch(
+        self, batches: Iterable[Tensor], lr: float, on_step: Callable[[float], None] | None = None
+    ) -> EpochResult:
         """Train on `batches` of pictures, uint8 or float 0..1 `[B, 3, H, W]`, at learning rate `lr`.
+
+        `on_step` is called after every step with the mean loss so far.
 
         Raises `DivergedError` when the loss is not finite, `ValueError` when there is no batch at all.
         """
@@ -213,6 +202,8 @@ class Finetuner:
             for images in batches:
                 total += self._step(as_input(images, self.device), student_taps, teacher_taps)
                 count += 1
+                if on_step:
+                    on_step(total / count)
         self.optimizer.zero_grad(set_to_none=True)
         if not count:
             raise ValueError("no pictures to finetune on")

@@ -1,0 +1,142 @@
+"""The command line of qat.py: what is given, what is merged, what may change on resume."""
+
+from __future__ import annotations
+
+import pytest
+
+import qat
+from models.quantize.errors import InputError, RecipeError
+from models.quantize.options import (
+    EvalOptions,
+    QuantizeOptions,
+    given_options,
+    merged_recipe,
+    resumed_options,
+    scaled_schedule,
+)
+from models.quantize.recipe import Recipe
+
+
+def parse(*words: str) -> dict:
+    return vars(qat.build_parser().parse_args(list(words)))
+
+
+def test_defaults_are_those_that_users_know():
+    options = QuantizeOptions(**given_options(parse("quantize", "--weights", "yolov9-c.pt"), QuantizeOptions))
+    assert (options.batch_size, options.imgsz, options.seed, options.project) == (10, 640, 57, "runs/qat")
+    assert not (options.no_eval_origin or options.no_eval_ptq or options.ptq_only)
+    recipe = merged_recipe(options)
+    assert (recipe.finetune.iters, recipe.finetune.epochs, recipe.finetune.supervision_stride) == (200, 10, 1)
+    assert options.stem == "yolov9-c"
+
+
+def test_evaluation_defaults_are_those_that_users_know():
+    options = EvalOptions(**given_options(parse("eval", "--weights", "a.pt"), EvalOptions))
+    assert (options.conf_thres, options.iou_thres, options.project) == (0.001, 0.7, "runs/qat_eval")
+    assert not options.save_json
+
+
+@pytest.mark.parametrize("flag", ["--imgsz", "--img", "--img-size"])
+def test_image_size_has_three_names(flag):
+    assert given_options(parse("quantize", flag, "320"), QuantizeOptions) == {"imgsz": 320}
+
+
+def test_the_two_no_flags_disable():
+    given = given_options(parse("quantize", "--no-eval-origin", "--no-eval-ptq"), QuantizeOptions)
+    assert QuantizeOptions(**given).no_eval_origin
+    assert QuantizeOptions(**given).no_eval_ptq
+
+
+def test_only_what_the_user_gives_counts_as_given():
+    assert given_options(parse("quantize"), QuantizeOptions) == {}
+    assert given_options(parse("quantize", "--exist-ok", "--seed", "0"), QuantizeOptions) == {
+        "exist_ok": True,
+        "seed": 0,
+    }
+
+
+def test_the_command_line_wins_over_the_recipe_file(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "calibration: {method: max, batches: 3}\nfinetune: {epochs: 4, lr: {0: 2.0e-6, 2: 1.0e-5}}\nhead: float\n"
+    )
+    recipe = merged_recipe(QuantizeOptions(recipe=str(file), calib_batches=7, lr=4e-6, patience=2))
+    assert (recipe.calibration.method, recipe.calibration.batches) == ("max", 7)
+    assert (recipe.finetune.epochs, recipe.finetune.patience, recipe.head) == (4, 2, "float")
+    assert recipe.finetune.lr == pytest.approx({0: 4e-6, 2: 2e-5})
+
+
+def test_nothing_given_is_the_default_recipe():
+    assert merged_recipe(QuantizeOptions()) == Recipe()
+
+
+def test_every_recipe_flag_arrives():
+    given = given_options(
+        parse("quantize", "--calib-method", "percentile", "--percentile", "99.5", "--calib-batches", "2", "--epochs", "3",
+              "--iters", "4", "--supervision-stride", "5", "--patience", "6"),
+        QuantizeOptions,
+    )  # fmt: skip
+    recipe = merged_recipe(QuantizeOptions(**given))
+    assert (recipe.calibration.method, recipe.calibration.percentile, recipe.calibration.batches) == (
+        "percentile",
+        99.5,
+        2,
+    )
+    tune = recipe.finetune
+    assert (tune.epochs, tune.iters, tune.supervision_stride, tune.patience) == (3, 4, 5, 6)
+
+
+def test_a_percentile_that_does_nothing_is_refused():
+    with pytest.raises(RecipeError, match="--calib-method percentile"):
+        merged_recipe(QuantizeOptions(percentile=99.9, calib_method="max"))
+
+
+def test_scaled_schedule_keeps_its_shape():
+    assert scaled_schedule({0: 1e-6, 6: 1e-5, 7: 1e-6}, 2e-6) == pytest.approx({0: 2e-6, 6: 2e-5, 7: 2e-6})
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"batch_size": 0}, "--batch-size"),
+        ({"imgsz": -32}, "--imgsz"),
+        ({"iters": 0}, "--iters"),
+        ({"workers": -1}, "--workers"),
+        ({"patience": -1}, "--patience"),
+        ({"lr": 0.0}, "--lr"),
+        ({"quantizer": "other"}, "--quantizer"),
+    ],
+)
+def test_values_outside_their_range_are_named(values, named):
+    with pytest.raises(InputError, match=named):
+        QuantizeOptions(**values)
+
+
+def test_thresholds_are_fractions():
+    with pytest.raises(InputError, match="--conf-thres"):
+        EvalOptions(conf_thres=25)
+
+
+def test_resume_takes_the_saved_options_and_what_may_change():
+    saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").to_dict()
+    options = resumed_options(saved, {"device": "cpu", "epochs": 12, "batch_size": 4})
+    assert (options.weights, options.batch_size, options.device, options.epochs) == ("a.pt", 4, "cpu", 12)
+
+
+def test_resume_refuses_what_would_make_it_another_run():
+    saved = QuantizeOptions(weights="a.pt").to_dict()
+    with pytest.raises(InputError, match="--batch-size is 4 here and 10 in the run"):
+        resumed_options(saved, {"batch_size": 4})
+
+
+def test_weights_are_needed(capsys):
+    assert qat.main(["quantize"]) == 2
+    assert capsys.readouterr().err.startswith("error: --weights is missing")
+    assert qat.main(["eval"]) == 2
+
+
+def test_sensitive_is_not_offered():
+    with pytest.raises(SystemExit) as stopped:
+        qat.build_parser().parse_args(["sensitive"])
+    assert stopped.value.code == 2
+    assert "sensitive" not in qat.build_parser().format_help()

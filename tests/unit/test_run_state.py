@@ -1,0 +1,165 @@
+"""The state of a quantize run: written whole, read back equal, cleaned of what a kill left, found again."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.quantize import run_state
+from models.quantize.errors import CheckpointError, InputError
+from models.quantize.options import QuantizeOptions
+from models.quantize.run_state import Best, RunState
+
+
+@pytest.fixture
+def state() -> RunState:
+    options = QuantizeOptions(weights="weights/toy.pt").to_dict()
+    return RunState(options, {"finetune": {"lr": {0: 1e-6}}, "float": []}, "00ff")
+
+
+def write(path: Path, age: float = 0.0) -> Path:
+    path.write_bytes(b"x")
+    seconds = path.stat().st_mtime - age
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def test_a_state_comes_back_equal(tmp_path, state):
+    weights = run_state.weights_folder(tmp_path)
+    state.rows["PTQ"] = {"ap": 0.5}
+    state.history.append({"epoch": 0, "ap": 0.5, "loss": 0.1})
+    state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(0.5, 0, "a.pt")
+    state.trainer = {"optimizer": {"state": {0: {"exp_avg": torch.arange(3.0)}}}}
+    state.save(tmp_path)
+    write(weights / "a.pt")
+    loaded = RunState.load(tmp_path)
+    assert torch.equal(loaded.trainer["optimizer"]["state"][0]["exp_avg"], torch.arange(3.0))
+    loaded.trainer = state.trainer
+    assert loaded == state
+
+
+def test_a_state_needs_a_run(tmp_path):
+    with pytest.raises(InputError, match="no run to resume"):
+        RunState.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", None])
+def test_a_damaged_state_is_named(tmp_path, state, content):
+    state.save(tmp_path)
+    path = run_state.weights_folder(tmp_path) / run_state.STATE_FILE
+    path.write_bytes(path.read_bytes()[:200] if content is None else content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        RunState.load(tmp_path)
+
+
+def test_a_foreign_file_is_no_state(tmp_path):
+    weights = run_state.weights_folder(tmp_path)
+    weights.mkdir()
+    torch.save({"model": 1}, weights / run_state.STATE_FILE)
+    with pytest.raises(CheckpointError, match="no state"):
+        RunState.load(tmp_path)
+
+
+def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):
+    state.files, state.checkpoint = ["ptq_toy.pt"], "ptq_toy.pt"
+    state.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"ptq_toy\.pt is gone"):
+        RunState.load(tmp_path)
+
+
+def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state):
+    weights = run_state.weights_folder(tmp_path)
+    weights.mkdir()
+    older = write(weights / "qat_ep_7_ap_0.9000_toy.pt", age=3600)
+    ours = write(weights / "ptq_ap_0.5000_toy.pt")
+    state.files, state.checkpoint = [ours.name], ours.name
+    state.save(tmp_path)
+    left = [write(weights / "qat_ep_0_ap_0.5000_toy.pt", age=-5), write(weights / ".last-abc.pt", age=-5)]
+    other = write(weights / "qat_ep_0_ap_0.5000_other.pt", age=-5)
+    ours.touch()
+    RunState.load(tmp_path)
+    assert older.exists()
+    assert ours.exists()
+    assert other.exists()
+    assert not any(path.exists() for path in left)
+
+
+def test_a_full_disk_leaves_the_old_state(tmp_path, state, monkeypatch):
+    state.save(tmp_path)
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    state.finished = True
+    with pytest.raises(OSError, match="No space"):
+        state.save(tmp_path)
+    assert not RunState.load(tmp_path).finished
+    assert [path.name for path in run_state.weights_folder(tmp_path).iterdir()] == [run_state.STATE_FILE]
+
+
+def test_the_best_is_replaced_only_by_a_better_one(state):
+    assert state.offer(Best(None, None, "ptq"))  # PTQ was not evaluated
+    assert state.offer(Best(0.3, 0, "first"))
+    assert not state.offer(Best(0.3, 1, "equal"))
+    assert not state.offer(Best(0.2, 2, "worse"))
+    assert state.offer(Best(0.4, 3, "better"))
+    assert state.best == Best(0.4, 3, "better")
+
+
+def test_file_names_carry_the_score():
+    assert run_state.ptq_name("yolov9-c", 0.52968) == "ptq_ap_0.5297_yolov9-c.pt"
+    assert run_state.ptq_name("yolov9-c", None) == "ptq_yolov9-c.pt"
+    assert run_state.epoch_name("yolov9-c", 3, 0.5) == "qat_ep_3_ap_0.5000_yolov9-c.pt"
+    assert run_state.best_name("yolov9-c") == "qat_best_yolov9-c.pt"
+
+
+def test_runs_are_found_by_folder_file_or_time(tmp_path, state):
+    for name, age in (("exp", 50), ("exp2", 5), ("exp3", 500)):
+        state.save(tmp_path / name)
+        path = tmp_path / name / "weights" / run_state.STATE_FILE
+        seconds = path.stat().st_mtime - age
+        os.utime(path, (seconds, seconds))
+    assert run_state.find_run("", tmp_path) == tmp_path / "exp2"
+    for where in (tmp_path / "exp", tmp_path / "exp/weights", tmp_path / "exp/weights/last.pt"):
+        assert run_state.find_run(where, "elsewhere") == tmp_path / "exp"
+    with pytest.raises(InputError, match="no run in"):
+        run_state.find_run("", tmp_path / "nothing")
+    with pytest.raises(InputError, match="no quantize run there"):
+        run_state.find_run(tmp_path, tmp_path)
+
+
+def test_summaries_say_what_comes_next(state):
+    texts = [state.summary()]
+    state.rows["float"] = {}
+    texts.append(state.summary())
+    state.checkpoint = "ptq"
+    texts.append(state.summary())
+    state.history.append({})
+    texts.append(state.summary())
+    state.finished = True
+    texts.append(state.summary())
+    assert len(set(texts)) == 5
+
+
+def test_file_hash_is_sha256(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"abc" * 1_000_000)
+    assert run_state.file_hash(path) == hashlib.sha256(b"abc" * 1_000_000).hexdigest()
+
+
+def test_copies_are_whole(tmp_path):
+    source = tmp_path / "a.pt"
+    source.write_bytes(b"new")
+    target = tmp_path / "b.pt"
+    target.write_bytes(b"old")
+    run_state.copy_file(source, target)
+    assert target.read_bytes() == b"new"
+    with pytest.raises(FileNotFoundError):
+        run_state.copy_file(tmp_path / "gone.pt", target)
+    assert target.read_bytes() == b"new"
