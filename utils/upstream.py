@@ -132,8 +132,9 @@ def fuse(model: nn.Module) -> nn.Module:
     Unlike upstream's `fuse`, no bound method is stored on an instance, so that the network can be copied.
     """
     ensure()
-    from models.common import Conv, RepConvN
     from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    from models.common import Conv, RepConvN
 
     for module in model.modules():
         if isinstance(module, RepConvN) and not hasattr(module, "conv"):
@@ -151,11 +152,8 @@ def call_fused(model: nn.Module) -> nn.Module:
     from models.common import Conv, RepConvN
 
     for module in model.modules():
-        fused = (
-            isinstance(module, Conv)
-            and not hasattr(module, "bn")
-            or isinstance(module, RepConvN)
-            and hasattr(module, "conv")
+        fused = (isinstance(module, Conv) and not hasattr(module, "bn")) or (
+            isinstance(module, RepConvN) and hasattr(module, "conv")
         )
         if fused:
             module.forward = module.forward_fuse
@@ -249,11 +247,12 @@ def allowed_globals() -> list[tuple[Any, str]]:
     ensure()
     import pathlib
 
+    import numpy as np
+    from torch import nn
+
     import models.common
     import models.experimental
     import models.yolo
-    import numpy as np
-    from torch import nn
 
     found: dict[str, Any] = {}
     for module in (models.common, models.experimental, models.yolo):

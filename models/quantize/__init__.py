@@ -1,0 +1,49 @@
+"""INT8 quantization of YOLOv9: placing quantizers, calibrating, training, saving. Pure torch, no foreign file formats.
+
+A map of this package, in the order of the work:
+
+    rules.py         THE table: upstream module class → what is quantized, what shares a scale, why
+    recipe.py        what the user decides: calibration, training, what stays in float
+    placement.py     plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
+    modules.py       the quantized stand-ins that apply() puts in
+    backend.py       the only importer of the quantizer library
+    calibration.py   statistics once, then max | percentile | mse | entropy from the same pass
+    finetune.py      QAT: the float network supervises the quantized one
+    session.py       one run of `qat.py quantize`: float → PTQ → QAT → best, resumable
+    checkpoint.py    recipe + state on disk; loading never runs code from the file
+    ranges.py        amax of every scale, for reports
+    errors.py        typed errors that say the fix
+
+    >>> from models.quantize import Recipe, apply, calibrate, plan
+    >>> from utils import upstream
+    >>> model = upstream.fuse(upstream.load_float("yolov9-c-converted.pt").model)
+    >>> apply(model, plan(model, Recipe()))
+    >>> calibrate(model, batches, Recipe().calibration)
+
+Names are imported when they are used, so that `errors` and `recipe` cost no import of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Recipe": "recipe",
+    "plan": "placement",
+    "apply": "placement",
+    "describe": "placement",
+    "quantizers_off": "placement",
+    "calibrate": "calibration",
+    "tensor_ranges": "ranges",
+    "QuantizedCheckpoint": "checkpoint",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

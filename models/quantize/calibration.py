@@ -1,0 +1,221 @@
+"""Find amax of activations: statistics are gathered once, then any method is computed from them.
+
+The float network runs over some batches; for each scale, a histogram of magnitudes and the exact maximum are kept on
+the device. All searches work on all scales at once.
+
+Methods (Wu et al., "Integer Quantization for Deep Learning Inference", 2020, section 3):
+max: the largest magnitude; percentile: the magnitude below which p percent of the values lie; mse: the smallest mean
+squared error of rounding and clipping; entropy: the smallest Kullback-Leibler divergence (Migacz, "8-bit Inference with
+TensorRT", GTC 2017).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from models.quantize import backend
+from models.quantize.errors import QatError
+from models.quantize.placement import quantizers_off
+from models.quantize.recipe import Calibration
+
+logger = logging.getLogger(__name__)
+
+BINS = 4096
+CANDIDATES = 200  # amax values tried by mse and entropy, from 1/32 of the maximum to all of it
+SMALLEST_FRACTION = 1 / 32
+LEVELS = backend.LEVELS
+
+
+@dataclass
+class Histogram:
+    """Magnitudes of one scale's tensors.
+
+    Attributes:
+        counts: float64 `[BINS]` over 0..top.
+        top: upper edge of the last bin; it doubles when a larger value comes, and pairs of bins merge.
+        largest: the exact maximum.
+    """
+
+    counts: Tensor
+    top: float
+    largest: float
+
+    @classmethod
+    def of(cls, x: Tensor) -> Histogram:
+        """Start with a first tensor."""
+        magnitude = x.detach().float().abs()
+        largest = float(magnitude.max())
+        histogram = cls(torch.zeros(BINS, dtype=torch.float64, device=x.device), largest or 1.0, 0.0)
+        histogram.add(magnitude, largest)
+        return histogram
+
+    def add(self, magnitude: Tensor, largest: float | None = None) -> None:
+        """Count another tensor of magnitudes."""
+        largest = float(magnitude.max()) if largest is None else largest
+        while largest > self.top:
+            self.counts = torch.cat((self.counts.reshape(-1, 2).sum(1), self.counts.new_zeros(BINS // 2)))
+            self.top *= 2
+        self.counts += torch.histc(magnitude, BINS, 0, self.top)
+        self.largest = max(self.largest, largest)
+
+
+@dataclass
+class Statistics:
+    """Histograms by name of the activation quantizer."""
+
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    def amax(self, method: str, percentile: float = 99.99) -> dict[str, Tensor]:
+        """Amax (scalar, float32) of every scale.
+
+        Args:
+            method: max, percentile, mse or entropy.
+            percentile: of the magnitudes, 50..100.
+        """
+        names = list(self.histograms)
+        counts = torch.stack([self.histograms[name].counts for name in names])  # [N, BINS]
+        top = counts.new_tensor([self.histograms[name].top for name in names])
+        largest = counts.new_tensor([self.histograms[name].largest for name in names])
+        if method == "max":
+            found = largest
+        elif method == "percentile":
+            found = _percentile(counts, top, percentile)
+        elif method == "mse":
+            found = _mse(counts, top, largest)
+        elif method == "entropy":
+            found = _entropy(counts, top, largest)
+        else:
+            raise ValueError(f"no calibration method {method!r}")
+        found = torch.minimum(found, largest).float()
+        return {name: found[index] for index, name in enumerate(names)}
+
+
+def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
+    """Run the float network over at most `limit` batches and count magnitudes at every activation quantizer.
+
+    Args:
+        batches: float images `[B, 3, H, W]` in 0..1, on the model's device.
+    Raises:
+        QatError: no batch, or a tensor that holds NaN or infinity.
+    """
+    statistics = Statistics()
+    quantizers: Any = model.activation_quantizers
+    handles = [module.register_forward_pre_hook(_counter(statistics, name)) for name, module in quantizers.items()]
+    seen = 0
+    try:
+        with quantizers_off(model), torch.inference_mode():
+            for images in tqdm(
+                _first(batches, limit), total=limit, desc="calibration", unit="batch", disable=not progress
+            ):
+                model(images)
+                seen += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+    if seen == 0:
+        raise QatError("calibration got no pictures; the data set's train split is empty")
+    unseen = [name for name in quantizers if name not in statistics.histograms]
+    if unseen:
+        raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
+    return statistics
+
+
+def load(model: Any, amax: dict[str, Tensor]) -> None:
+    """Set the activation quantizers' amax."""
+    for name, value in amax.items():
+        backend.set_amax(model.activation_quantizers[name], value)
+
+
+def calibrate(
+    model: nn.Module, batches: Iterable[Tensor], settings: Calibration, *, progress: bool = True
+) -> Statistics:
+    """Gather statistics and set every activation scale by the method of `settings`; the statistics are returned."""
+    statistics = collect(model, batches, settings.batches, progress=progress)
+    load(model, statistics.amax(settings.method, settings.percentile))
+    return statistics
+
+
+def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:
+    for index, images in enumerate(batches):
+        if index == limit:
+            return
+        yield images
+
+
+def _counter(statistics: Statistics, name: str) -> Any:
+    def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        histogram = statistics.histograms.get(name)
+        if not bool(torch.isfinite(inputs[0]).all()):
+            raise QatError(f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights")
+        if histogram is None:
+            statistics.histograms[name] = Histogram.of(inputs[0])
+        else:
+            histogram.add(inputs[0].detach().float().abs())
+
+    return count
+
+
+def _percentile(counts: Tensor, top: Tensor, percentile: float) -> Tensor:
+    share = counts.cumsum(1) / counts.sum(1, keepdim=True)
+    index = (share < percentile / 100 - 1e-12).sum(1)  # first bin that reaches the share
+    return (index + 1) * top / BINS
+
+
+def _candidates(largest: Tensor) -> Tensor:
+    """`[N, CANDIDATES]` values of amax."""
+    return largest[:, None] * torch.linspace(
+        SMALLEST_FRACTION, 1, CANDIDATES, dtype=largest.dtype, device=largest.device
+    )
+
+
+def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
+    centers = (torch.arange(BINS, device=counts.device, dtype=counts.dtype) + 0.5) * (top / BINS)[:, None]
+    candidates = _candidates(largest.clamp(min=1e-30))
+    errors = []
+    for amax in candidates.unbind(1):
+        scale = (amax / LEVELS)[:, None]
+        rounded = (centers / scale).round().clamp(max=LEVELS) * scale
+        errors.append(((rounded - centers).square() * counts).sum(1))
+    best = torch.stack(errors, 1).argmin(1, keepdim=True)
+    return candidates.gather(1, best).squeeze(1)
+
+
+def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
+    """Smallest divergence between the clipped distribution P and its version Q with 128 levels.
+
+    P keeps the bins below the candidate and piles the rest on its last bin; Q spreads each level's mass evenly over
+    the level's non-empty bins. The first bin, full of exact zeros after a clipping activation, counts as its neighbour.
+    """
+    counts = counts.clone()
+    counts[:, 0] = counts[:, 1]
+    number = len(counts)
+    ends = (torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, device=counts.device) * BINS).long()
+    used = (largest / top * BINS).ceil().long().clamp(1, BINS)  # bins that can hold values
+    divergences = counts.new_full((number, CANDIDATES), float("inf"))
+    for place, end in enumerate(ends.tolist()):
+        kept = counts[:, :end]
+        reference = kept.clone()
+        reference[:, -1] += counts[:, end:].sum(1)
+        level = (torch.arange(end, device=counts.device) * (LEVELS + 1) // end).expand(number, -1)
+        filled = (kept > 0).to(counts.dtype)
+        mass = counts.new_zeros(number, LEVELS + 1).scatter_add_(1, level, kept)
+        bins = counts.new_zeros(number, LEVELS + 1).scatter_add_(1, level, filled)
+        spread = (mass / bins.clamp(min=1)).gather(1, level) * filled
+        divergences[:, place] = _divergence(reference, spread)
+    divergences[ends[None, :] > used[:, None] + BINS // CANDIDATES] = float("inf")  # beyond the maximum
+    best = CANDIDATES - 1 - divergences.flip(1).argmin(1)  # the largest of equals
+    return (ends[best] + 0.5) * top / BINS
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of rows of counts; infinite where q has nothing and p has something."""
+    p, q = p / p.sum(1, keepdim=True).clamp(min=1e-30), q / q.sum(1, keepdim=True).clamp(min=1e-30)
+    terms = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - q.clamp(min=1e-300).log()), torch.zeros_like(p))
+    return terms.sum(1).masked_fill(((p > 0) & (q <= 0)).any(1), float("inf"))

@@ -1,0 +1,420 @@
+"""Where quantizers go: `plan(model, recipe)` decides, `apply(model, plan)` replaces modules, `describe(plan)` explains.
+
+The network is read once with symbols instead of tensors, along the statements of `rules.py`, into a list of operations
+in order. A convolution in INT8 asks for its input; going backwards, operations pass that on (rules.py says how), and
+tensors that an operation only moves are joined into one scale by union-find.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from models.quantize import backend, modules, rules
+from models.quantize.errors import QatError, RecipeError
+from models.quantize.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+IMAGE = "images"
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the network, by the place that computes it."""
+
+    name: str  # 'model.4.cv1', or 'model.4.z' for a variable of a flow
+    owner: str  # path of the module that computes it; '' for the picture
+    variable: str = ""  # the flow's variable, '' for a module's result
+    opaque: bool = False  # computed by a module that no rule describes
+
+
+@dataclass(eq=False)
+class Operation:
+    """What turns tensors into tensors."""
+
+    kind: rules.Kind
+    path: str  # path of the module, or of the flow that the statement stands in
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+@dataclass
+class Graph:
+    """The network as operations in the order of computation."""
+
+    operations: list[Operation] = field(default_factory=list)
+    flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
+    unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor that the plan quantizes."""
+
+    name: str
+    owner: str
+    variable: str
+    scale: str  # name of the scale it shares
+    redundant: bool  # a rearrangement of tensors that have this scale already
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tensors and weights are quantized, and which share a scale.
+
+    Attributes:
+        tensors: quantized tensors, in order of computation.
+        convolutions: path of each nn.Conv2d → 'int8', or the reason why it stays in float.
+        picture_readers: convolutions that read the picture, which no module computes.
+        fallback: convolutions inside modules without a rule, each with an input scale of its own.
+        flows: modules that run as flows → their statements.
+        unknown: modules without a rule → their class.
+    """
+
+    tensors: tuple[QuantizedTensor, ...]
+    convolutions: dict[str, str]
+    picture_readers: tuple[str, ...]
+    fallback: tuple[str, ...]
+    flows: dict[str, rules.Flow]
+    unknown: dict[str, str]
+
+    @property
+    def scales(self) -> dict[str, tuple[str, ...]]:
+        """Each activation scale → the tensors that share it."""
+        shared: dict[str, list[str]] = defaultdict(list)
+        for tensor in self.tensors:
+            shared[tensor.scale].append(tensor.name)
+        return {name: tuple(tensors) for name, tensors in shared.items()}
+
+    @property
+    def float_convolutions(self) -> dict[str, str]:
+        """Convolutions that stay in float → why."""
+        return {path: why for path, why in self.convolutions.items() if why != "int8"}
+
+
+def plan(model: nn.Module, recipe: Recipe) -> Plan:
+    """Decide the placement for a fused float network of upstream's.
+
+    Raises:
+        RecipeError: a pattern of the recipe's `float` matches no convolution.
+        QatError: the network is not fused.
+    """
+    graph = read(model)
+    convolutions = _choose_convolutions(model, graph, recipe)
+    readers: dict[Value, list[str]] = defaultdict(list)
+    for operation in graph.operations:
+        for value in operation.inputs:
+            readers[value].append(operation.path)
+    wanted = _wanted(graph, convolutions, readers)
+    scale_of = _shared_scales(graph, wanted)
+    tensors = []
+    for operation in graph.operations:
+        for value in operation.outputs:
+            if value in wanted and not value.opaque:
+                redundant = operation.kind == "move" and all(_has_site(source) for source in operation.inputs)
+                tensors.append(
+                    QuantizedTensor(
+                        value.name, value.owner, value.variable, scale_of[value].name, redundant, tuple(readers[value])
+                    )
+                )
+    sources = {value: operation for operation in graph.operations for value in operation.inputs if not _has_site(value)}
+    lacking = {
+        operation.path: value
+        for operation in graph.operations
+        for value in operation.inputs
+        if value in sources and operation.kind == "conv" and convolutions[operation.path] == "int8"
+    }
+    picture = next((value for value in lacking.values() if value.name == IMAGE), None)
+    if picture is not None:
+        readers_of_picture = tuple(path for path, value in lacking.items() if value is picture)
+        tensors.insert(0, QuantizedTensor(IMAGE, "", "", scale_of[picture].name, False, readers_of_picture))
+    inside = _inside_unknown(model, graph, recipe)
+    return Plan(
+        tensors=tuple(tensors),
+        convolutions={_weight_path(model, path): state for path, state in convolutions.items()} | inside,
+        picture_readers=tuple(_weight_path(model, path) for path, value in lacking.items() if value is picture),
+        fallback=tuple(
+            [path for path, state in inside.items() if state == "int8"]
+            + [_weight_path(model, path) for path, value in lacking.items() if value is not picture]
+        ),
+        flows=graph.flows,
+        unknown=graph.unknown,
+    )
+
+
+def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
+    """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1.
+
+    Raises:
+        DependencyError: the quantizer library is not installed.
+    """
+    scales = nn.ModuleDict({_key(name): backend.create(library=library) for name in plan.scales})
+    for path, module in list(model.named_modules()):
+        if _is_unit(module):
+            _replace(model, path, modules.ConvUnit.take_over(module))
+    for path, statements in plan.flows.items():
+        _replace(model, path, modules.FlowModule.take_over(model.get_submodule(path), statements))
+    for path, state in plan.convolutions.items():
+        conv = model.get_submodule(path)
+        weight = None
+        if state == "int8":
+            weight = backend.create(conv.out_channels, library)
+            backend.set_amax(weight, conv.weight.detach().abs().amax((1, 2, 3), keepdim=True))
+        _replace(model, path, modules.QuantConv2d.take_over(conv, weight))
+    for tensor in plan.tensors:
+        site = modules.Site(scales[_key(tensor.scale)], tensor.redundant)
+        if tensor.owner:
+            _place(model, tensor, site)
+    for path in plan.picture_readers:
+        model.get_submodule(path).input_site = modules.Site(scales[_key(IMAGE)])
+    for path in plan.fallback:
+        name = _key(f"{path}.input")
+        scales[name] = backend.create(library=library)
+        model.get_submodule(path).input_site = modules.Site(scales[name])
+    model.activation_quantizers = scales
+    model.quantization_plan = plan
+    for path, name in plan.unknown.items():
+        logger.warning("%s is a %s, which has no row in rules.py: only its convolutions are quantized", path, name)
+
+
+@contextmanager
+def quantizers_off(model: nn.Module, prefixes: Iterable[str] | None = None) -> Iterator[None]:
+    """Switch all quantizers off, or those whose name starts with one of `prefixes`; the network then computes in float."""
+    chosen = tuple(prefixes) if prefixes is not None else ("",)
+    switched = [module for name, module in backend.quantizers(model) if name.startswith(chosen)]
+    for module in switched:
+        backend.enable(module, False)
+    try:
+        yield
+    finally:
+        for module in switched:
+            backend.enable(module)
+
+
+def describe(plan: Plan) -> str:
+    """A text that says what is quantized, what shares a scale, and what stays in float and why."""
+    total, as_float = len(plan.convolutions), plan.float_convolutions
+    scales = plan.scales
+    lines = [
+        f"{total - len(as_float)} of {total} convolutions in INT8; {len(plan.tensors)} tensors with {len(scales)} scales",
+        *(f"  float: {path}: {why}" for path, why in as_float.items()),
+        *(
+            f"  no rule: {path} ({name}): its convolutions have input scales of their own"
+            for path, name in plan.unknown.items()
+        ),
+        *(f"  one scale: {', '.join(tensors)}" for tensors in scales.values() if len(tensors) > 1),
+    ]
+    return "\n".join(lines)
+
+
+def read(model: Any) -> Graph:
+    """Read a fused network of upstream's (or any module whose `model` is a list of layers with `f` and `i`) with symbols."""
+    graph = Graph()
+    reader = _Reader(graph)
+    results: list[Any] = []
+    value: Any = Value(IMAGE, "")
+    for index, layer in enumerate(model.model):
+        sources = layer.f
+        if sources != -1:
+            pick = [
+                value if source == -1 else results[source]
+                for source in ([sources] if isinstance(sources, int) else sources)
+            ]
+            value = pick[0] if isinstance(sources, int) else pick
+        value = reader.module(layer, f"model.{index}", value)
+        results.append(value)
+    return graph
+
+
+class _Reader:
+    """Interprets modules with symbols and appends their operations to a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def module(self, module: nn.Module, path: str, x: Any) -> Any:
+        rule = rules.find(module)
+        if rule is None:
+            self.graph.unknown[path] = type(module).__name__
+            return self._operation("float", path, _flat(x), Value(path, path, opaque=True))
+        if rule.kind == "flow" or rule.kind == "head":
+            return self._flow(module, path, x, rule)
+        if rule.kind == "conv" and hasattr(module, "bn"):
+            raise QatError(f"{path} still has its batch norm; fuse the network before planning")
+        return self._operation(rule.kind, path, _flat(x), Value(path, path))
+
+    def _flow(self, module: nn.Module, path: str, x: Any, rule: rules.Rule) -> Any:
+        statements = rule.statements(module)
+        steps = modules.parse(statements)
+        if any(step.is_operation for step in steps):
+            self.graph.flows[path] = statements
+        values: dict[str, Any] = {"x": x}
+        for step in steps:
+            arguments = step.arguments(values, module)
+            if step.is_operation:
+                result = self._statement(step, path, module, arguments)
+            else:
+                result = self.module(module.get_submodule(step.call), f"{path}.{step.call}", arguments[0])
+            if len(step.targets) == 1:
+                result = [result]
+            values.update(zip(step.targets, result, strict=True))
+        return values.get("out")
+
+    def _statement(self, step: modules.Step, path: str, module: nn.Module, arguments: list[Any]) -> Any:
+        kind = rules.OPS[step.call]
+        inputs = [item for item in arguments if isinstance(item, Value)]
+        if step.call == "resize_like":
+            inputs = inputs[:1]  # the second only gives the size
+        names = list(step.targets)
+        listed = step.call == "split" and len(names) == 1  # one variable holds a list of tensors
+        if listed:
+            names = [f"{names[0]}[{index}]" for index in range(len(arguments[1]))]
+        outputs = [Value(f"{path}.{name}", path, name) for name in names]
+        self.graph.operations.append(Operation(kind, path, inputs, outputs))
+        return outputs if listed or len(outputs) > 1 else outputs[0]
+
+    def _operation(self, kind: rules.Kind, path: str, inputs: list[Value], output: Value) -> Value:
+        self.graph.operations.append(Operation(kind, path, inputs, [output]))
+        return output
+
+
+def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
+    """Path of each convolution of the graph → 'int8' or why it stays in float."""
+    head = f"model.{len(model.model) - 1}."
+    states: dict[str, str] = {}
+    matched: set[str] = set()
+    for operation in graph.operations:
+        if operation.kind != "conv":
+            continue
+        path = operation.path
+        pattern = next((pattern for pattern in recipe.float if _matches(path, pattern)), None)
+        if pattern is not None:
+            states[path] = f"the recipe's float pattern {pattern}"
+        elif path.startswith(head) and recipe.head == "float":
+            states[path] = "the recipe's head: float"
+        elif (
+            path.startswith(head)
+            and recipe.head == "last-conv-float"
+            and isinstance(model.get_submodule(path), nn.Conv2d)
+        ):
+            states[path] = "the recipe's head: last-conv-float"
+        else:
+            states[path] = "int8"
+        matched.update(item for item in recipe.float if _matches(path, item))
+    unknown = [path for path in graph.unknown]
+    missing = [
+        item
+        for item in recipe.float
+        if item not in matched and not any(_matches(path, item) or item.startswith(path) for path in unknown)
+    ]
+    if missing:
+        raise RecipeError(
+            f"the recipe's float pattern {missing[0]!r} matches no convolution; paths look like {next(iter(states), 'model.0')}"
+        )
+    return states
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """`model.4` names everything inside it; with wildcards, `*` also crosses dots."""
+    return path == pattern or path.startswith(f"{pattern}.") or fnmatch.fnmatchcase(path, pattern)
+
+
+def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]]) -> set[Value]:
+    """The tensors that someone reads as INT8, found from the last operation to the first."""
+    wanted: set[Value] = set()
+    straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
+    for operation in reversed(graph.operations):
+        if operation.kind == "conv" and convolutions[operation.path] == "int8":
+            wanted.update(operation.inputs)
+        if not any(value in wanted for value in operation.outputs):
+            continue
+        if operation.kind in ("move", "average"):
+            wanted.update(operation.inputs, operation.outputs)
+        elif operation.kind == "add":
+            inside = [value for value in operation.inputs if value in straight and len(readers[value]) == 1]
+            wanted.update(value for value in operation.inputs if value not in inside[-1:])
+    return wanted
+
+
+def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
+    """Each wanted tensor → the first tensor of those that it shares its scale with."""
+    parent = {value: value for value in wanted}
+    order = {value: place for place, value in enumerate(_in_order(graph))}
+
+    def find(value: Value) -> Value:
+        while parent[value] is not value:
+            parent[value] = parent[parent[value]]
+            value = parent[value]
+        return value
+
+    for operation in graph.operations:
+        if operation.kind != "move" or not any(value in wanted for value in operation.outputs):
+            continue
+        joined = [find(value) for value in (*operation.inputs, *operation.outputs)]
+        first = min(joined, key=order.__getitem__)
+        for root in joined:
+            parent[root] = first
+    return {value: find(value) for value in wanted}
+
+
+def _in_order(graph: Graph) -> Iterator[Value]:
+    for operation in graph.operations:
+        yield from operation.inputs
+        yield from operation.outputs
+
+
+def _flat(x: Any) -> list[Value]:
+    return [x] if isinstance(x, Value) else [value for item in x for value in _flat(item)]
+
+
+def _has_site(value: Value) -> bool:
+    return bool(value.owner) and not value.opaque
+
+
+def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str, str]:
+    states = {}
+    for path in graph.unknown:
+        for name, module in model.get_submodule(path).named_modules(prefix=path):
+            if isinstance(module, nn.Conv2d):
+                pattern = next((pattern for pattern in recipe.float if _matches(name, pattern)), None)
+                states[name] = "int8" if pattern is None else f"the recipe's float pattern {pattern}"
+    return states
+
+
+def _weight_path(model: nn.Module, path: str) -> str:
+    return path if isinstance(model.get_submodule(path), nn.Conv2d) else f"{path}.conv"
+
+
+def _place(model: nn.Module, tensor: QuantizedTensor, site: modules.Site) -> None:
+    owner = model.get_submodule(tensor.owner)
+    if tensor.variable:
+        owner.sites[tensor.variable] = site
+        return
+    if not isinstance(owner, (modules.QuantConv2d, modules.ConvUnit, modules.MoveUnit)):
+        owner = modules.MoveUnit(owner)
+        _replace(model, tensor.owner, owner)
+    owner.output_site = site
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Whether a module is upstream's fused convolution with activation."""
+    rule = rules.find(module)
+    return rule is not None and rule.kind == "conv" and not isinstance(module, nn.Conv2d)
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    model.get_submodule(parent)._modules[name] = module
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")  # nn.ModuleDict takes no dots

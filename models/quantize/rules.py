@@ -1,0 +1,182 @@
+"""THE table: upstream module class → how its tensors flow, and so what is quantized and what shares a scale.
+
+A row says how a class computes its output, in statements that read like its forward pass:
+
+    Rule("RepNCSPELAN4", flow=("y = cv1(x)", "a, b = chunk(y, 2)", ..., "out = cv4(z)"), why="...")
+
+`x` is the module's input (a list when the layer reads several), `out` its result. A name that is one of `OPS` is an
+operation on tensors; every other name is a submodule (`cv1`, `cv2[0]`, `self[0]`). The same statements are read twice:
+`placement.py` interprets them with symbols and derives the placement, `modules.FlowModule` runs them on tensors.
+
+What follows from the kind of an operation, and needs no further row
+("Explicit Quantization", TensorRT developer guide):
+
+* `conv`     its input is INT8 (per tensor), its weight is INT8 (per output channel); its output is not quantized for its
+             own sake, so that the activation behind it fuses.
+* `move`     Concat, Split, MaxPool, nearest Resize only move values: when the result is read as INT8, inputs and
+             outputs are INT8 with ONE scale, and the operation runs in INT8 or vanishes.
+* `average`  has no weights: with an INT8 result it needs an INT8 input, each with a scale of its own.
+* `add`      the residual input is INT8, so that Conv + activation + Add fuse; the branch that comes straight from a
+             convolution, and is read by nothing else, stays in the accumulator.
+* `float`    computed in float; nothing is asked of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Kind = Literal["conv", "move", "average", "add", "float"]
+Flow = tuple[str, ...]
+
+# operation in a flow → what it means for quantization (its computation: modules.OPERATIONS)
+OPS: dict[str, Kind] = {
+    "chunk": "move",
+    "split": "move",
+    "concat": "move",
+    "identity": "move",
+    "max_pool": "move",
+    "resize_like": "move",
+    "avg_pool": "average",
+    "add": "add",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one upstream class is handled.
+
+    Attributes:
+        name: class name in upstream's models.common or models.yolo, or in torch.nn.
+        kind: `conv`, `move`, `float` for a leaf; `flow` for a class described by statements; `head` for a class whose
+            convolutions are described by statements while upstream's own forward (decoding) keeps running.
+        flow: statements, or a function of the module that gives them where its shape depends on the instance.
+        why: one sentence.
+    """
+
+    name: str
+    kind: Literal["conv", "move", "float", "flow", "head"]
+    why: str
+    flow: Flow | Callable[[Any], Flow] = ()
+
+    def statements(self, module: nn.Module) -> Flow:
+        """The statements that hold for this instance."""
+        return self.flow(module) if callable(self.flow) else self.flow
+
+
+def _sequence(module: Sequence[Any]) -> Flow:
+    names = ["x", *(f"y{index}" for index in range(len(module) - 1)), "out"]
+    return tuple(f"{names[i + 1]} = self[{i}]({names[i]})" for i in range(len(module))) or ("out = identity(x)",)
+
+
+def _bottleneck(module: Any) -> Flow:
+    if module.add:
+        return ("y = cv1(x)", "z = cv2(y)", "out = add(x, z)")
+    return ("y = cv1(x)", "out = cv2(y)")
+
+
+def _detect(module: Any) -> Flow:
+    levels = range(module.nl)
+    return tuple(f"box{i} = cv2[{i}](x[{i}])" for i in levels) + tuple(f"cls{i} = cv3[{i}](x[{i}])" for i in levels)
+
+
+_CSP = ("a = cv1(x)", "b = m(a)", "c = cv2(x)", "z = concat(b, c)", "out = cv3(z)")
+
+RULES: tuple[Rule, ...] = (
+    # --- leaves ------------------------------------------------------------------------------------------------------
+    Rule("Conv", "conv", "convolution, folded batch norm and activation: one fused INT8 kernel"),
+    Rule("DWConv", "conv", "a depthwise Conv"),
+    Rule("RepConvN", "conv", "its branches are folded into one convolution before placement"),
+    Rule("Conv2d", "conv", "a convolution without activation, as at the end of the head"),
+    Rule("MaxPool2d", "move", "the maximum commutes with rounding: INT8 in, INT8 out, same scale"),
+    Rule("Upsample", "move", "nearest neighbour repeats values"),
+    Rule("Identity", "move", "nothing happens to the values"),
+    Rule("DFL", "float", "softmax over 16 bins and a fixed sum: part of the decoding, which needs its precision"),
+    # --- containers --------------------------------------------------------------------------------------------------
+    Rule("Sequential", "flow", "one after another", _sequence),
+    Rule("Concat", "flow", "all inputs and the result share one scale", ("out = concat(*x, dim=self.d)",)),
+    Rule("Silence", "flow", "passes its input on", ("out = identity(x)",)),
+    # --- blocks ------------------------------------------------------------------------------------------------------
+    Rule("RepNBottleneck", "flow", "the shortcut is the residual input of an Add", _bottleneck),
+    Rule("Bottleneck", "flow", "as RepNBottleneck", _bottleneck),
+    Rule("RepNCSP", "flow", "two branches meet in a Concat, so their ends share a scale", _CSP),
+    Rule(
+        "RepNCSPELAN4",
+        "flow",
+        "the split, the two inner branches and the Concat share one scale: nothing is requantized inside the block",
+        (
+            "y = cv1(x)",
+            "a, b = chunk(y, 2)",
+            "c = cv2(b)",
+            "d = cv3(c)",
+            "z = concat(a, b, c, d)",
+            "out = cv4(z)",
+        ),
+    ),
+    Rule(
+        "ELAN1",
+        "flow",
+        "as RepNCSPELAN4, with plain convolutions inside",
+        (
+            "y = cv1(x)",
+            "a, b = chunk(y, 2)",
+            "c = cv2(b)",
+            "d = cv3(c)",
+            "z = concat(a, b, c, d)",
+            "out = cv4(z)",
+        ),
+    ),
+    Rule("SP", "flow", "a MaxPool in a module of its own", ("out = m(x)",)),
+    Rule(
+        "SPPELAN",
+        "flow",
+        "three MaxPools in a row and their Concat share the scale of cv1's result",
+        ("a = cv1(x)", "b = cv2(a)", "c = cv3(b)", "d = cv4(c)", "z = concat(a, b, c, d)", "out = cv5(z)"),
+    ),
+    Rule(
+        "SPPF",
+        "flow",
+        "as SPPELAN, with one MaxPool used three times",
+        ("a = cv1(x)", "b = m(a)", "c = m(b)", "d = m(c)", "z = concat(a, b, c, d)", "out = cv2(z)"),
+    ),
+    Rule(
+        "AConv",
+        "flow",
+        "the average pool stands between two quantized tensors and runs in INT8",
+        ("p = avg_pool(x, 2, 1, 0, False, True)", "out = cv1(p)"),
+    ),
+    Rule(
+        "ADown",
+        "flow",
+        "as AConv; the split and the MaxPool behind the average pool share its result's scale",
+        (
+            "p = avg_pool(x, 2, 1, 0, False, True)",
+            "a, b = chunk(p, 2)",
+            "u = cv1(a)",
+            "v = max_pool(b, 3, 2, 1)",
+            "w = cv2(v)",
+            "out = concat(u, w)",
+        ),
+    ),
+    # --- heads -------------------------------------------------------------------------------------------------------
+    Rule(
+        "DDetect",
+        "head",
+        "its convolutions are quantized as the recipe's `head` says; the decoding stays float",
+        _detect,
+    ),
+    Rule("Detect", "head", "as DDetect", _detect),
+)
+
+_BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def find(module: nn.Module) -> Rule | None:
+    """The row for a module, by its exact class: a subclass of a user's may compute something else."""
+    cls = type(module)
+    upstream = cls.__module__.removeprefix("yolov9.").startswith(("models.", "torch.nn."))
+    return _BY_NAME.get(cls.__name__) if upstream else None
