@@ -1,0 +1,54 @@
+"""Runners: one interface to PyTorch, ONNX Runtime and TensorRT; `open_runner` picks one by the file's name.
+
+This module imports none of them until a file is opened.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.quantize.errors import DependencyError, InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from utils.engine.runner import Runner
+
+ENGINE_SUFFIXES = (".engine", ".plan")
+
+
+def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
+    """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
+
+    Raises:
+        InputError: the file is missing, damaged, or of none of these kinds.
+        DependencyError: what runs it is not installed.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in (".onnx", ".pt", *ENGINE_SUFFIXES):
+        raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    if suffix == ".onnx":
+        from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
+
+        return OnnxRuntimeRunner(path, device)
+    if suffix == ".pt":
+        return _open_checkpoint(path, device)
+    if importlib.util.find_spec("tensorrt") is None:
+        raise DependencyError(f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt")
+    raise InputError(f"{path}: this version runs ONNX files; give the .onnx that the engine was built from")
+
+
+def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:
+    from models.quantize import checkpoint
+    from utils.engine.torch_runner import TorchRunner
+
+    if checkpoint.kind(path) == "quantized":
+        return TorchRunner(checkpoint.load(path).model, device)
+    from utils import upstream
+
+    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)

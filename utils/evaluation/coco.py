@@ -1,0 +1,120 @@
+"""COCO's side of evaluation: ids of pictures and categories, and pycocotools' own AP."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.quantize.errors import DataError
+from utils.evaluation.data_yaml import DataConfig
+
+logger = logging.getLogger(__name__)
+
+# COCO numbers its 80 categories up to 90; these numbers were never used.
+_UNUSED = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+COCO_CATEGORIES = [number for number in range(1, 91) if number not in _UNUSED]
+
+STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
+              "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
+
+
+class CocoGroundTruth:
+    """The ids that predictions are written with, and the annotations to compare them with, if there are any.
+
+    Attributes:
+        file: the annotations, or None: then a category is its class id, and a picture its number or name.
+        category_ids: category id of each class.
+    """
+
+    def __init__(self, data: DataConfig, split: str, *, single_cls: bool = False) -> None:
+        """Read the annotations of a split.
+
+        Raises:
+            DataError: the annotations cannot be read, or lack a category that the data set names.
+        """
+        self.file = data.annotations_of(split)
+        self._single_cls = single_cls
+        self._content = _read(self.file) if self.file else {}
+        self._ids = {Path(image["file_name"]).stem: image["id"] for image in self._content.get("images", ())}
+        self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data, single_cls)
+
+    def _categories(self, data: DataConfig, single_cls: bool) -> list[int]:
+        if not self.file or single_cls:
+            return list(range(data.nc))
+        by_name = {str(category["name"]): category["id"] for category in self._content["categories"]}
+        missing = [name for name in data.names.values() if name not in by_name]
+        if missing:
+            known = ", ".join(list(by_name)[:8])
+            raise DataError(f"{self.file} has no category {missing[0]!r}, which {data.file} names; it has {known}")
+        return [by_name[name] for name in data.names.values()]
+
+    def image_id(self, path: str) -> int | str:
+        """The id of a picture: the annotations', or else its name as upstream takes it: a number if it is one."""
+        stem = Path(path).stem
+        if self.file:
+            return self._ids[stem]
+        return int(stem) if stem.isnumeric() else stem
+
+    def check(self, paths: Sequence[str]) -> None:
+        """Say before the evaluation, and not after it, that a picture has no annotations.
+
+        Raises:
+            DataError: naming the first such picture.
+        """
+        missing = [path for path in paths if self.file and Path(path).stem not in self._ids]
+        if missing:
+            raise DataError(f"{missing[0]} is not among the pictures of {self.file} ({len(missing)} such pictures)")
+
+    def evaluate(self, results: list[dict[str, Any]], paths: Sequence[str]) -> dict[str, float] | None:
+        """pycocotools' 12 statistics on the pictures at `paths`; None, with a line in the log, when it cannot run."""
+        if not self.file:
+            logger.info("pycocotools: no annotations for this split, so only the predictions were written")
+            return None
+        if importlib.util.find_spec("pycocotools") is None:
+            logger.warning("pycocotools is not installed (pip install pycocotools); only the predictions were written")
+            return None
+        if not results:
+            return dict.fromkeys(STATISTICS, 0.0)
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            truth = COCO()
+            truth.dataset = self._content
+            truth.createIndex()
+            evaluator = COCOeval(truth, truth.loadRes(results), "bbox")
+            evaluator.params.imgIds = [self.image_id(path) for path in paths]
+            evaluator.params.useCats = int(not self._single_cls)
+            evaluator.evaluate()
+            evaluator.accumulate()
+            evaluator.summarize()
+        for line in printed.getvalue().splitlines():
+            if line.startswith(" Average"):
+                logger.info(line)
+        return {name: float(value) for name, value in zip(STATISTICS, evaluator.stats, strict=True)}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """COCO annotations, with what pycocotools relies on filled in."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for number, annotation in enumerate(content["annotations"], 1):
+            annotation["id"] = number  # pycocotools takes the id 0 for "no match"
+            annotation.setdefault("iscrowd", 0)
+            annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
+        content.setdefault("info", {})
+        content.setdefault("licenses", [])
+        if not all(content[key] for key in ("images", "categories")):
+            raise DataError(f"{file} lists no pictures or no categories")
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{file} is no COCO annotation file ({type(error).__name__}: {error})") from error
+    return content

@@ -1,0 +1,218 @@
+"""Pictures and labels of a data set, letterboxed, in batches, read ahead by worker processes.
+
+`load_data` reads a data.yaml, `make_loader` gives batches (pictures uint8 `[B, 3, H, W]` RGB, labels float32 `[n, 6]`
+of picture in batch, class and cxcywh as fractions of the input, paths, shapes) in the form that upstream's data sets
+give. Training pictures with augmentation come from upstream's own data set, everything else from the one here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
+
+from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.evaluation.pictures import Picture, find_pictures, label_file, read_pictures
+from utils.evaluation.preprocess import boxes_to_input, letterbox, rectangular_shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Batch", "DataConfig", "PictureDataset", "collate", "load_data", "make_loader"]
+
+Batch = tuple["Tensor", "Tensor", tuple[str, ...], tuple[Any, ...]]
+Item = tuple["Tensor | None", "Tensor", str, Any]
+
+
+class PictureDataset(Dataset[Item]):
+    """A split's pictures, letterboxed to a shape that is chosen for each of them beforehand.
+
+    Attributes:
+        pictures: those that can be read, sorted by path.
+        left_out: one line for each of the others.
+        shapes: input (height, width) for each picture.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        nc: int,
+        imgsz: int | tuple[int, int],
+        *,
+        stride: int = 32,
+        rect: bool = False,
+        pad: float = 0.5,
+        single_cls: bool = False,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
+
+        Raises:
+            DataError: no picture can be read, or a label is wrong.
+        """
+        files = find_pictures(paths)
+        if limit is not None and limit < len(files):
+            files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
+        self.pictures, self.left_out = read_pictures(files, nc, progress=progress)
+        self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
+        self.single_cls = single_cls
+        if rect:
+            self.shapes = rectangular_shapes([p.size for p in self.pictures], max(self.fit), stride, pad)
+        else:
+            self.shapes = [self.fit] * len(self.pictures)
+
+    @property
+    def labelled(self) -> int:
+        """Number of pictures that have a label file."""
+        return sum(picture.labelled for picture in self.pictures)
+
+    def example_label_file(self) -> str:
+        """Where the labels of the first picture are expected, for messages."""
+        return str(label_file(self.pictures[0].path))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Item:
+        """(uint8 `[3, H, W]` RGB, or None when it cannot be decoded; labels float32 `[n, 6]`; path; shapes)."""
+        picture = self.pictures[index]
+        image = _decode(picture.path)
+        if image is None:
+            return None, torch.zeros((0, 6)), picture.path, None
+        image, box = letterbox(image, self.fit, self.shapes[index])
+        labels = torch.zeros((len(picture.labels), 6))
+        if len(picture.labels):
+            labels[:, 1:] = torch.from_numpy(self._labels(picture, image.shape, box))
+        pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
+        return torch.from_numpy(pixels), labels, picture.path, box.shapes
+
+    def _labels(self, picture: Picture, shape: tuple[int, ...], box: Any) -> np.ndarray:
+        height, width = shape[:2]
+        xyxy = boxes_to_input(picture.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
+        classes = np.zeros_like(picture.labels[:, :1]) if self.single_cls else picture.labels[:, :1]
+        return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)
+
+
+def _decode(path: str) -> np.ndarray | None:
+    """The picture as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
+    import cv2
+
+    try:
+        data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path on every system
+        return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+    except (OSError, cv2.error):
+        return None
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
+    good = [item for item in items if item[0] is not None]
+    if not good:
+        return torch.zeros((0, 3, 0, 0), dtype=torch.uint8), torch.zeros((0, 6)), (), ()
+    images, labels, paths, shapes = zip(*good, strict=True)
+    for position, rows in enumerate(labels):
+        rows[:, 0] = position
+    return torch.stack(images), torch.cat(labels), tuple(paths), tuple(shapes)
+
+
+class ShapeBatches(Sampler[list[int]]):
+    """Batches of pictures that have the same input shape; in the order of the shapes' first pictures."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int) -> None:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for index, shape in enumerate(shapes):
+            groups.setdefault(shape, []).append(index)
+        self._batches = [
+            group[start : start + batch_size] for group in groups.values() for start in range(0, len(group), batch_size)
+        ]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def make_loader(
+    data: DataConfig,
+    split: str,
+    *,
+    imgsz: int | tuple[int, int],
+    batch_size: int,
+    stride: int = 32,
+    rect: bool = False,
+    pad: float = 0.5,
+    workers: int = 8,
+    single_cls: bool = False,
+    shuffle: bool = False,
+    seed: int = 0,
+    augment: bool = False,
+    hyp: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    progress: bool = False,
+) -> DataLoader[Any]:
+    """A loader over a split; the same arguments give the same batches.
+
+    Args:
+        imgsz: longer side, or (height, width), in pixels.
+        rect: give each picture the smallest input that holds it (multiples of `stride`, plus `pad` strides).
+        workers: at most so many processes read ahead; 0 reads in this one.
+        shuffle: random order, fixed by `seed`; not together with `rect`.
+        augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
+        limit: only so many pictures, evenly spread over the split.
+
+    Raises:
+        DataError: the split is not there, has no readable picture, or has a wrong label.
+        ValueError: `rect` with `shuffle`, or arguments that augmentation does not have.
+    """
+    if rect and shuffle:
+        raise ValueError("rect groups pictures by shape and cannot shuffle them")
+    paths = data.paths(split)
+    dataset: Dataset[Any]
+    if augment:
+        if rect or limit is not None or not isinstance(imgsz, int):
+            raise ValueError("augmented pictures are square and not limited in number")
+        from utils import upstream
+
+        dataset = upstream.make_dataset(
+            paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
+        )
+    else:
+        dataset = PictureDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
+                                 limit=limit, progress=progress)  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    batches: Sampler[list[int]]
+    if isinstance(dataset, PictureDataset) and not shuffle:
+        batches = ShapeBatches(dataset.shapes, batch_size)
+    else:
+        order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+        batches = BatchSampler(order, batch_size, drop_last=False)
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=min(workers, _cores(), len(batches)),
+        collate_fn=getattr(dataset, "collate_fn", collate),
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_start_worker,
+        generator=generator,
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_worker(_: int) -> None:
+    """One thread per worker, and seeds for what upstream's augmentation draws from."""
+    import cv2
+
+    cv2.setNumThreads(0)
+    seed = torch.initial_seed() % 2**32
+    np.random.seed(seed)
+    random.seed(seed)

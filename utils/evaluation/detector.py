@@ -1,0 +1,203 @@
+"""A runner with what stands before and after it: pictures in, boxes in the pictures' own pixels out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from models.quantize.errors import InputError
+from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.preprocess import boxes_to_picture
+from utils.task import DETECT
+
+if TYPE_CHECKING:
+    from utils.engine.runner import Runner, TensorSpec
+    from utils.evaluation.data_yaml import DataConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """The input that a network will be given: `imgsz` (height, width) in pixels, and the loader's batch size."""
+
+    imgsz: tuple[int, int]
+    batch_size: int
+
+    @classmethod
+    def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
+        """What fits both the network and the wishes.
+
+        A network of fixed size decides; of a variable one, `imgsz` decides, rounded up to the stride.
+
+        Raises:
+            InputError: the network takes no pictures, or has another fixed size than was asked for.
+        """
+        spec = image_input(runner)
+        batch, _, height, width = spec.shape
+        if batch is not None and batch != batch_size:
+            logger.info("the network has a fixed batch of %d, which is used instead of %d", batch, batch_size)
+        if height is None and width is None:
+            side = imgsz or max(runner.imgsz or (640,))
+            rounded = math.ceil(side / runner.stride) * runner.stride
+            if rounded != side:
+                logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
+            return cls((rounded, rounded), batch or batch_size)
+        fixed = (height or width or 0, width or height or 0)
+        if imgsz is not None and imgsz not in fixed:
+            raise InputError(f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size")
+        if rect:
+            raise InputError(f"rectangular inference needs a network of variable size; this one takes {spec}")
+        return cls(fixed, batch or batch_size)
+
+    def describe(self, rect: bool) -> str:
+        """Such as 'batch 32, 640x640'."""
+        size = f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
+        return f"batch {self.batch_size}, {size}"
+
+
+def image_input(runner: Runner) -> TensorSpec:
+    """The network's only input.
+
+    Raises:
+        InputError: it has several, or one that is no batch of colour pictures.
+    """
+    spec = runner.inputs[0]
+    if len(runner.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] not in (3, None):
+        found = ", ".join(map(str, runner.inputs))
+        raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
+    if spec.dtype not in ("float32", "float16", "uint8"):
+        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
+    return spec
+
+
+class Detector:
+    """Calls the runner on batches, in the runner's own batch size, and keeps the times."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        data: DataConfig,
+        *,
+        conf_thres: float = 0.25,
+        iou_thres: float = 0.45,
+        max_det: int = 300,
+        single_cls: bool = False,
+    ) -> None:
+        """See `nms.non_max_suppression` for the thresholds.
+
+        Raises:
+            InputError: the network and the data set have different numbers of classes, or the network is no detector.
+        """
+        self.device = runner.device
+        self._runner = runner
+        self._input = image_input(runner)
+        named = [spec.name for spec in runner.outputs if spec.name == DETECT.prediction]
+        self._output = (named or [runner.outputs[0].name])[0]
+        self._nc = None if single_cls else data.nc
+        self._data = data
+        self._thresholds = conf_thres, iou_thres
+        self._max_det = max_det
+        self._single_cls = single_cls
+        self._times: dict[str, list[float]] = defaultdict(list)
+        self._counts: list[int] = []
+        self._check_classes()
+
+    def __call__(self, images: Tensor, shapes: Sequence[Any]) -> list[Tensor]:
+        """Detect.
+
+        Args:
+            images: uint8 `[B, 3, H, W]` RGB, letterboxed.
+            shapes: where the originals lie in them, from the loader.
+
+        Returns:
+            For each picture float32 `[n, 6]` on the runner's device: xyxy in the original's pixels, score, class.
+        """
+        self._counts.append(len(images))
+        clock = self._now()
+        inputs = self._prepare(images)
+        clock = self._lap("preprocess", clock)
+        raw = self._infer(inputs)
+        clock = self._lap("inference", clock)
+        found = non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        counts = [len(one) for one in found]
+        rows = torch.cat(found)
+        owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(self.device)
+        rows[:, :4] = boxes_to_picture(rows[:, :4], owner, shapes)
+        if self._single_cls:
+            rows[:, 5] = 0
+        self._lap("nms", clock)
+        return list(rows.split(counts))
+
+    def milliseconds(self) -> dict[str, float]:
+        """Per picture, for each part. The first batch, which warms everything up, counts only if it is the only one."""
+        skip = 1 if len(self._counts) > 1 else 0
+        pictures = max(sum(self._counts[skip:]), 1)
+        return {part: 1000 * sum(times[skip:]) / pictures for part, times in self._times.items()}
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        images = images.to(self.device, non_blocking=True)
+        if self._input.dtype == "uint8":
+            return images
+        return images.to(getattr(torch, self._input.dtype)).div_(255)
+
+    def _infer(self, images: Tensor) -> Tensor:
+        """Run in the network's fixed batch, if it has one: the last part is filled up, and the filling is dropped."""
+        size = self._input.shape[0] or len(images)
+        parts = []
+        for part in images.split(size):
+            filler = part[-1:].expand(size - len(part), -1, -1, -1)
+            raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
+            parts.append(self._check_output(raw[self._output])[: len(part)])
+            if len(images) > size:
+                parts[-1] = parts[-1].clone()  # the next call may overwrite it
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _check_classes(self) -> None:
+        names = self._runner.names
+        spec = next(spec for spec in self._runner.outputs if spec.name == self._output)
+        rows = spec.shape[1] if len(spec.shape) == 3 else None
+        nc = rows - 4 if rows is not None else len(names) if names else None
+        if self._nc is None or nc is None:
+            return
+        if nc != self._nc:
+            raise InputError(
+                f"the network has {nc} classes{_few(names)}, and {self._data.file} has {self._nc}"
+                f"{_few(self._data.names)}; give the data set that it was trained on"
+            )
+        if names and list(names.values()) != list(self._data.names.values()):
+            ours, theirs = _few(names), _few(self._data.names)
+            logger.warning("the network's class names%s differ from those of %s%s", ours, self._data.file, theirs)
+
+    def _check_output(self, raw: Tensor) -> Tensor:
+        if raw.ndim != 3 or (self._nc is not None and raw.shape[1] != 4 + self._nc):
+            wanted = f"[batch, {'4 + classes' if self._nc is None else 4 + self._nc}, anchors]"
+            shape = list(raw.shape)
+            raise InputError(f"the network's output {self._output} is {shape}; expected {wanted} for {self._data.file}")
+        return raw
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _lap(self, part: str, since: float) -> float:
+        now = self._now()
+        self._times[part].append(now - since)
+        return now
+
+
+def _few(names: Any) -> str:
+    """The first class names, for messages."""
+    if not names:
+        return ""
+    first = [str(name) for name in list(names.values())[:3]]
+    return f" ({', '.join(first)}{', ...' if len(names) > 3 else ''})"

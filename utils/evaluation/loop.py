@@ -1,0 +1,286 @@
+"""The one evaluation loop: a runner and a data set → AP, precision, recall, times."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.quantize.errors import DataError, InputError
+from utils.evaluation.coco import CocoGroundTruth
+from utils.evaluation.dataset import DataConfig, PictureDataset, make_loader
+from utils.evaluation.detector import Detector, InputPlan
+from utils.evaluation.predictions import JsonWriter, TextWriter
+from utils.evaluation.preprocess import boxes_to_picture
+from utils.evaluation.scoring import ClassScores, match, score
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from utils.engine.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """How to evaluate.
+
+    Attributes:
+        imgsz: longer side of the input in pixels; None takes the network's own, or 640.
+        batch_size: pictures at a time, unless the network has a fixed batch.
+        conf_thres, iou_thres, max_det: see `nms.non_max_suppression`.
+        workers: processes that read pictures ahead.
+        rect: smallest input that holds a picture instead of a square; only for networks of variable size.
+        pad: border in rectangular inference, in strides; upstream's val.py has 0.5.
+        single_cls: all classes count as one.
+        split: `val`, `test` or `train`.
+        save_txt, save_conf, save_json: write detections, see `predictions.py`; save_json also runs pycocotools.
+        verbose: log a row for each class.
+        limit: only so many pictures, evenly spread.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    imgsz: int | None = None
+    batch_size: int = 32
+    conf_thres: float = 0.001
+    iou_thres: float = 0.7
+    max_det: int = 300
+    workers: int = 8
+    rect: bool = False
+    pad: float = 0.5
+    single_cls: bool = False
+    split: str = "val"
+    save_txt: bool = False
+    save_conf: bool = False
+    save_json: bool = False
+    verbose: bool = False
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("conf_thres", "iou_thres"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected 0 to 1")
+        for name, least in (("imgsz", 1), ("batch_size", 1), ("max_det", 1), ("workers", 0), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"--{name.replace('_', '-')} is {value}; expected {least} or more")
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """One class: its labels, and scores as fractions; `images` is the number of pictures evaluated."""
+
+    id: int
+    name: str
+    images: int
+    instances: int
+    precision: float
+    recall: float
+    ap50: float
+    ap: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What an evaluation found.
+
+    Attributes:
+        ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over IoU 0.50:0.95.
+        per_class: those classes.
+        images, instances: pictures evaluated and labels on them.
+        ms: milliseconds per picture for `preprocess`, `inference` and `nms`, without the first batch if there are more.
+        coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
+        seconds: wall time of all of it.
+        left_out: pictures that could not be read, one line each.
+        measured_on: what ran the network, where, at which input.
+    """
+
+    ap: float
+    ap50: float
+    precision: float
+    recall: float
+    per_class: tuple[ClassResult, ...]
+    images: int
+    instances: int
+    ms: dict[str, float]
+    coco: dict[str, float] | None
+    seconds: float
+    left_out: tuple[str, ...]
+    measured_on: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+
+def evaluate(
+    runner: Runner,
+    data: DataConfig,
+    config: EvalConfig,
+    *,
+    out_dir: Path | None = None,
+    progress: bool = True,
+    name: str = "model",
+) -> EvalResult:
+    """Evaluate a network on a split of a data set.
+
+    Args:
+        out_dir: where `save_txt` (`labels/`) and `save_json` (`{name}_predictions.json`) write.
+        progress: show a progress bar.
+        name: of the network, for file names.
+
+    Raises:
+        InputError: the network's inputs, outputs or classes do not fit the data set or `config`.
+        DataError: pictures, labels or annotations cannot be used.
+    """
+    start = time.perf_counter()
+    plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
+    detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.iou_thres,
+                        max_det=config.max_det, single_cls=config.single_cls)  # fmt: skip
+    loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, stride=runner.stride,
+                         rect=config.rect, pad=config.pad, workers=config.workers, single_cls=config.single_cls,
+                         limit=config.limit, progress=progress)  # fmt: skip
+    dataset: PictureDataset = loader.dataset
+    if not dataset.labelled and not config.save_json:
+        expected = dataset.example_label_file()
+        raise DataError(f"no picture of '{config.split}' has a label file; expected, for the first, {expected}")
+    truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls) if config.save_json else None
+    if truth:
+        truth.check([picture.path for picture in dataset.pictures])
+    outputs = _Outputs(config, truth, out_dir)
+    statistics = _run(loader, detector, outputs, progress)
+    scores = statistics.scores()
+    seen = set(statistics.paths)
+    undecodable = [f"{p.path}: cannot be decoded" for p in dataset.pictures if p.path not in seen]
+    for line in undecodable:
+        logger.warning("left out: %s", line)
+    coco = None
+    if outputs.json and truth:
+        outputs.json.save(outputs.folder / f"{name}_predictions.json")
+        coco = truth.evaluate(outputs.json.results, statistics.paths)
+    precision, recall, ap50, ap = scores.mean()
+    result = EvalResult(
+        ap=ap, ap50=ap50, precision=precision, recall=recall,
+        per_class=_per_class(scores, data, len(statistics.paths), config.single_cls),
+        images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
+        seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
+        measured_on=f"{runner.description}, {plan.describe(config.rect)}",
+    )  # fmt: skip
+    for line in table(result, per_class=config.verbose or 1 < len(result.per_class) < 50):
+        logger.info(line)
+    return result
+
+
+class _Outputs:
+    """The files that were asked for."""
+
+    def __init__(self, config: EvalConfig, truth: CocoGroundTruth | None, out_dir: Path | None) -> None:
+        if out_dir is None and (config.save_txt or config.save_json):
+            raise ValueError("save_txt and save_json need out_dir")
+        self.folder = out_dir or Path()
+        self.text = TextWriter(self.folder / "labels", config.save_conf) if config.save_txt else None
+        self.json = JsonWriter(truth.image_id, truth.category_ids) if truth else None
+
+    def add(self, paths: Sequence[str], found: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> None:
+        for writer in (self.text, self.json):
+            if writer:
+                for path, one, size in zip(paths, found, sizes, strict=True):
+                    writer.add(path, one, size)
+
+
+@dataclass
+class _Statistics:
+    """What is kept of each batch, on the runner's device until the end."""
+
+    correct: list[Tensor] = field(default_factory=list)
+    detections: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+
+    def scores(self) -> ClassScores:
+        if not self.paths:
+            raise DataError("no picture could be decoded")
+        correct, detections, labels = (
+            torch.cat(rows).cpu().numpy() for rows in (self.correct, self.detections, self.labels)
+        )
+        return score(correct, detections[:, 0], detections[:, 1], labels)
+
+
+def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> _Statistics:
+    from tqdm import tqdm
+
+    statistics = _Statistics()
+    dataset: PictureDataset = loader.dataset
+    bar = tqdm(total=len(dataset), desc="evaluating", unit="picture", disable=not progress)
+    with torch.inference_mode(), bar:
+        for images, targets, paths, shapes in loader:
+            if not paths:
+                continue
+            found = detector(images, shapes)
+            labels = labels_in_pictures(targets, images.shape, shapes, detector.device)
+            statistics.correct += match(found, labels)
+            statistics.detections += [one[:, 4:] for one in found]
+            statistics.labels += [one[:, 0] for one in labels]
+            statistics.paths += paths
+            if outputs.text or outputs.json:
+                outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
+            bar.update(len(paths))
+    return statistics
+
+
+def labels_in_pictures(
+    targets: Tensor, shape: Sequence[int], shapes: Sequence[Any], device: torch.device
+) -> list[Tensor]:
+    """A batch's labels for each picture: class, xyxy in the original's pixels, `[m, 5]` on `device`.
+
+    Args:
+        targets: `[n, 6]` as the loader gives them, in the order of the pictures.
+        shape: of the batch, `[B, 3, H, W]`.
+        shapes: where the originals lie.
+    """
+    scale = targets.new_tensor([shape[-1], shape[-2]])
+    middle, half = targets[:, 2:4] * scale, targets[:, 4:] * scale / 2
+    owner = targets[:, 0].long()
+    boxes = boxes_to_picture(torch.cat([middle - half, middle + half], 1), owner, shapes)
+    rows = torch.cat([targets[:, 1:2], boxes], 1).to(device)
+    return list(rows.split(owner.bincount(minlength=len(shapes)).tolist()))
+
+
+def _per_class(scores: ClassScores, data: DataConfig, images: int, single_cls: bool) -> tuple[ClassResult, ...]:
+    return tuple(
+        ClassResult(
+            id=int(scores.classes[i]), name="object" if single_cls else data.names[int(scores.classes[i])],
+            images=images, instances=int(scores.labels[i]), precision=float(scores.precision[i]),
+            recall=float(scores.recall[i]), ap50=float(scores.ap[i, 0]), ap=float(np.mean(scores.ap[i])),
+        )
+        for i in range(len(scores.classes))
+    )  # fmt: skip
+
+
+def table(result: EvalResult, *, per_class: bool) -> list[str]:
+    """The result as upstream's val.py prints it, and what it was measured on."""
+    columns = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+    lines = [f"{'Class':>22}" + "".join(f"{column:>11}" for column in columns)]
+    lines.append(_line("all", result))
+    if per_class:
+        lines += [_line(one.name, one) for one in result.per_class]
+    if result.left_out:
+        lines.append(f"{len(result.left_out)} pictures were left out because they cannot be read")
+    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
+    lines.append(f"Speed: {speeds} per picture; {result.measured_on}")
+    return lines
+
+
+def _line(name: str, row: EvalResult | ClassResult) -> str:
+    scores = "".join(f"{value:>11.3g}" for value in (row.precision, row.recall, row.ap50, row.ap))
+    return f"{name:>22}{row.images:>11}{row.instances:>11}{scores}"

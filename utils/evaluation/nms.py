@@ -1,0 +1,67 @@
+"""Non-maximum suppression on raw predictions, on the device that they are on.
+
+The semantics are those of upstream's `non_max_suppression`, without its time limit, which leaves the rest of a batch
+without detections when a machine is slow, and with a fixed order among equal scores, which INT8 networks give often.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_CANDIDATES = 30_000  # per picture, the best ones
+CLASS_OFFSET = 7680.0  # pixels: moves the boxes of different classes apart, so that one pass handles all classes
+
+
+def non_max_suppression(
+    prediction: Tensor,
+    conf_thres: float,
+    iou_thres: float,
+    *,
+    max_det: int = 300,
+    multi_label: bool = True,
+    agnostic: bool = False,
+) -> list[Tensor]:
+    """Detections of each picture, best first.
+
+    Args:
+        prediction: `[B, 4 + nc, anchors]`, float16 or float32: cx, cy, w, h in pixels, then the class scores in 0..1.
+        conf_thres: a score must be above it.
+        iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
+        max_det: at most so many detections per picture.
+        multi_label: a box counts once for each class whose score suffices, not only for its best class.
+        agnostic: boxes suppress each other across classes.
+
+    Returns:
+        B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class. Boxes that are not finite are left out.
+    """
+    candidate = prediction[:, 4:].amax(1) > conf_thres
+    return [
+        _suppress(_candidates(one[:, keep].T.float(), conf_thres, multi_label), iou_thres, max_det, agnostic)
+        for one, keep in zip(prediction, candidate, strict=True)
+    ]
+
+
+def _candidates(rows: Tensor, conf_thres: float, multi_label: bool) -> Tensor:
+    """`[anchors, 4 + nc]` cxcywh and scores → `[n, 6]` xyxy, score, class for scores above the threshold."""
+    import torch
+
+    middle, half, scores = rows[:, :2], rows[:, 2:4] / 2, rows[:, 4:]
+    boxes = torch.cat([middle - half, middle + half], 1)
+    if multi_label and scores.shape[1] > 1:
+        anchor, label = (scores > conf_thres).nonzero().unbind(1)
+        found = torch.cat([boxes[anchor], scores[anchor, label, None], label[:, None].float()], 1)
+    else:
+        score, label = scores.max(1, keepdim=True)
+        found = torch.cat([boxes, score, label.float()], 1)[score[:, 0] > conf_thres]
+    return found[found[:, :4].isfinite().all(1)]
+
+
+def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+    import torchvision
+
+    found = found[found[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
+    boxes = found[:, :4] if agnostic else found[:, :4] + found[:, 5:] * CLASS_OFFSET
+    return found[torchvision.ops.nms(boxes, found[:, 4], iou_thres)[:max_det]]

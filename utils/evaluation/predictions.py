@@ -1,0 +1,57 @@
+"""Writing detections to files, in upstream's formats: one text file per picture, and COCO's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.cli import atomic_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TextWriter:
+    """`folder/{picture's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the picture.
+
+    A picture without detections gets no file.
+    """
+
+    def __init__(self, folder: Path, with_scores: bool) -> None:
+        self._folder = folder
+        self._with_scores = with_scores
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
+        """Write one picture's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
+        height, width = size
+        lines = []
+        for x1, y1, x2, y2, score, label in found.tolist():
+            values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
+            lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
+        if lines:
+            (self._folder / f"{Path(path).stem}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+class JsonWriter:
+    """COCO's list of results: `image_id`, `category_id`, `bbox` (left, top, width, height in pixels), `score`."""
+
+    def __init__(self, image_id: Callable[[str], int | str], category_ids: list[int]) -> None:
+        self.results: list[dict[str, Any]] = []
+        self._image_id = image_id
+        self._category_ids = category_ids
+
+    def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
+        """Remember one picture's detections `[n, 6]`: xyxy in pixels, score, class."""
+        image_id = self._image_id(path)
+        for x1, y1, x2, y2, score, label in found.tolist():
+            bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+            category = self._category_ids[int(label)]
+            self.results.append({"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)})
+
+    def save(self, path: Path) -> None:
+        """Write all results; `path` appears only when it is complete."""
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(self.results), encoding="utf-8")

@@ -1,0 +1,122 @@
+"""Letterboxing: fitting a picture into the network's input, and boxes back into the picture.
+
+Sizes are rounded as upstream does it, so that the network sees the same pixels as in upstream's `val.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILL = (114, 114, 114)  # the grey that upstream trains with
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """How a picture was placed: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
+
+    Attributes:
+        original: (height, width) of the picture.
+        ratio: (height, width) of the resized picture over the original's.
+        pad: (left, top) pixels. Halves occur: the picture then lies half a pixel further left or up than this says.
+            Upstream computes with the halves, and so does this, because AP is to agree.
+    """
+
+    original: tuple[int, int]
+    ratio: tuple[float, float]
+    pad: tuple[float, float]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[tuple[float, float], tuple[float, float]]]:
+        """In the form that upstream's data sets give."""
+        return self.original, (self.ratio, self.pad)
+
+
+def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
+    """Resize to fit into `fit`, keeping the aspect ratio, and pad to `shape`.
+
+    Args:
+        image: uint8 `[H, W, 3]`.
+        fit: (height, width) that the resized picture must not exceed.
+        shape: (height, width) of the result, not smaller than the resized picture.
+
+    Returns:
+        The picture uint8 `[*shape, 3]`, centred on grey, and where it lies.
+    """
+    import cv2
+
+    height, width = image.shape[:2]
+    ratio = min(fit[0] / height, fit[1] / width)
+    new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)  # upstream truncates here
+    if ratio != 1:
+        method = cv2.INTER_LINEAR if ratio > 1 else cv2.INTER_AREA
+        image = cv2.resize(image, (new_width, new_height), interpolation=method)
+    pad_x, pad_y = (shape[1] - new_width) / 2, (shape[0] - new_height) / 2
+    top, bottom = round(pad_y - 0.1), round(pad_y + 0.1)
+    left, right = round(pad_x - 0.1), round(pad_x + 0.1)
+    image = cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL)
+    return image, Letterbox((height, width), (new_height / height, new_width / width), (pad_x, pad_y))
+
+
+def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
+    """cxcywh as fractions of the picture, `[n, 4]` → xyxy in pixels of the input."""
+    (height, width), ratio = box.original, box.ratio
+    scale = np.array([width * ratio[1], height * ratio[0]], dtype=np.float32)
+    pad = np.array(box.pad, dtype=np.float32)
+    middle, half = boxes[:, :2] * scale + pad, boxes[:, 2:] * scale / 2
+    return np.concatenate([middle - half, middle + half], axis=1)
+
+
+def boxes_to_picture(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tensor:
+    """xyxy in pixels of the input → pixels of the original pictures, clipped to them.
+
+    Upstream divides both axes by the height's ratio; each axis has its own here, because truncating the resized
+    width to whole pixels stretches the picture a little. Overlaps, and with them AP, are the same either way; against
+    annotations in original pixels, as pycocotools uses, this is the exact one.
+
+    Args:
+        boxes: float `[n, 4]`, of several pictures.
+        owner: int64 `[n]`, the picture of each box.
+        shapes: for each picture, what `Letterbox.shapes` gives.
+    """
+    import torch
+
+    rows = [(*pad, ratio[1], ratio[0], width, height) for (height, width), (ratio, pad) in shapes]
+    offset, ratio, limit = boxes.new_tensor(rows)[owner].view(-1, 3, 2).repeat(1, 1, 2).unbind(1)
+    return ((boxes - offset) / ratio).clamp(min=torch.zeros_like(limit), max=limit)
+
+
+def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int, pad: float) -> list[tuple[int, int]]:
+    """Input shapes for rectangular inference, those that `val.py --batch-size 32` chooses.
+
+    Upstream sorts pictures by aspect ratio and gives each batch the smallest shape that holds its pictures, so that
+    its AP depends a little on the batch size. Here the groups are always of val.py's default size, 32, and the loader
+    makes batches of any size within equal shapes: AP does not depend on the batch size, and equals val.py's default.
+
+    Args:
+        sizes: (width, height) of each picture.
+        imgsz: the longer side, in pixels.
+        stride: shapes are multiples of it.
+        pad: extra border, in strides; val.py has 0.5.
+
+    Returns:
+        (height, width) for each picture.
+    """
+    group = 32
+    ratios = np.array([height / width for width, height in sizes])
+    order = ratios.argsort()  # the default sort, as upstream: it decides which of equal ratios share a group
+    shapes = [(0, 0)] * len(sizes)
+    for start in range(0, len(order), group):
+        members = order[start : start + group]
+        low, high = ratios[members].min(), ratios[members].max()
+        relative = np.array([high, 1.0] if high < 1 else [1.0, 1 / low] if low > 1 else [1.0, 1.0])
+        height, width = np.ceil(relative * imgsz / stride + pad).astype(int) * stride
+        for member in members:
+            shapes[member] = (int(height), int(width))
+    return shapes

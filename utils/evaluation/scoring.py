@@ -1,0 +1,143 @@
+"""From detections and labels to precision, recall and AP.
+
+Matching, interpolation and the operating point (the confidence with the best mean F1) are defined as upstream defines
+them, and the tests compare with upstream's functions and with pycocotools. This module is its own, and does not call
+upstream's `ap_per_class`, because equal scores, which INT8 networks give often, need a stable order for a reproducible
+AP, and because an engine can then be evaluated where upstream's plotting libraries are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
+_EPSILON = 1e-16
+
+
+def match(detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+    """Which detections are correct, at each IoU threshold, for a batch of pictures at once.
+
+    A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
+    label, with sufficient overlap, is correct, and all others are not.
+
+    Args:
+        detections: for each picture float `[n, 6]`: xyxy, score, class; best score first.
+        labels: for each picture float `[m, 5]`: class, xyxy, in the same pixels.
+
+    Returns:
+        For each picture bool `[n, 10]`.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    counts = [len(found) for found in detections]
+    found = pad_sequence(list(detections), batch_first=True, padding_value=-1.0)  # [B, N, 6]
+    truth = pad_sequence(list(labels), batch_first=True, padding_value=-2.0)  # [B, M, 5]; no class is -1 or -2
+    if not found.shape[1] or not truth.shape[1]:
+        return [one.new_zeros((len(one), len(IOU_THRESHOLDS)), dtype=torch.bool) for one in detections]
+    overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
+    overlap = overlap.where(truth[..., :1] == found[..., 5].unsqueeze(1), -1.0)
+    best, label = overlap.max(1)  # [B, N]
+    enough = best.unsqueeze(-1) >= best.new_tensor(IOU_THRESHOLDS)  # [B, N, 10]
+    label = label.unsqueeze(-1).expand_as(enough)
+    rank = torch.arange(found.shape[1], device=found.device).view(1, -1, 1)
+    first = rank.new_full((len(counts), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
+    first = first.scatter_reduce(1, label, rank.where(enough, found.shape[1]), "amin")  # [B, M, 10]
+    correct = enough & (first.gather(1, label) == rank)
+    return [one[:count] for one, count in zip(correct, counts, strict=True)]
+
+
+def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of xyxy boxes: `[..., M, 4]` and `[..., N, 4]` → `[..., M, N]`."""
+    import torch
+
+    low = torch.maximum(a[..., :, None, :2], b[..., None, :, :2])
+    high = torch.minimum(a[..., :, None, 2:], b[..., None, :, 2:])
+    shared = (high - low).clamp(min=0).prod(-1)
+    area_a, area_b = (a[..., 2:] - a[..., :2]).prod(-1), (b[..., 2:] - b[..., :2]).prod(-1)
+    return shared / (area_a[..., :, None] + area_b[..., None, :] - shared + 1e-7)
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Scores of the classes that have labels; all arrays have one entry per class.
+
+    Attributes:
+        classes: class ids.
+        labels: number of labels.
+        precision, recall: at the confidence where the mean F1 over classes is best.
+        ap: `[classes, 10]`, one column per IoU threshold.
+    """
+
+    classes: np.ndarray
+    labels: np.ndarray
+    precision: np.ndarray
+    recall: np.ndarray
+    ap: np.ndarray
+
+    def mean(self) -> tuple[float, float, float, float]:
+        """(precision, recall, AP50, AP), means over classes; zeros when there is no label."""
+        if not len(self.classes):
+            return 0.0, 0.0, 0.0, 0.0
+        parts = self.precision, self.recall, self.ap[:, 0], self.ap
+        precision, recall, ap50, ap = (float(part.mean()) for part in parts)
+        return precision, recall, ap50, ap
+
+
+def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, label_classes: np.ndarray) -> ClassScores:
+    """AP, precision and recall of each class that has labels.
+
+    Args:
+        correct: bool `[n, 10]`, from `match`.
+        confidence: `[n]`, in 0..1.
+        classes: `[n]`, of the detections.
+        label_classes: `[m]`, of the labels.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    correct, confidence, classes = correct[order], confidence[order], classes[order]
+    ids, counts = np.unique(label_classes, return_counts=True)
+    ap = np.zeros((len(ids), correct.shape[1]))
+    grid = np.linspace(0, 1, 1000)  # confidences at which precision and recall are read
+    precision, recall = np.zeros((2, len(ids), len(grid)))
+    for row, (label, count) in enumerate(zip(ids, counts, strict=True)):
+        mine = classes == label
+        if not mine.any():
+            continue
+        hits = correct[mine].cumsum(0)
+        recalls = hits / (count + _EPSILON)
+        precisions = hits / np.arange(1, len(hits) + 1)[:, None]
+        ap[row] = [average_precision(r, p) for r, p in zip(recalls.T, precisions.T, strict=True)]
+        recall[row] = np.interp(-grid, -confidence[mine], recalls[:, 0], left=0)
+        precision[row] = np.interp(-grid, -confidence[mine], precisions[:, 0], left=1)
+    if not correct.any():
+        return ClassScores(ids.astype(int), counts, np.zeros(len(ids)), np.zeros(len(ids)), ap)
+    best = _smooth((2 * precision * recall / (precision + recall + _EPSILON)).mean(0)).argmax()
+    return ClassScores(ids.astype(int), counts, precision[:, best], recall[:, best], ap)
+
+
+def average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
+    """Area under the precision envelope, read at 101 recalls and integrated by trapezoids, as upstream does.
+
+    Args:
+        recall, precision: `[n]`, after each detection, best score first.
+    """
+    recall = np.concatenate([[0.0], recall, [1.0]])
+    precision = np.concatenate([[1.0], precision, [0.0]])
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    values = np.interp(np.linspace(0, 1, 101), recall, envelope)
+    return float((values[0] / 2 + values[1:-1].sum() + values[-1] / 2) / 100)
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """Running mean over a tenth of the curve, whose ends are repeated, as upstream does before it takes the maximum."""
+    width = round(len(values) * 0.1 * 2) // 2 + 1
+    half = width // 2
+    padded = np.concatenate([np.full(half, values[0]), values, np.full(half, values[-1])])
+    return np.convolve(padded, np.ones(width) / width, mode="valid")

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Evaluate a TensorRT engine or an ONNX file on a data set.
+
+python val_trt.py --engine-file gelan-c.onnx --data coco.yaml
+python val_trt.py --engine-file gelan-c.onnx --data coco.yaml --task study --imgsz 320 480 640
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.quantize.errors import InputError
+from utils.cli import (
+    IMAGE_SIZE_FLAGS,
+    add_data,
+    add_device,
+    add_run_dir,
+    atomic_path,
+    make_run_dir,
+    run_program,
+    select_device,
+)
+
+if TYPE_CHECKING:
+    from utils.engine.runner import Runner
+    from utils.evaluation.data_yaml import DataConfig
+    from utils.evaluation.loop import EvalConfig, EvalResult
+    from utils.reports.schema import Report, Row
+
+logger = logging.getLogger(__name__)
+
+STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
+SPEED_CONFIDENCE, SPEED_OVERLAP = 0.25, 0.45
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Evaluate a TensorRT engine or an ONNX file on a data set.")
+    parser.add_argument("--engine-file", required=True, metavar="FILE", help="an .onnx, .engine or .plan file")
+    add_data(parser)
+    parser.add_argument(
+        *IMAGE_SIZE_FLAGS, type=int, nargs="+", metavar="N",
+        help="longer side of the input in pixels (default: the file's own); several for --task study",
+    )  # fmt: skip
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N",
+                        help="pictures at a time (default: 32); a file with a fixed batch decides by itself")  # fmt: skip
+    parser.add_argument("--conf-thres", type=float, default=0.001, metavar="P", help="least score (default: 0.001)")
+    parser.add_argument("--iou-thres", type=float, default=0.7, metavar="P", help="NMS overlap (default: 0.7)")
+    parser.add_argument("--max-det", type=int, default=300, metavar="N", help="detections per picture (default: 300)")
+    parser.add_argument(
+        "--task", default="val", choices=("val", "test", "train", "speed", "study"),
+        help="a split to evaluate; speed: times at everyday thresholds; study: AP and times over image sizes",
+    )  # fmt: skip
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="processes that read pictures (default: 8)")
+    parser.add_argument("--rect", action="store_true", help="smallest input that holds a picture (variable size only)")
+    parser.add_argument("--single-cls", action="store_true", help="all classes count as one")
+    parser.add_argument("--verbose", action="store_true", help="a row for each class, however many there are")
+    parser.add_argument("--save-txt", action="store_true", help="write detections to labels/*.txt")
+    parser.add_argument("--save-conf", action="store_true", help="with scores in those files")
+    parser.add_argument("--save-json", action="store_true", help="write COCO JSON, and run pycocotools if it can")
+    parser.add_argument("--limit", type=int, metavar="N", help="only N pictures, evenly spread over the split")
+    add_device(parser)
+    add_run_dir(parser, "runs/val_trt")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Evaluate as `args` say, and write `report.json`."""
+    sizes = args.imgsz or [None]
+    if len(sizes) > 1 and args.task != "study":
+        raise InputError(f"--imgsz takes one size, and several only with --task study; found {sizes}")
+    from utils.engine import open_runner
+    from utils.evaluation.data_yaml import load_data
+    from utils.reports.schema import Report
+
+    data = load_data(args.data)
+    with open_runner(args.engine_file, select_device(args.device)) as runner:
+        configs = make_configs(args, runner)
+        folder = make_run_dir(args.project, args.name, args.exist_ok)
+        report = Report(command=shlex.join(sys.argv), title="Evaluation", data=str(args.data))
+        results = [evaluate_once(args, runner, data, config, folder, report) for config in configs]
+    if args.task == "study":
+        write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
+    logger.info("results: %s", folder)
+    return 0
+
+
+def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
+    """What to evaluate: one configuration, or one for each size of a study.
+
+    Raises:
+        InputError: a study of a file whose size is fixed.
+    """
+    from dataclasses import replace
+
+    from utils.evaluation.detector import image_input
+    from utils.evaluation.loop import EvalConfig
+
+    config = EvalConfig(
+        imgsz=args.imgsz[0] if args.imgsz else None,
+        batch_size=args.batch_size,
+        conf_thres=args.conf_thres,
+        iou_thres=args.iou_thres,
+        max_det=args.max_det,
+        workers=args.workers,
+        rect=args.rect,
+        single_cls=args.single_cls,
+        split=args.task if args.task in ("test", "train") else "val",
+        save_txt=args.save_txt,
+        save_conf=args.save_conf,
+        save_json=args.save_json,
+        verbose=args.verbose,
+        limit=args.limit,
+    )
+    if args.task == "speed":
+        return [replace(config, conf_thres=SPEED_CONFIDENCE, iou_thres=SPEED_OVERLAP, rect=False,
+                        save_json=False, save_txt=False)]  # fmt: skip
+    if args.task == "study":
+        spec = image_input(runner)
+        if None not in spec.shape[2:]:
+            raise InputError(
+                f"--task study needs a variable image size, and {args.engine_file} takes {spec}; export it with --dynamic"
+            )
+        return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in args.imgsz or STUDY_SIZES]
+    if config.conf_thres > 0.001:
+        logger.warning("AP is only comparable at --conf-thres 0.001; this is %g", config.conf_thres)
+    return [config]
+
+
+def evaluate_once(
+    args: argparse.Namespace, runner: Runner, data: DataConfig, config: EvalConfig, folder: Path, report: Report
+) -> EvalResult:
+    """Run the loop once, and add its row to the report, which is written at once."""
+    from utils.evaluation.loop import evaluate
+
+    result = evaluate(runner, data, config, out_dir=folder, name=Path(args.engine_file).stem)
+    report.add(make_row(args, runner, result))
+    report.notes += [f"left out: {line}" for line in result.left_out]
+    if result.coco:
+        report.notes.append(f"pycocotools: AP {result.coco['ap']:.4f}, AP50 {result.coco['ap50']:.4f}")
+    report.save(folder / "report.json")
+    return result
+
+
+def make_row(args: argparse.Namespace, runner: Runner, result: EvalResult) -> Row:
+    """The result as a row of a report."""
+    from utils.engine.runner import device_name
+    from utils.reports.schema import Row, versions
+
+    file = Path(args.engine_file)
+    return Row(
+        stage={".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower(), "TensorRT"),
+        file=args.engine_file,
+        ap=result.ap,
+        ap50=result.ap50,
+        precision=result.precision,
+        recall=result.recall,
+        seconds=result.seconds,
+        device=device_name(runner.device),
+        versions=versions(),
+        size_bytes=file.stat().st_size,
+        ms_per_image=result.ms["inference"],
+        measured_on=result.measured_on,
+    )
+
+
+def write_study(file: Path, results: list[EvalResult]) -> None:
+    """One line for each size, with upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), three times in ms."""
+    rows = [
+        (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
+        for r in results
+    ]
+    with atomic_path(file) as temporary:
+        temporary.write_text("".join(" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows))
+    logger.info("study: %s", file)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(make_parser(), main))
