@@ -28,13 +28,15 @@ IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """`--data FILE`: a data set's YAML in upstream's form."""
-    parser.add_argument("--data", default=None if required else "data/coco.yaml", required=required,
-                        metavar="FILE", help="data set's YAML (default: data/coco.yaml)" if not required else "data set's YAML")  # fmt: skip
+    default = None if required else "data/coco.yaml"
+    text = "data set's YAML" + ("" if required else f" (default: {default})")
+    parser.add_argument("--data", default=default, required=required, metavar="FILE", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """`--device`: as upstream takes it."""
-    parser.add_argument("--device", default="", metavar="D", help="'cpu', or a CUDA device such as 0 (default: 0 if there is one)")  # fmt: skip
+    text = "'cpu', or a CUDA device such as 0 (default: 0 if there is one)"
+    parser.add_argument("--device", default="", metavar="D", help=text)
 
 
 def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp") -> None:
@@ -88,7 +90,7 @@ def select_device(text: str) -> torch.device:
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
     if int(name) >= torch.cuda.device_count():
         raise InputError(
-            f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; use --device cpu"
+            f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
         )
     return torch.device("cuda", int(name))
 
@@ -157,5 +159,6 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, QatError):
         return text
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"no space left on the disk{f' while writing {error.filename}' if error.filename else ''}; earlier files are intact"
+        where = f" while writing {error.filename}" if error.filename else ""
+        return f"no space left on the disk{where}; earlier files are intact"
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

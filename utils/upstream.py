@@ -81,7 +81,7 @@ def load_float(path: str | Path) -> FloatCheckpoint:
         raise CheckpointError(
             f"{path} is a quantized checkpoint; this command takes the float weights it was made from"
         )
-    model = content.get("ema") or content.get("model")
+    model: Any = content.get("ema") or content.get("model")
     if not hasattr(model, "model") or not hasattr(model, "yaml"):
         raise CheckpointError(
             f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {', '.join(map(str, content))})"

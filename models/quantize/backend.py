@@ -119,10 +119,11 @@ def _pytorch_quantization() -> Callable[[int | None], nn.Module]:
             from pytorch_quantization.tensor_quant import QuantDescriptor
     except ImportError as error:
         raise DependencyError(
-            f"--quantizer pytorch-quantization cannot be imported ({error}); pip install pytorch-quantization==2.1.3, or use modelopt"
+            f"--quantizer pytorch-quantization cannot be imported ({error}); "
+            "pip install pytorch-quantization==2.1.3, or use modelopt"
         ) from error
 
-    class FusedTensorQuantizer(TensorQuantizer):  # type: ignore[misc]
+    class FusedTensorQuantizer(TensorQuantizer):
         """TensorQuantizer with torch's fused operator instead of the library's CUDA extension."""
 
         def _quant_forward(self, inputs: Tensor) -> Tensor:

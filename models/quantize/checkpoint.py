@@ -86,7 +86,8 @@ def load(path: str | Path) -> QuantizedCheckpoint:
     content = _read(Path(path))
     if content is None:
         raise CheckpointError(
-            f"{path} is a float checkpoint; this command takes a quantized one (python qat.py quantize --weights {path})"
+            f"{path} is a float checkpoint; this command takes a quantized one: "
+            f"python qat.py quantize --weights {path} makes it"
         )
     try:
         recipe = Recipe.from_dict(content["recipe"])

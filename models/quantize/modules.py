@@ -243,7 +243,7 @@ def _evaluate(node: ast.expr, values: dict[str, Any], module: Any) -> Any:
     return ast.literal_eval(node)
 
 
-def _take_over(cls: type[Any], original: nn.Module) -> Any:
+def _take_over(cls: Any, original: nn.Module) -> Any:
     stand_in = cls.__new__(cls)
     stand_in.__dict__.update(original.__dict__)
     stand_in._modules = dict(original._modules)

@@ -188,7 +188,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
 
 @contextmanager
 def quantizers_off(model: nn.Module, prefixes: Iterable[str] | None = None) -> Iterator[None]:
-    """Switch all quantizers off, or those whose name starts with one of `prefixes`; the network then computes in float."""
+    """Switch all quantizers off, or those whose name starts with one of `prefixes`; what is off computes in float."""
     chosen = tuple(prefixes) if prefixes is not None else ("",)
     switched = [module for name, module in backend.quantizers(model) if name.startswith(chosen)]
     for module in switched:
@@ -205,7 +205,7 @@ def describe(plan: Plan) -> str:
     total, as_float = len(plan.convolutions), plan.float_convolutions
     scales = plan.scales
     lines = [
-        f"{total - len(as_float)} of {total} convolutions in INT8; {len(plan.tensors)} tensors with {len(scales)} scales",
+        f"{total - len(as_float)} of {total} convolutions in INT8; {len(plan.tensors)} tensors, {len(scales)} scales",
         *(f"  float: {path}: {why}" for path, why in as_float.items()),
         *(
             f"  no rule: {path} ({name}): its convolutions have input scales of their own"
@@ -217,7 +217,7 @@ def describe(plan: Plan) -> str:
 
 
 def read(model: Any) -> Graph:
-    """Read a fused network of upstream's (or any module whose `model` is a list of layers with `f` and `i`) with symbols."""
+    """Read a fused network of upstream's (a module whose `model` is a list of layers with `f`) with symbols."""
     graph = Graph()
     reader = _Reader(graph)
     results: list[Any] = []
@@ -310,7 +310,7 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
         else:
             states[path] = "int8"
         matched.update(item for item in recipe.float if _matches(path, item))
-    unknown = [path for path in graph.unknown]
+    unknown = list(graph.unknown)
     missing = [
         item
         for item in recipe.float
@@ -318,7 +318,8 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
     ]
     if missing:
         raise RecipeError(
-            f"the recipe's float pattern {missing[0]!r} matches no convolution; paths look like {next(iter(states), 'model.0')}"
+            f"the recipe's float pattern {missing[0]!r} matches no convolution; "
+            f"paths look like {next(iter(states), 'model.0')}"
         )
     return states
 

@@ -133,7 +133,7 @@ class Recipe:
         return {**asdict(self), "float": list(self.float)}
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with fields replaced; keys of sections are given as `calibration_method=...`, `finetune_epochs=...`."""
+        """A copy with fields replaced; those of sections as `calibration_method=...`, `finetune_epochs=...`."""
         direct = {key: value for key, value in changes.items() if key in {entry.name for entry in fields(self)}}
         for section in ("calibration", "finetune"):
             prefix = f"{section}_"

@@ -11,8 +11,8 @@ operation on tensors; every other name is a submodule (`cv1`, `cv2[0]`, `self[0]
 What follows from the kind of an operation, and needs no further row
 ("Explicit Quantization", TensorRT developer guide):
 
-* `conv`     its input is INT8 (per tensor), its weight is INT8 (per output channel); its output is not quantized for its
-             own sake, so that the activation behind it fuses.
+* `conv`     its input is INT8 (per tensor), its weight is INT8 (per output channel); its output is not quantized for
+             its own sake, so that the activation behind it fuses.
 * `move`     Concat, Split, MaxPool, nearest Resize only move values: when the result is read as INT8, inputs and
              outputs are INT8 with ONE scale, and the operation runs in INT8 or vanishes.
 * `average`  has no weights: with an INT8 result it needs an INT8 input, each with a scale of its own.
