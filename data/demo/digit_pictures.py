@@ -32,73 +32,21 @@ DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a82
 # neither a digit nor a background that was trained on.
 PHOTOGRAPHS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "train": (
-        (
-            "sklearn",
-            "datasets/images/china.jpg",
-            "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
-        ),
-        (
-            "skimage",
-            "data/astronaut.png",
-            "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
-        ),
-        (
-            "skimage",
-            "data/coffee.png",
-            "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
-        ),
-        (
-            "skimage",
-            "data/camera.png",
-            "b0793d2adda0fa6ae899c03989482bff9a42d3d5690fc7e3648f2795d730c23a",
-        ),
-        (
-            "skimage",
-            "data/grass.png",
-            "b6b6022426b38936c43a4ac09635cd78af074e90f42ffa8227ac8b7452d39f89",
-        ),
-        (
-            "skimage",
-            "data/moon.png",
-            "78739619d11f7eb9c165bb5d2efd4772cee557812ec847532dbb1d92ef71f577",
-        ),
-        (
-            "skimage",
-            "data/motorcycle_left.png",
-            "db18e9c4157617403c3537a6ba355dfeafe9a7eabb6b9b94cb33f6525dd49179",
-        ),
-        (
-            "skimage",
-            "data/hubble_deep_field.jpg",
-            "3a19c5dd8a927a9334bb1229a6d63711b1c0c767fb27e2286e7c84a3e2c2f5f4",
-        ),
+        ("sklearn", "datasets/images/china.jpg", "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29"),
+        ("skimage", "data/astronaut.png", "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5"),
+        ("skimage", "data/coffee.png", "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7"),
+        ("skimage", "data/camera.png", "b0793d2adda0fa6ae899c03989482bff9a42d3d5690fc7e3648f2795d730c23a"),
+        ("skimage", "data/grass.png", "b6b6022426b38936c43a4ac09635cd78af074e90f42ffa8227ac8b7452d39f89"),
+        ("skimage", "data/moon.png", "78739619d11f7eb9c165bb5d2efd4772cee557812ec847532dbb1d92ef71f577"),
+        ("skimage", "data/motorcycle_left.png", "db18e9c4157617403c3537a6ba355dfeafe9a7eabb6b9b94cb33f6525dd49179"),
+        ("skimage", "data/hubble_deep_field.jpg", "3a19c5dd8a927a9334bb1229a6d63711b1c0c767fb27e2286e7c84a3e2c2f5f4"),
     ),
     "val": (
-        (
-            "sklearn",
-            "datasets/images/flower.jpg",
-            "a77f6ec41e353afdf8bdff2ea981b2955535d8d83294f8cfa49cf4e423dd5638",
-        ),
-        (
-            "skimage",
-            "data/chelsea.png",
-            "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
-        ),
-        (
-            "skimage",
-            "data/rocket.jpg",
-            "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
-        ),
-        (
-            "skimage",
-            "data/brick.png",
-            "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
-        ),
-        (
-            "skimage",
-            "data/gravel.png",
-            "c48615b451bf1e606fbd72c0aa9f8cc0f068ab7111ef7d93bb9b0f2586440c12",
-        ),
+        ("sklearn", "datasets/images/flower.jpg", "a77f6ec41e353afdf8bdff2ea981b2955535d8d83294f8cfa49cf4e423dd5638"),
+        ("skimage", "data/chelsea.png", "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb"),
+        ("skimage", "data/rocket.jpg", "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c"),
+        ("skimage", "data/brick.png", "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf"),
+        ("skimage", "data/gravel.png", "c48615b451bf1e606fbd72c0aa9f8cc0f068ab7111ef7d93bb9b0f2586440c12"),
     ),
 }
 
@@ -130,9 +78,7 @@ def _package_file(package: str, name: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         project = {"sklearn": "scikit-learn", "skimage": "scikit-image"}[package]
-        raise DependencyError(
-            f"{project} is not installed; the demo set is drawn from it: pip install {project}"
-        )
+        raise DependencyError(f"{project} is not installed; the demo set is drawn from it: pip install {project}")
     return Path(next(iter(spec.submodule_search_locations))) / name
 
 
@@ -166,9 +112,7 @@ def read_scans() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     scans, labels = load_digits(return_X_y=True)
-    found = hashlib.sha256(
-        scans.astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()
-    ).hexdigest()
+    found = hashlib.sha256(scans.astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
     if found != DIGITS_SHA256:
         raise DependencyError(
             f"scikit-learn's digits are not the ones expected: SHA-256 {found[:12]}..., expected "
@@ -180,60 +124,33 @@ def read_scans() -> tuple[np.ndarray, np.ndarray]:
 def read_sources(split: str) -> Sources:
     """Read the digits and the photographs of one split, ``train`` or ``val``. Raises DependencyError."""
     scans, labels = read_scans()
-    part = (
-        slice(None, FIRST_VALIDATION_SAMPLE)
-        if split == "train"
-        else slice(FIRST_VALIDATION_SAMPLE, None)
-    )
-    return Sources(
-        scans[part],
-        labels[part],
-        tuple(read_photograph(*item) for item in PHOTOGRAPHS[split]),
-    )
+    part = slice(None, FIRST_VALIDATION_SAMPLE) if split == "train" else slice(FIRST_VALIDATION_SAMPLE, None)
+    return Sources(scans[part], labels[part], tuple(read_photograph(*item) for item in PHOTOGRAPHS[split]))
 
 
-def draw_background(
-    rng: np.random.Generator, photographs: tuple[np.ndarray, ...]
-) -> np.ndarray:
+def draw_background(rng: np.random.Generator, photographs: tuple[np.ndarray, ...]) -> np.ndarray:
     """Cut a square out of a photograph and bring it to float32 [320, 320, 3], with its contrast and light changed."""
     photo = photographs[rng.integers(len(photographs))]
     height, width = photo.shape[:2]
     side = int(rng.integers(200, min(height, width) + 1))
-    top, left = (
-        int(rng.integers(height - side + 1)),
-        int(rng.integers(width - side + 1)),
-    )
+    top, left = (int(rng.integers(height - side + 1)), int(rng.integers(width - side + 1)))
     crop = photo[top : top + side, left : left + side]
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
-    image = cv2.resize(
-        np.ascontiguousarray(crop),
-        (PICTURE_SIZE, PICTURE_SIZE),
-        interpolation=cv2.INTER_LINEAR,
-    )
+    image = cv2.resize(np.ascontiguousarray(crop), (PICTURE_SIZE, PICTURE_SIZE), interpolation=cv2.INTER_LINEAR)
     image = image.astype(np.float32)
     mean = image.mean(axis=(0, 1))
-    return np.clip(
-        (image - mean) * rng.uniform(0.4, 1.0) + mean + rng.uniform(-25, 25), 0, 255
-    )
+    return np.clip((image - mean) * rng.uniform(0.4, 1.0) + mean + rng.uniform(-25, 25), 0, 255)
 
 
-def _warp(
-    scan: np.ndarray, scale: float, turn: float, aspect: float, slant: float, side: int
-) -> np.ndarray:
+def _warp(scan: np.ndarray, scale: float, turn: float, aspect: float, slant: float, side: int) -> np.ndarray:
     """Scale, slant and turn a scan [8, 8] about its middle onto a canvas [side, side]; values stay in about 0..1."""
     cos, sin = np.cos(turn), np.sin(turn)
-    matrix = (
-        np.array([[cos, -sin], [sin, cos]])
-        @ np.array([[aspect, slant], [0.0, 1.0]])
-        * scale
-    )
+    matrix = np.array([[cos, -sin], [sin, cos]]) @ np.array([[aspect, slant], [0.0, 1.0]]) * scale
     padded = np.pad(scan, 2)
     middle_in, middle_out = (padded.shape[0] - 1) / 2, (side - 1) / 2
     shift = middle_out - matrix @ np.full(2, middle_in)
-    return cv2.warpAffine(
-        padded, np.column_stack([matrix, shift]), (side, side), flags=cv2.INTER_CUBIC
-    )
+    return cv2.warpAffine(padded, np.column_stack([matrix, shift]), (side, side), flags=cv2.INTER_CUBIC)
 
 
 def _extent(ink: np.ndarray) -> tuple[int, int, int, int]:
@@ -247,11 +164,7 @@ def draw_digit(rng: np.random.Generator, scan: np.ndarray, size: float) -> np.nd
 
     Returns its opacity, float32 [h, w] in 0..1, cut to the box of its ink (opacity of at least one half).
     """
-    shape = (
-        float(np.radians(rng.uniform(-15, 15))),
-        float(rng.uniform(0.8, 1.2)),
-        float(rng.uniform(-0.15, 0.15)),
-    )
+    shape = (float(np.radians(rng.uniform(-15, 15))), float(rng.uniform(0.8, 1.2)), float(rng.uniform(-0.15, 0.15)))
     level, sharpness = rng.uniform(0.36, 0.5), rng.uniform(2.5, 5.0)
     x1, y1, x2, y2 = _extent(_warp(scan, 6.0, *shape, side=144) >= level)
     scale = 6.0 * size / max(x2 - x1, y2 - y1)
@@ -282,17 +195,12 @@ def _draw_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
 
 
 def _find_place(
-    rng: np.random.Generator,
-    taken: list[tuple[int, int, int, int]],
-    shape: tuple[int, ...],
+    rng: np.random.Generator, taken: list[tuple[int, int, int, int]], shape: tuple[int, ...]
 ) -> tuple[int, int, int, int] | None:
     """Look for a free place for a digit [h, w]: 40 tries; None when each would cover too much of another digit."""
     height, width = shape
     for _ in range(40):
-        x1, y1 = (
-            int(rng.integers(PICTURE_SIZE - width + 1)),
-            int(rng.integers(PICTURE_SIZE - height + 1)),
-        )
+        x1, y1 = (int(rng.integers(PICTURE_SIZE - width + 1)), int(rng.integers(PICTURE_SIZE - height + 1)))
         box = (x1, y1, x1 + width, y1 + height)
         if all(_cover(box, other) <= MAX_COVER for other in taken):
             return box
@@ -304,16 +212,10 @@ def _cover(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> float:
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     if width <= 0 or height <= 0:
         return 0.0
-    return (
-        width
-        * height
-        / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
-    )
+    return width * height / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
-def draw_picture(
-    rng: np.random.Generator, sources: Sources, keep_ink: bool = False
-) -> Picture:
+def draw_picture(rng: np.random.Generator, sources: Sources, keep_ink: bool = False) -> Picture:
     """Draw one picture of 3 to 12 digits; ``keep_ink`` adds the masks of what was drawn."""
     image = draw_background(rng, sources.photographs)
     labels: list[int] = []
@@ -339,9 +241,4 @@ def draw_picture(
             mask[y1:y2, x1:x2] = opacity >= 0.5
             masks.append(mask)
     image += rng.normal(0, rng.uniform(0, 10), image.shape).astype(np.float32)
-    return Picture(
-        np.clip(image, 0, 255).astype(np.uint8),
-        np.array(labels),
-        np.array(boxes),
-        tuple(masks),
-    )
+    return Picture(np.clip(image, 0, 255).astype(np.uint8), np.array(labels), np.array(boxes), tuple(masks))

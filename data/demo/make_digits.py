@@ -21,19 +21,20 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from models.quantize.errors import InputError
-from utils.cli import run_program
+from models.quantize.errors import InputError  # noqa: E402
+from utils.cli import run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from digit_pictures import Sources
@@ -43,17 +44,27 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same arguments draw other pictures
 SPLITS = ("train", "val")
 FIRST_ID = {"train": 1, "val": 500_001}
-JPEG_QUALITY = 92
+JPEG_QUALITY = 85
 Row = tuple[int, int, int, int, int]  # label, x1, y1, x2, y2 in pixels
 
-_state: dict[str, object] = {}  # what a worker process was started with
+
+class _Job(NamedTuple):
+    """What a worker process was started with."""
+
+    folder: Path
+    seed: int
+    sources: dict[str, Sources]
 
 
-def _start_worker(folder: Path, seed: int, sources: dict[str, Sources]) -> None:
+_jobs: list[_Job] = []  # at most one: set once in each worker process
+
+
+def _start_worker(job: _Job) -> None:
     import cv2
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent answers it
     cv2.setNumThreads(1)
-    _state.update(folder=folder, seed=seed, sources=sources)
+    _jobs[:] = [job]
 
 
 def _write_picture(task: tuple[str, int]) -> list[Row]:
@@ -63,22 +74,12 @@ def _write_picture(task: tuple[str, int]) -> list[Row]:
     from digit_pictures import PICTURE_SIZE, draw_picture
 
     split, index = task
-    folder, seed, sources = _state["folder"], _state["seed"], _state["sources"]
-    assert (
-        isinstance(folder, Path) and isinstance(seed, int) and isinstance(sources, dict)
-    )
-    picture = draw_picture(
-        np.random.default_rng([seed, SPLITS.index(split), index]), sources[split]
-    )
+    folder, seed, sources = _jobs[0]
+    picture = draw_picture(np.random.default_rng([seed, SPLITS.index(split), index]), sources[split])
     stem = f"{FIRST_ID[split] + index:06d}"
-    _, data = cv2.imencode(
-        ".jpg", picture.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
-    )
+    _, data = cv2.imencode(".jpg", picture.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     (folder / "images" / split / f"{stem}.jpg").write_bytes(data.tobytes())
-    rows = [
-        (int(label), *map(int, box))
-        for label, box in zip(picture.labels, picture.boxes, strict=True)
-    ]
+    rows = [(int(label), *map(int, box)) for label, box in zip(picture.labels, picture.boxes, strict=True)]
     lines = [
         f"{label} {(x1 + x2) / 2 / PICTURE_SIZE:.7f} {(y1 + y2) / 2 / PICTURE_SIZE:.7f} "
         f"{(x2 - x1) / PICTURE_SIZE:.7f} {(y2 - y1) / PICTURE_SIZE:.7f}\n"
@@ -88,20 +89,17 @@ def _write_picture(task: tuple[str, int]) -> list[Row]:
     return rows
 
 
-def _draw_all(
-    tasks: list[tuple[str, int]], folder: Path, seed: int, workers: int
-) -> Iterator[list[Row]]:
+def _draw_all(tasks: list[tuple[str, int]], folder: Path, seed: int, workers: int) -> Iterator[list[Row]]:
     """Yield the labels of every picture in the order of the tasks."""
     from digit_pictures import read_sources
 
-    sources = {split: read_sources(split) for split in SPLITS}
+    job = _Job(folder, seed, {split: read_sources(split) for split in SPLITS})
     if workers <= 1:
-        _start_worker(folder, seed, sources)
+        _jobs[:] = [job]
         yield from map(_write_picture, tasks)
         return
     # spawn, not fork: OpenCV's threads do not survive a fork
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker,
-                             (folder, seed, sources)) as pool:  # fmt: skip
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (job,)) as pool:
         try:
             yield from pool.map(_write_picture, tasks, chunksize=16)
         except BaseException:
@@ -115,22 +113,12 @@ def _coco(split: str, pictures: list[list[Row]]) -> dict[str, object]:
 
     images, annotations = [], []
     for number, rows in enumerate(pictures, FIRST_ID[split]):
-        images.append(
-            {
-                "id": number,
-                "file_name": f"{number:06d}.jpg",
-                "width": PICTURE_SIZE,
-                "height": PICTURE_SIZE,
-            }
-        )
+        images.append({"id": number, "file_name": f"{number:06d}.jpg", "width": PICTURE_SIZE, "height": PICTURE_SIZE})
         for label, x1, y1, x2, y2 in rows:
             box = [x1, y1, x2 - x1, y2 - y1]
             annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": label, "bbox": box,
                                 "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
-    categories = [
-        {"id": label, "name": str(label), "supercategory": "digit"}
-        for label in range(10)
-    ]
+    categories = [{"id": label, "name": str(label), "supercategory": "digit"} for label in range(10)]
     return {"info": {"description": "demo set of handwritten digits"}, "licenses": [], "images": images,
             "annotations": annotations, "categories": categories}  # fmt: skip
 
@@ -142,25 +130,19 @@ def _data_yaml(folder: Path) -> str:
 
 
 def _is_there(folder: Path, settings: dict[str, object]) -> bool:
-    """True when ``folder`` holds this very set, False when it is free. Raises InputError when it holds anything else."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return False
-    if not folder.exists():
+    """True when ``folder`` holds this very set, False when it is free; InputError when it holds anything else."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
         found = json.loads((folder / "demo_set.json").read_text())
     except (OSError, ValueError):
-        raise InputError(
-            f"{folder} exists and is no demo set; choose another folder, or remove it"
-        ) from None
+        raise InputError(f"{folder} exists and is no demo set; choose another folder, or remove it") from None
     if found != settings:
         raise InputError(f"{folder} holds another demo set, made with {json.dumps(found)} instead of "
                          f"{json.dumps(settings)}; choose another folder, or remove it")  # fmt: skip
     for split in SPLITS:
         for kind in ("images", "labels"):
-            count = sum(
-                item.stem.isdigit() for item in (folder / kind / split).glob("*")
-            )
+            count = sum(item.stem.isdigit() for item in (folder / kind / split).glob("*"))
             if count != settings[split]:
                 raise InputError(f"{folder / kind / split} holds {count} files instead of {settings[split]}; remove "
                                  f"{folder} and run this again")  # fmt: skip
@@ -177,16 +159,9 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
 
     folder = folder.resolve()
     counts = {"train": train, "val": val}
-    settings: dict[str, object] = {
-        "kind": "digits",
-        "version": VERSION,
-        "seed": seed,
-        **counts,
-    }
+    settings: dict[str, object] = {"kind": "digits", "version": VERSION, "seed": seed, **counts}
     if _is_there(folder, settings):
-        if (folder / "data.yaml").read_text() != _data_yaml(
-            folder
-        ):  # the folder was moved
+        if (folder / "data.yaml").read_text() != _data_yaml(folder):  # the folder was moved
             (folder / "data.yaml").write_text(_data_yaml(folder))
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -197,18 +172,9 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
                 (temporary / kind / split).mkdir(parents=True)
         (temporary / "annotations").mkdir()
         tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
-        drawn = list(
-            tqdm(
-                _draw_all(tasks, temporary, seed, workers),
-                "drawing digits",
-                len(tasks),
-                unit="picture",
-            )
-        )
+        drawn = list(tqdm(_draw_all(tasks, temporary, seed, workers), "drawing digits", len(tasks), unit="picture"))
         for split, pictures in (("train", drawn[:train]), ("val", drawn[train:])):
-            (temporary / "annotations" / f"instances_{split}.json").write_text(
-                json.dumps(_coco(split, pictures))
-            )
+            (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(_coco(split, pictures)))
         (temporary / "data.yaml").write_text(_data_yaml(folder))
         (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n")
         umask = os.umask(0)
@@ -221,11 +187,7 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
 
 
 def _cores() -> int:
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(text: str) -> int:
@@ -236,30 +198,12 @@ def _count(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Write the demo set of handwritten digits; nothing is downloaded."
-    )
-    parser.add_argument(
-        "out_dir", metavar="OUT_DIR", type=Path, help="folder to create"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="the same seed gives the same set (default: 0)",
-    )
-    parser.add_argument(
-        "--train", type=_count, default=1000, help="training pictures (default: 1000)"
-    )
-    parser.add_argument(
-        "--val", type=_count, default=500, help="validation pictures (default: 500)"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min(_cores(), 8),
-        help="processes (default: one per core)",
-    )
+    parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
+    parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same set (default: 0)")
+    parser.add_argument("--train", type=_count, default=1000, help="training pictures (default: 1000)")
+    parser.add_argument("--val", type=_count, default=500, help="validation pictures (default: 500)")
+    parser.add_argument("--workers", type=int, default=min(_cores(), 8), help="processes (default: one per core)")
     return parser
 
 
@@ -268,9 +212,7 @@ def _run(args: argparse.Namespace) -> int:
         raise InputError(f"--seed {args.seed} is negative; give 0 or more")
     new = make(args.out_dir, args.seed, args.train, args.val, args.workers)
     words = (
-        f"wrote {args.train} training and {args.val} validation pictures"
-        if new
-        else "the demo set is there already"
+        f"wrote {args.train} training and {args.val} validation pictures" if new else "the demo set is there already"
     )
     logger.info("%s: %s", words, args.out_dir / "data.yaml")
     return 0

@@ -1,0 +1,257 @@
+"""The demo set: the same for the same seed, true boxes, nothing shared between the splits, no half-written folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+cv2 = pytest.importorskip("cv2")
+np = pytest.importorskip("numpy")
+pytest.importorskip("sklearn")
+pytest.importorskip("skimage")
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "data" / "demo"
+TRAIN, VAL = 6, 4
+
+
+@pytest.fixture(scope="module")
+def drawing():
+    """data/demo/digit_pictures.py, which is no package member."""
+    sys.path[:0] = [str(DEMO), str(ROOT)]
+    try:
+        import digit_pictures
+
+        yield digit_pictures
+    finally:
+        sys.path.remove(str(DEMO))
+        sys.path.remove(str(ROOT))
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DEMO / "make_digits.py"), str(folder), "--train", str(TRAIN), "--val", str(VAL)]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def demo_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "digits"
+    done = run(folder, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def read_labels(path: Path) -> np.ndarray:
+    """Rows of class, x, y, w, h in pixels."""
+    return np.loadtxt(path, ndmin=2) * [1, 320, 320, 320, 320]
+
+
+def test_layout_and_counts(demo_set: Path) -> None:
+    for split, count in (("train", TRAIN), ("val", VAL)):
+        images = sorted((demo_set / "images" / split).iterdir())
+        labels = sorted((demo_set / "labels" / split).iterdir())
+        assert len(images) == len(labels) == count
+        assert [item.stem for item in images] == [item.stem for item in labels]
+        for image, label in zip(images, labels, strict=True):
+            assert cv2.imread(str(image)).shape == (320, 320, 3)
+            rows = read_labels(label)
+            assert 3 <= len(rows) <= 12
+            assert set(rows[:, 0]) <= set(range(10))
+            longer = rows[:, 3:].max(axis=1)
+            assert longer.min() >= 12
+            assert longer.max() <= 96
+            assert (rows[:, 1:3] - rows[:, 3:] / 2).min() >= 0
+            assert (rows[:, 1:3] + rows[:, 3:] / 2).max() <= 320
+    stems = [path.stem for path in demo_set.glob("images/*/*")]
+    assert len({int(stem) for stem in stems}) == TRAIN + VAL
+
+
+def test_data_yaml_resolves(demo_set: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    data = yaml.safe_load((demo_set / "data.yaml").read_text())
+    assert Path(data["path"]) == demo_set.resolve()
+    assert all((Path(data["path"]) / data[split]).is_dir() for split in ("train", "val"))
+    assert data["names"] == {label: str(label) for label in range(10)}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_coco_annotations_say_the_same_as_the_labels(demo_set: Path, split: str) -> None:
+    coco = json.loads((demo_set / "annotations" / f"instances_{split}.json").read_text())
+    assert [item["id"] for item in coco["categories"]] == list(range(10))
+    assert [item["id"] for item in coco["annotations"]] == list(range(1, len(coco["annotations"]) + 1))
+    assert {item["file_name"] for item in coco["images"]} == {p.name for p in (demo_set / "images" / split).iterdir()}
+    for image in coco["images"]:
+        assert int(Path(image["file_name"]).stem) == image["id"]
+        rows = read_labels((demo_set / "labels" / split / image["file_name"]).with_suffix(".txt"))
+        found = [item for item in coco["annotations"] if item["image_id"] == image["id"]]
+        boxes = np.array([item["bbox"] for item in found])
+        assert [item["category_id"] for item in found] == rows[:, 0].tolist()
+        np.testing.assert_allclose(boxes[:, :2] + boxes[:, 2:] / 2, rows[:, 1:3], atol=1e-4)
+        np.testing.assert_allclose(boxes[:, 2:], rows[:, 3:], atol=1e-4)
+        assert [item["area"] for item in found] == boxes[:, 2:].prod(axis=1).tolist()
+
+
+def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Path) -> None:
+    again = tmp_path / "digits"
+    assert run(again, "--workers", "2").returncode == 0
+    first, second = content(demo_set), content(again)
+    assert first.pop("data.yaml") != second.pop("data.yaml")  # they name their folders
+    assert first == second
+
+
+def test_another_seed_gives_other_pictures(demo_set: Path, tmp_path: Path) -> None:
+    other = tmp_path / "digits"
+    assert run(other, "--workers", "1", "--seed", "1").returncode == 0
+    assert all(data != content(demo_set)[name] for name, data in content(other).items() if name.endswith(".jpg"))
+
+
+def test_second_run_changes_nothing(demo_set: Path) -> None:
+    (demo_set / "labels" / "train.cache").write_bytes(b"upstream's cache")
+    before = {path: path.stat().st_mtime_ns for path in demo_set.rglob("*")}
+    done = run(demo_set)
+    assert done.returncode == 0
+    assert "already" in done.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in demo_set.rglob("*")}
+    (demo_set / "labels" / "train.cache").unlink()
+
+
+def test_moved_set_gets_its_new_path(demo_set: Path, tmp_path: Path) -> None:
+    import shutil
+
+    moved = tmp_path / "moved"
+    shutil.copytree(demo_set, moved)
+    assert run(moved).returncode == 0
+    assert str(moved.resolve()) in (moved / "data.yaml").read_text()
+
+
+def test_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    done = run(tmp_path / "mine")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "no demo set" in done.stderr
+    assert content(tmp_path) == {"mine/thesis.txt": b"x"}
+
+
+def test_a_set_made_differently_is_refused(demo_set: Path) -> None:
+    before = content(demo_set)
+    done = run(demo_set, "--seed", "3")
+    assert done.returncode == 2
+    assert "another demo set" in done.stderr
+    assert content(demo_set) == before
+
+
+def test_an_incomplete_set_is_refused(demo_set: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(demo_set, tmp_path / "digits")
+    next((tmp_path / "digits" / "images" / "val").iterdir()).unlink()
+    done = run(tmp_path / "digits")
+    assert done.returncode == 2
+    assert f"{VAL - 1} files instead of {VAL}" in done.stderr
+
+
+def test_failure_leaves_nothing_behind(drawing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import make_digits
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of ink")
+
+    monkeypatch.setattr(drawing, "draw_picture", broken)
+    with pytest.raises(RuntimeError, match="out of ink"):
+        make_digits.make(tmp_path / "digits", seed=0, train=1, val=1, workers=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_boxes_are_tight_around_the_drawn_ink(drawing, split: str) -> None:
+    """OpenCV's bounding box of the mask of each digit as it was drawn, to the pixel."""
+    sources = drawing.read_sources(split)
+    for index in range(6):
+        picture = drawing.draw_picture(np.random.default_rng([7, index]), sources, keep_ink=True)
+        assert len(picture.ink) == len(picture.boxes) == len(picture.labels)
+        for mask, (x1, y1, x2, y2) in zip(picture.ink, picture.boxes, strict=True):
+            x, y, width, height = cv2.boundingRect(mask.astype(np.uint8))
+            assert (x, y, x + width, y + height) == (x1, y1, x2, y2)
+
+
+def test_boxes_are_where_the_picture_changed(drawing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One white digit on black, without noise: what is lit in the picture is what the box says, within a pixel."""
+
+    class NoNoise(np.random.Generator):
+        def normal(self, loc, scale, size):
+            return np.zeros(size)
+
+    monkeypatch.setattr(drawing, "draw_background", lambda rng, photographs: np.zeros((320, 320, 3), np.float32))
+    monkeypatch.setattr(drawing, "_draw_colour", lambda rng, behind: np.full(3, 255.0))
+    monkeypatch.setattr(drawing, "MAX_COVER", 0.0)
+    sources = drawing.read_sources("val")
+    for seed in range(5):
+        picture = drawing.draw_picture(NoNoise(np.random.PCG64(seed)), sources)
+        boxed = np.zeros((320, 320), bool)
+        for x1, y1, x2, y2 in picture.boxes:
+            part = picture.image[y1:y2, x1:x2, 0] > 90
+            assert part[0].any()
+            assert part[-1].any()
+            assert part[:, 0].any()
+            assert part[:, -1].any()
+            boxed[y1:y2, x1:x2] = True
+        assert not (picture.image[..., 0] > 0)[~boxed].any()
+
+
+def test_digits_overlap_at_most_a_little(drawing) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    torch = pytest.importorskip("torch")
+    sources = drawing.read_sources("train")
+    for index in range(10):
+        boxes = torch.from_numpy(drawing.draw_picture(np.random.default_rng(index), sources).boxes).float()
+        overlap = torchvision.ops.box_iou(boxes, boxes).fill_diagonal_(0)
+        assert overlap.max() <= 0.05
+
+
+def test_splits_share_no_digit_and_no_photograph(drawing) -> None:
+    train, val = drawing.read_sources("train"), drawing.read_sources("val")
+    assert len(train.scans) + len(val.scans) == 1797
+    assert {scan.tobytes() for scan in train.scans}.isdisjoint(scan.tobytes() for scan in val.scans)
+    assert set(train.labels) == set(val.labels) == set(range(10))
+    assert set(drawing.PHOTOGRAPHS["train"]).isdisjoint(drawing.PHOTOGRAPHS["val"])
+
+
+def test_splits_share_no_writer(drawing) -> None:
+    """Each writer wrote from the same dictated list, which begins with 0 to 9 three times over: the cut is at one."""
+    _, labels = drawing.read_scans()
+    cut = drawing.FIRST_VALIDATION_SAMPLE
+    assert labels[cut : cut + 30].tolist() == list(range(10)) * 3
+
+
+def test_another_photograph_is_a_clear_error(drawing) -> None:
+    from models.quantize.errors import DependencyError
+
+    with pytest.raises(DependencyError, match=r"is not the photograph expected.*install another version of skimage"):
+        drawing.read_photograph("skimage", "data/coffee.png", "0" * 64)
+    with pytest.raises(DependencyError, match=r"without data/nothing\.png"):
+        drawing.read_photograph("skimage", "data/nothing.png", "0" * 64)
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['make_digits.py', '-h']\n"
+        "try:\n    runpy.run_path(sys.orig_argv[-1], run_name='__main__')\n"
+        "except SystemExit as stop:\n    assert stop.code == 0\n"
+        "heavy = {'cv2', 'numpy', 'sklearn', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(DEMO / "make_digits.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
