@@ -1,0 +1,90 @@
+"""Samples: boxes of every network and of the labels, in the pictures' own pixels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+from models.quantize.errors import InputError
+from utils.engine.runner import Runner, TensorSpec
+from utils.evaluation.dataset import load_data
+from utils.reports.files import write_all
+from utils.reports.samples import collect
+from utils.reports.schema import Report
+
+
+class OneBox(Runner):
+    """Finds one object of class 1, 20 × 10 pixels around the middle of a 64 × 64 input, with a given score."""
+
+    def __init__(self, score: float, batch: int | None = None, classes: int = 2) -> None:
+        self.score, self.classes, self.fed = score, classes, []
+        inputs = [TensorSpec("images", (batch, 3, None, None), "float32")]
+        outputs = [TensorSpec("output0", (batch, 4 + classes, None), "float32")]
+        super().__init__(inputs, outputs, {}, torch.device("cpu"), "a test")
+
+    def _infer(self, feeds):
+        self.fed.append(feeds["images"])
+        rows = torch.tensor([32.0, 32.0, 20.0, 10.0, 0.0, self.score] + [0.0] * (self.classes - 2))
+        return {"output0": rows.expand(len(feeds["images"]), 1, -1).transpose(1, 2)}
+
+    def _close(self):
+        pass
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three pictures of 100 × 50 pixels, each with one labelled object."""
+    for folder in ("images/val", "labels/val"):
+        (tmp_path / folder).mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (100, 50), (255, number, 0)).save(tmp_path / f"images/val/{number}.png")
+        (tmp_path / f"labels/val/{number}.txt").write_text("0 0.5 0.5 0.2 0.4\n")
+    (tmp_path / "data.yaml").write_text(f"path: {tmp_path}\nval: images/val\nnames: [zero, one]\n")
+    return load_data(tmp_path / "data.yaml")
+
+
+def test_boxes_are_in_pixels_of_the_picture(data):
+    sample = collect({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)[0]
+    (found,) = sample.predictions["INT8"]
+    assert (found.name, found.score) == ("one", 0.75)
+    # 100 × 50 becomes 64 × 32 with 16 rows of border above: x = 22 / 0.64, y = (27 - 16) / 0.64
+    assert found.xyxy == pytest.approx((34.375, 17.1875, 65.625, 32.8125), abs=1e-4)
+    (truth,) = sample.truth
+    assert (truth.name, truth.score) == ("zero", None)
+    assert truth.xyxy == pytest.approx((40, 15, 60, 35), abs=1e-4)
+
+
+def test_pictures_are_spread_over_the_split_and_scaled_to_one(data):
+    runner = OneBox(0.9)
+    samples = collect({"float": runner}, data, imgsz=64, count=2)
+    assert [sample.image[-5:] for sample in samples] == ["0.png", "2.png"]
+    assert [image.max().item() for image in runner.fed] == [1.0, 1.0]
+
+
+def test_scores_below_the_confidence_are_not_shown(data):
+    samples = collect({"float": OneBox(0.2)}, data, imgsz=64, count=1, confidence=0.3)
+    assert samples[0].predictions == {"float": []}
+    assert samples[0].confidence == 0.3
+
+
+def test_a_network_of_fixed_batch_size_is_fed_what_it_takes(data):
+    runner = OneBox(0.9, batch=4)
+    assert len(collect({"INT8": runner}, data, imgsz=64, count=1)[0].predictions["INT8"]) == 1
+    assert runner.fed[0].shape == (4, 3, 64, 64)
+
+
+def test_other_classes_than_the_data_sets_are_refused(data):
+    with pytest.raises(InputError, match="3 classes"):
+        collect({"float": OneBox(0.9, classes=3)}, data, imgsz=64)
+
+
+def test_all_files_of_a_report_are_written(data, tmp_path):
+    report = Report("command", history=[{"epoch": 0, "ap": 0.5}])
+    report.ranges = [{"name": "model.0", "kind": "weight", "amax": 1.0, "min": 0.5, "max": 1.0, "channels": 4}]
+    report.samples = collect({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
+    written = write_all(report, tmp_path / "run")
+    names = ["report.json", "ap_per_epoch.png", "ranges.png", "detections.png", "report.html"]
+    assert [path.name for path in written] == names
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
+    assert [path.name for path in write_all(Report("nothing"), tmp_path / "empty")] == ["report.json", "report.html"]
