@@ -1,7 +1,9 @@
-"""A report's files in a run folder: the JSON, the plots and the page, under names that stay the same."""
+"""Reports as files: the JSON, the plots and the page of a run folder, and several runs put together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from utils.reports import detections, figures
@@ -32,3 +34,36 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
     if report.samples:
         drawings.append(("detections.png", detections.detections(report.samples)))
     return [figures.save(figure, Path(folder) / name) for name, figure in drawings]
+
+
+def load(run: str | Path) -> Report:
+    """The report of a run: its folder, or the JSON itself.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    path = Path(run)
+    return Report.load(path / JSON_NAME if path.is_dir() else path)
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """One report of several runs: all commands, rows and notes, and the first history, ranges and samples there are.
+
+    Raises:
+        ValueError: there is no report.
+    """
+    if not reports:
+        raise ValueError("there is no report to merge")
+    result = replace(
+        reports[0],
+        command="\n".join(dict.fromkeys(report.command for report in reports)),
+        rows=[],
+        history=next((report.history for report in reports if report.history), []),
+        ranges=next((report.ranges for report in reports if report.ranges), []),
+        samples=next((report.samples for report in reports if report.samples), []),
+        notes=list(dict.fromkeys(note for report in reports for note in report.notes)),
+    )
+    for report in reports:
+        for row in report.rows:
+            result.add(row)
+    return result

@@ -1,6 +1,10 @@
-"""Samples: boxes of every network and of the labels, in the pictures' own pixels."""
+"""What fills a report and its files: samples, merged runs, and the program that does both."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +13,11 @@ from PIL import Image
 from models.quantize.errors import InputError
 from utils.engine.runner import Runner, TensorSpec
 from utils.evaluation.dataset import load_data
-from utils.reports.files import write_all
+from utils.reports.files import load, merged, write_all
 from utils.reports.samples import collect
-from utils.reports.schema import Report
+from utils.reports.schema import Report, Row
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class OneBox(Runner):
@@ -88,3 +94,60 @@ def test_all_files_of_a_report_are_written(data, tmp_path):
     assert [path.name for path in written] == names
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
     assert [path.name for path in write_all(Report("nothing"), tmp_path / "empty")] == ["report.json", "report.html"]
+
+
+def row(stage, file="weights.pt"):
+    return Row(stage, file, 0.5, 0.75, 0.5, 0.5, 1.0, "CPU", {}, 10, 1.0, "a test")
+
+
+class TestProgram:
+    """scripts/make_report.py."""
+
+    def make(self, *arguments):
+        command = [sys.executable, "scripts/make_report.py", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    def test_runs_are_put_together(self, tmp_path):
+        Report("qat.py", [row("float"), row("QAT")], notes=["one"], history=[{"epoch": 0, "ap": 0.5}]).save(
+            tmp_path / "qat/report.json"
+        )
+        Report("val_trt.py", [row("ONNX"), row("QAT")], notes=["two", "one"]).save(tmp_path / "onnx.json")
+        done = self.make(
+            tmp_path / "qat",
+            tmp_path / "onnx.json",
+            "--output",
+            tmp_path / "out",
+            "--note",
+            "three",
+            "--title",
+            "Title",
+        )
+        assert done.returncode == 0, done.stderr
+        report = load(tmp_path / "out")
+        assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
+        assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
+        assert len(report.history) == 1
+        assert "0.5000" in done.stdout
+        assert "Title" in (tmp_path / "out" / "report.html").read_text()
+
+    def test_the_first_runs_folder_is_the_default(self, tmp_path):
+        Report("qat.py", [row("float")]).save(tmp_path / "report.json")
+        assert self.make(tmp_path / "report.json").returncode == 0
+        assert (tmp_path / "report.html").is_file()
+
+    def test_bad_input_is_one_line_and_exit_code_2(self, tmp_path):
+        Report("qat.py").save(tmp_path / "report.json")
+        for arguments in (
+            ["missing"],
+            [tmp_path, "--compare", "a.pt", "b.onnx"],
+            [tmp_path, "--compare", "a", "b", "--data", "no.yaml"],
+        ):
+            done = self.make(*arguments)
+            assert done.returncode == 2
+            assert done.stderr.startswith("error: ")
+            assert done.stderr.count("\n") == 1
+
+
+def test_nothing_to_merge():
+    with pytest.raises(ValueError, match="no report"):
+        merged([])

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Put the results of one or several runs on one page: report.html, report.json and plots.
+
+    python scripts/make_report.py runs/qat/exp
+    python scripts/make_report.py runs/qat/exp runs/val_trt/exp --output runs/report \\
+        --compare gelan-c.pt qat_best_gelan-c.onnx --data data/coco.yaml
+
+A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. With --compare both networks
+run on a few validation pictures, and the page shows their detections side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+
+from models.quantize.errors import InputError
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+
+if TYPE_CHECKING:
+    from utils.reports.schema import Sample
+
+logger = logging.getLogger(__name__)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "make_report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders, or their report.json; rows keep this order"
+    )
+    parser.add_argument("--output", metavar="DIR", help="where the files go (default: the first run's folder)")
+    parser.add_argument("--title", help="heading of the page")
+    parser.add_argument(
+        "--note", action="append", default=[], metavar="TEXT", help="a sentence for the reader; several times"
+    )
+    pictures = parser.add_argument_group("pictures")
+    pictures.add_argument(
+        "--compare", nargs=2, metavar=("FLOAT", "INT8"), help="networks to draw: .pt, .onnx or .engine"
+    )
+    pictures.add_argument("--data", metavar="FILE", help="the data set's YAML, whose val pictures are shown")
+    pictures.add_argument("--samples", type=int, default=4, metavar="N", help="pictures (default: 4)")
+    pictures.add_argument(
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, default=640, metavar="PX", help="input size (default: 640)"
+    )
+    pictures.add_argument(
+        "--conf-thres", type=float, default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
+    )
+    add_device(parser)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Make the report as `args` say, and log its table."""
+    if args.compare and not args.data:
+        raise InputError("--compare needs --data, the data set whose pictures are shown")
+    from utils.reports.files import PAGE_NAME, load, merged, write_all
+    from utils.reports.tables import terminal_table
+
+    report = merged([load(run) for run in args.runs])
+    report.title = args.title or report.title
+    report.notes += [note for note in args.note if note not in report.notes]
+    if args.compare:
+        report.samples = compare(args)
+    first = Path(args.runs[0])
+    folder = Path(args.output) if args.output else first if first.is_dir() else first.parent
+    write_all(report, folder)
+    logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
+    return 0
+
+
+def compare(args: argparse.Namespace) -> list[Sample]:
+    """Detections of both networks on the same pictures."""
+    from utils.engine import open_runner
+    from utils.evaluation.dataset import load_data
+    from utils.reports.samples import collect
+
+    device = select_device(args.device)
+    with ExitStack() as stack:
+        names = ("float", "INT8")
+        runners = {
+            name: stack.enter_context(open_runner(path, device)) for name, path in zip(names, args.compare, strict=True)
+        }
+        return collect(runners, load_data(args.data), imgsz=args.imgsz, count=args.samples, confidence=args.conf_thres)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())
