@@ -1,0 +1,160 @@
+"""What patching or reverting a YOLOv9 checkout would change: the overlay's files compared with what lies there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STATE = ".yolov9_overlay"
+RECORD = f"{STATE}/manifest.json"
+
+
+class Refusal(Exception):
+    """The request cannot be carried out; nothing was changed. Exit code 2."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that was copied into the checkout: its content, and whether a file of others lies in the backup."""
+
+    sha256: str
+    backup: bool
+
+
+@dataclass
+class Record:
+    """What the checkout remembers of the overlay."""
+
+    version: str = ""
+    files: dict[str, Written] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, checkout: Path) -> Record:
+        path = checkout / RECORD
+        if not path.exists():
+            return cls()
+        try:
+            content = json.loads(path.read_text())
+            files = {name: Written(**row) for name, row in content["files"].items()}
+            return cls(content["version"], files, content["folders"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refusal(f"{path} is damaged ({error}); restore it, or start from a fresh checkout") from error
+
+    def text(self) -> str:
+        files = {name: vars(self.files[name]) for name in sorted(self.files)}
+        return json.dumps({"version": self.version, "files": files, "folders": sorted(self.folders)}, indent=1) + "\n"
+
+
+@dataclass
+class Plan:
+    """What a run changes. Paths are relative to the checkout."""
+
+    add: list[str] = field(default_factory=list)
+    update: list[str] = field(default_factory=list)
+    backup: list[str] = field(default_factory=list)  # files of others, put aside until --revert
+    keep: list[str] = field(default_factory=list)  # our files that the user has changed: a copy stays
+    remove: list[str] = field(default_factory=list)
+    restore: list[str] = field(default_factory=list)  # files of others that come back
+
+    def lines(self) -> Iterator[str]:
+        for action, paths in vars(self).items():
+            yield from (f"{action:8}{path}" for path in sorted(paths))
+
+
+def overlay_files(root: Path) -> dict[str, Path]:
+    """Path in the checkout → file of the overlay, for every line of the manifest."""
+    found: dict[str, Path] = {}
+    for line in (root / "scripts/overlay_manifest.txt").read_text().splitlines():
+        pattern = line.split("#")[0].strip()
+        if not pattern:
+            continue
+        matches = {p.relative_to(root).as_posix(): p for p in root.glob(pattern) if p.is_file() and p.suffix != ".pyc"}
+        if not matches:
+            raise Refusal(f"scripts/overlay_manifest.txt lists {pattern}, which is not there; is this copy complete?")
+        found.update(matches)
+    return dict(sorted(found.items()))
+
+
+def check_checkout(folder: Path) -> None:
+    """Refuse what is not the root of a YOLOv9 checkout that can be written to."""
+    if not folder.is_dir():
+        raise Refusal(f"{folder} is no folder; give the folder of a YOLOv9 checkout (scripts/get_yolov9.sh makes one)")
+    model = folder / "models/yolo.py"
+    if (
+        not (folder / "utils/general.py").is_file()
+        or not model.is_file()
+        or b"def parse_model" not in model.read_bytes()
+    ):
+        raise Refusal(f"{folder} is no YOLOv9 checkout: it lacks models/yolo.py with parse_model, or utils/general.py")
+    for path in (folder, folder / "models", folder / "utils"):
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise Refusal(f"{path} cannot be written to; change its permissions, or copy the checkout")
+
+
+def plan_patch(checkout: Path, files: dict[str, Path], record: Record, force: bool) -> Plan:
+    """Compare the overlay with what lies in the checkout."""
+    plan = Plan()
+    for path, source in files.items():
+        _check_way(checkout, path)
+        target = checkout / path
+        known = record.files.get(path)
+        if not os.path.lexists(target):
+            plan.add.append(path)
+        elif target.is_dir() and not target.is_symlink():
+            raise Refusal(f"{target} is a folder, and a file of that name belongs there; move it away")
+        elif known is None:
+            plan.backup.append(path)
+        elif (found := digest(target)) != digest(source):
+            (plan.update if found == known.sha256 else plan.keep).append(path)
+    _plan_removal(checkout, [path for path in record.files if path not in files], record, plan)
+    for paths, words in ((plan.backup, "not from this overlay"), (plan.keep, "changed after they were copied")):
+        if paths and not force:
+            raise Refusal(
+                f"{checkout} has files that are {words}: {some(paths)}; --force replaces them and keeps a copy"
+            )
+    return plan
+
+
+def plan_revert(checkout: Path, record: Record) -> Plan:
+    """List how to take out everything that was put in."""
+    plan = Plan()
+    for path in record.files:
+        _check_way(checkout, path)
+    _plan_removal(checkout, list(record.files), record, plan)
+    return plan
+
+
+def _plan_removal(checkout: Path, paths: list[str], record: Record, plan: Plan) -> None:
+    for path in paths:
+        known, target = record.files[path], checkout / path
+        if os.path.lexists(target) and digest(target) != known.sha256:
+            plan.keep.append(path)
+        (plan.restore if known.backup else plan.remove).append(path)
+
+
+def _check_way(checkout: Path, path: str) -> None:
+    """Refuse to write through a link to somewhere else, or through a file."""
+    for parent in Path(path).parents:
+        way = checkout / parent
+        if parent.parts and (way.is_symlink() or (way.exists() and not way.is_dir())):
+            raise Refusal(f"{way} is a {'symbolic link' if way.is_symlink() else 'file'}, and a folder is needed there")
+        if way.is_dir() and not os.access(way, os.W_OK | os.X_OK):
+            raise Refusal(f"{way} cannot be written to; change its permissions, or copy the checkout")
+
+
+def some(paths: list[str]) -> str:
+    """The first three names, and how many more there are."""
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(sorted(paths)[:3]) + more
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file; of a link, where it points (so that no link equals a file)."""
+    if path.is_symlink():
+        return f"link to {os.readlink(path)}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
