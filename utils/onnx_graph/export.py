@@ -1,0 +1,242 @@
+"""Torch network → ONNX file, with a Q/DQ pair where the network has a quantizer.
+
+Traced with torch's TorchScript exporter: the quantizers write native QuantizeLinear/DequantizeLinear in it.
+Input `images` `[B, 3, H, W]` float32 in 0..1, output `output0` `[B, 4 + classes, anchors]`: boxes as centre, width and
+height in pixels of the input, then scores in 0..1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import torch
+from onnx import ModelProto
+from torch import nn
+
+from models.quantize.errors import InputError, QatError
+from utils.cli import atomic_path
+from utils.onnx_graph import half, passes, qdq_passes
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE
+from utils.onnx_graph.verify import Report, verify
+
+logger = logging.getLogger(__name__)
+
+OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20
+INPUT, OUTPUT = "images", "output0"
+Dynamic = Literal["none", "batch", "all"]
+AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
+    "none": {},
+    "batch": {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}},
+    "all": {INPUT: {0: "batch", 2: "height", 3: "width"}, OUTPUT: {0: "batch", 2: "anchors"}},
+}
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """How a network becomes a file.
+
+    Attributes:
+        imgsz: height and width of the input, pixels.
+        batch_size: pictures a batch; with a dynamic batch only the one that is traced.
+        dynamic: axes of free length: none, the batch, or batch, height and width.
+        simplify: run onnxslim.
+        opset: version of the ONNX operators; 17 is the last that TensorRT 8.6 reads.
+        half: the float network in FP16 (inputs and outputs stay float32).
+        inplace: upstream's switch of the same name on the head.
+        int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
+    """
+
+    imgsz: tuple[int, int] = (640, 640)
+    batch_size: int = 1
+    dynamic: Dynamic = "none"
+    simplify: bool = False
+    opset: int = 17
+    half: bool = False
+    inplace: bool = False
+    int8_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.opset not in OPSETS:
+            raise InputError(
+                f"--opset {self.opset} is outside {OPSETS[0]} to {OPSETS[-1]}; 17 suits TensorRT 8.6 and later"
+            )
+        if min(self.imgsz) < 1 or self.batch_size < 1:
+            raise InputError(f"--imgsz {self.imgsz} and --batch-size {self.batch_size} must be positive")
+        if self.dynamic not in AXES:
+            raise InputError(f"--dynamic {self.dynamic!r} is none of {', '.join(AXES)}")
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written.
+
+    Attributes:
+        inputs, outputs: name → shape; a dynamic axis is its name.
+        report: the verifier's, None for a float network.
+    """
+
+    path: Path
+    size_bytes: int
+    opset: int
+    inputs: dict[str, tuple[int | str, ...]]
+    outputs: dict[str, tuple[int | str, ...]]
+    quantize_nodes: int
+    dequantize_nodes: int
+    report: Report | None
+
+
+def export_onnx(model: nn.Module, config: ExportConfig, path: str | Path, metadata: Mapping[str, str]) -> ExportResult:
+    """Write a network of upstream's, float or quantized, as an ONNX file.
+
+    The network is left exactly as it was, also on errors. The file appears under its name only when it is whole.
+
+    Args:
+        model: evaluated in float32 on its own device; fused.
+        metadata: properties for the file beside those that follow from `config` (imgsz, batch, dynamic, opset).
+    Raises:
+        InputError: the image size does not fit the network, or `half` is asked of a quantized one.
+        QatError: the exported graph is not valid.
+    """
+    quantized = getattr(model, "quantization_plan", None) is not None
+    if config.half and quantized:
+        raise InputError(
+            "--half is for float weights: this version writes the float part of a quantized network in FP32"
+        )
+    _check_size(model, config)
+    graph = passes.clean_up(trace(model, config))
+    if config.simplify:
+        graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
+    if config.half:
+        graph = half.to_half(graph)
+    if config.int8_weights:
+        graph = qdq_passes.store_int8_weights(graph)
+    graph = passes.set_metadata(graph, {**metadata, **_metadata(config)})
+    graph = _checked(graph)
+    report = verify(graph) if quantized else None
+    with atomic_path(path) as temporary:
+        onnx.save(graph, temporary)
+    kinds = [node.op_type for node in graph.graph.node]
+    return ExportResult(
+        path=Path(path),
+        size_bytes=Path(path).stat().st_size,
+        opset=config.opset,
+        inputs=_shapes(graph.graph.input),
+        outputs=_shapes(graph.graph.output),
+        quantize_nodes=kinds.count(QUANTIZE),
+        dequantize_nodes=kinds.count(DEQUANTIZE),
+        report=report,
+    )
+
+
+def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
+    """The network's graph as torch writes it.
+
+    Raises:
+        QatError: torch cannot export the network.
+    """
+    device = next(model.parameters()).device
+    images = torch.zeros(config.batch_size, 3, *config.imgsz, device=device)
+    buffer = io.BytesIO()
+    with _exportable(model, config), torch.no_grad(), _quiet():
+        model(images)  # the head computes its anchors for this size, so that they are constants in the trace
+        try:
+            torch.onnx.export(
+                model,
+                (images,),
+                buffer,
+                dynamo=False,
+                opset_version=config.opset,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                dynamic_axes=AXES[config.dynamic] or None,
+            )
+        except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
+            raise QatError(
+                f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
+            ) from error
+    return onnx.load_from_string(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
+    """Evaluation mode, and the head returns predictions only; everything is put back afterwards."""
+    from models.quantize.modules import export_mode
+
+    head = model.model[-1]
+    modes = [(module, module.training) for module in model.modules()]
+    attributes = dict(head.__dict__)
+    try:
+        model.eval()
+        head.export, head.inplace, head.dynamic = True, config.inplace, config.dynamic == "all"
+        head.shape = None  # forget cached anchors
+        with export_mode():
+            yield
+    finally:
+        head.__dict__.clear()
+        head.__dict__.update(attributes)
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what only the exporter's authors can act on: tracing notes, its own deprecation, its log."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", module=r"torch\.onnx")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _check_size(model: Any, config: ExportConfig) -> None:
+    stride = int(model.stride.max())
+    if any(size % stride for size in config.imgsz):
+        raise InputError(
+            f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the network's stride"
+        )
+
+
+def _metadata(config: ExportConfig) -> dict[str, str]:
+    return {
+        "imgsz": json.dumps(list(config.imgsz)),
+        "batch": str(config.batch_size),
+        "dynamic": config.dynamic,
+        "opset": str(config.opset),
+    }
+
+
+def _checked(graph: ModelProto) -> ModelProto:
+    """The graph with the shapes that inference finds.
+
+    Raises:
+        QatError: ONNX's checker or strict shape inference finds something wrong.
+    """
+    try:
+        onnx.checker.check_model(graph, full_check=True)
+        return onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise QatError(
+            f"the exported graph is not valid ONNX, please report this: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _shapes(values: Any) -> dict[str, tuple[int | str, ...]]:
+    return {
+        value.name: tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in values
+    }

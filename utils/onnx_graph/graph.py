@@ -1,0 +1,118 @@
+"""Look-ups in an ONNX graph: who makes a tensor, who reads it, which tensors are constant."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+
+
+class GraphView:
+    """Indices over a ModelProto, as it is when the view is made: make a new one after edits."""
+
+    def __init__(self, model: ModelProto) -> None:
+        graph = model.graph
+        self.nodes: list[NodeProto] = list(graph.node)
+        self.inputs: set[str] = {value.name for value in graph.input}
+        self.outputs: set[str] = {value.name for value in graph.output}
+        self._producers = {name: node for node in self.nodes for name in node.output if name}
+        self._consumers: dict[str, list[NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                if name:
+                    self._consumers[name].append(node)
+        self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        for node in self.nodes:
+            if node.op_type == "Constant" and (value := attribute(node, "value")) is not None:
+                self._tensors[node.output[0]] = value
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def producer(self, name: str) -> NodeProto | None:
+        """The node that writes tensor `name`; None for inputs and initializers."""
+        return self._producers.get(name)
+
+    def consumers(self, name: str) -> list[NodeProto]:
+        """The nodes that read tensor `name`, each once, in graph order."""
+        return self._consumers.get(name, [])
+
+    def is_constant(self, name: str) -> bool:
+        """Whether `name` is an initializer or the output of a Constant node."""
+        return name in self._tensors
+
+    def array(self, name: str) -> np.ndarray | None:
+        """The value of a constant tensor, None for everything else."""
+        if name not in self._tensors:
+            return None
+        if name not in self._arrays:
+            self._arrays[name] = numpy_helper.to_array(self._tensors[name])
+        return self._arrays[name]
+
+    def readers_through(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
+        """The nodes that read `name`, directly or through nodes of the given types (which are not yielded)."""
+        stack, seen = [name], {name}
+        while stack:
+            for node in self.consumers(stack.pop()):
+                if node.op_type not in through:
+                    yield node
+                    continue
+                fresh = [output for output in node.output if output not in seen]
+                seen.update(fresh)
+                stack += fresh
+
+    def downstream(self, start: list[str]) -> set[str]:
+        """The names of all tensors that depend on the given ones, these included."""
+        seen, stack = set(start), list(start)
+        while stack:
+            for node in self.consumers(stack.pop()):
+                fresh = [output for output in node.output if output and output not in seen]
+                seen.update(fresh)
+                stack += fresh
+        return seen
+
+    def upstream(self, start: list[str]) -> set[str]:
+        """The names of all tensors that the given ones depend on, these included."""
+        seen, stack = set(start), list(start)
+        while stack:
+            node = self.producer(stack.pop())
+            fresh = [name for name in node.input if name and name not in seen] if node else []
+            seen.update(fresh)
+            stack += fresh
+        return seen
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """The value of a node's attribute, or `default`."""
+    for item in node.attribute:
+        if item.name == name:
+            return onnx.helper.get_attribute_value(item)
+    return default
+
+
+def opset_of(model: ModelProto) -> int:
+    """The version of ONNX's own operators that the graph uses."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def metadata_of(model: ModelProto) -> dict[str, str]:
+    """The file's own properties: stride, names, recipe, ..."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def module_path(node_name: str) -> str:
+    """The torch module that a node belongs to, from the scope that torch's exporter gives it.
+
+    A container inside a container repeats its prefix: `/model.22/cv2.0/cv2.0.1/conv/Conv` → `model.22.cv2.0.1.conv`.
+    """
+    parts: list[str] = []
+    for part in node_name.strip("/").split("/")[:-1]:
+        if parts and part.startswith(f"{parts[-1]}."):
+            parts[-1] = part
+        else:
+            parts.append(part)
+    return ".".join(parts)

@@ -1,0 +1,181 @@
+"""Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `passes.py`.
+
+None of them changes what the graph computes; `store_int8_weights` moves the rounding of weights from run time into the
+file and gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute
+
+QUANTIZERS = (QUANTIZE, DEQUANTIZE)
+
+
+@pure
+def scalar_scales(model: ModelProto) -> None:
+    """Give per-tensor quantizers scalar scales and zero points: torch writes tensors of one element.
+
+    A one-element scale with an axis may belong to a weight with one output channel, and stays.
+    """
+    view = GraphView(model)
+    scalars: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type not in QUANTIZERS or attribute(node, "axis") is not None:
+            continue
+        for position in range(1, len(node.input)):
+            name = node.input[position]
+            value = view.array(name)
+            if value is None or value.ndim == 0 or value.size != 1:
+                continue
+            if name not in scalars:
+                scalars[name] = f"{name}/scalar"
+                model.graph.initializer.append(numpy_helper.from_array(value.reshape(()), scalars[name]))
+            node.input[position] = scalars[name]
+    drop_unused(model)
+
+
+@pure
+def merge_quantizers(model: ModelProto) -> None:
+    """Leave one QuantizeLinear and one DequantizeLinear a tensor.
+
+    Two of a kind on one tensor with equal scale, zero point and axis become one. A quantizer that reads a
+    DequantizeLinear of the same scale is dropped with its partner: quantizing twice gives the same integers.
+    """
+    view = GraphView(model)
+    first: dict[tuple[object, ...], str] = {}
+    renamed: dict[str, str] = {}
+    source: dict[str, tuple[str, tuple[object, ...]]] = {}  # DQ output → (its integer input, parameters)
+    kept = []
+    for node in model.graph.node:
+        rename_inputs(node, renamed)
+        if node.op_type not in QUANTIZERS or set(node.output) & view.outputs:
+            kept.append(node)
+            continue
+        parameters = quantizer_parameters(node, view)
+        key = (node.op_type, node.input[0], *parameters)
+        integers, before = source.get(node.input[0], ("", ()))
+        if node.op_type == QUANTIZE and integers and before == parameters:
+            renamed[node.output[0]] = integers
+        elif key in first:
+            renamed[node.output[0]] = first[key]
+        else:
+            first[key] = node.output[0]
+            kept.append(node)
+            if node.op_type == DEQUANTIZE:
+                source[node.output[0]] = (node.input[0], parameters)
+    set_nodes(model, kept)
+
+
+def quantizer_parameters(node: NodeProto, view: GraphView) -> tuple[object, ...]:
+    """Scale, zero point and axis of a quantizer, comparable: by value where they are constant, else by name."""
+    found: list[object] = []
+    for name in node.input[1:]:
+        value = view.array(name)
+        found.append(name if value is None else (str(value.dtype), value.shape, value.tobytes()))
+    scale = view.array(node.input[1])
+    return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
+
+
+@pure
+def share_scales(model: ModelProto) -> None:
+    """Let quantizers with equal scales (or zero points) read one initializer, so that equality shows in the graph."""
+    view = GraphView(model)
+    first: dict[tuple[object, ...], str] = {}
+    for node in model.graph.node:
+        if node.op_type not in QUANTIZERS:
+            continue
+        for position in range(1, len(node.input)):
+            value = view.array(node.input[position])
+            if value is not None:
+                key = (str(value.dtype), value.shape, value.tobytes())
+                node.input[position] = first.setdefault(key, node.input[position])
+    drop_unused(model)
+
+
+@pure
+def name_quantizers(model: ModelProto) -> None:
+    """Name each quantizer and its scale after the tensor that it quantizes.
+
+    `/model.4/cv1/act/Mul` → `/model.4/cv1/act/Mul/QuantizeLinear`, `.../scale`; weight `model.4.cv1.conv.weight` →
+    `model.4.cv1.conv.weight/QuantizeLinear`. Torch names them after the module that happens to hold the quantizer.
+    A shared scale is named after the first tensor that has it.
+    """
+    view = GraphView(model)
+    taken = {node.name for node in view.nodes if node.op_type not in QUANTIZERS}
+    renamed: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type not in QUANTIZERS:
+            continue
+        base = _quantized_tensor(node, view)
+        node.name = _unique(f"{base}/{node.op_type}", taken)
+        for name, wanted in zip(node.input[1:], (f"{base}/scale", "zero_point"), strict=False):
+            if view.is_constant(name) and name not in renamed:
+                renamed[name] = _unique(wanted, taken)
+        if node.output[0] not in view.outputs:
+            renamed[node.output[0]] = f"{node.name}_output_0"
+    for node in model.graph.node:
+        rename_inputs(node, renamed)
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for entry in [*model.graph.initializer, *model.graph.value_info]:
+        entry.name = renamed.get(entry.name, entry.name)
+
+
+def _quantized_tensor(node: NodeProto, view: GraphView) -> str:
+    """What a quantizer is named after: the node, initializer or input that its tensor comes from."""
+    name = node.input[0]
+    producer = view.producer(name)
+    if node.op_type == DEQUANTIZE and producer is not None and producer.op_type == QUANTIZE:
+        name = producer.input[0]
+        producer = view.producer(name)
+    if producer is None or not producer.name:
+        return name
+    index = list(producer.output).index(name)
+    return producer.name if index == 0 else f"{producer.name}.{index}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    taken.add(candidate)
+    return candidate
+
+
+@pure
+def store_int8_weights(model: ModelProto) -> None:
+    """Store quantized weights as INT8 initializers that feed DequantizeLinear directly: a file a quarter the size.
+
+    Rounds as QuantizeLinear does: half to even, saturated to [-128, 127].
+
+    Not done by default, because TensorRT 8.6 asks for FP32 weights followed by a QuantizeLinear (developer guide,
+    "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
+    """
+    view = GraphView(model)
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in model.graph.node:
+        rename_inputs(node, renamed)
+        stored = _int8_weight(node, view) if node.op_type == QUANTIZE else None
+        if stored is None:
+            kept.append(node)
+            continue
+        name = f"{node.input[0]}_quantized"
+        renamed[node.output[0]] = name
+        model.graph.initializer.append(numpy_helper.from_array(stored, name))
+    set_nodes(model, kept)
+    drop_unused(model)
+
+
+def _int8_weight(node: NodeProto, view: GraphView) -> np.ndarray | None:
+    weight, scale = view.array(node.input[0]), view.array(node.input[1])
+    zero_point = view.array(node.input[2]) if len(node.input) > 2 else None
+    if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
+        return None
+    if scale.ndim:
+        axis = attribute(node, "axis", 1)
+        scale = scale.reshape([-1 if i == axis % weight.ndim else 1 for i in range(weight.ndim)])
+    return np.clip(np.rint(weight / scale), -128, 127).astype(np.int8)

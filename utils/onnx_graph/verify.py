@@ -1,0 +1,124 @@
+"""Does a Q/DQ graph have the properties that TensorRT turns into speed? (`python export_qat.py --verify FILE.onnx`)
+
+    report = verify(onnx.load("model.onnx"))
+    report.ok, report.findings, table(report)
+
+The properties are in `rules.py`. What the recipe in the file's metadata leaves in float is not held against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto
+
+from models.quantize.errors import InputError
+from utils.onnx_graph.context import Context, FloatParts
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, metadata_of
+from utils.onnx_graph.rules import RULES, Rule
+
+SHOWN = 20  # findings that a table lists; more are counted
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One breach."""
+
+    rule: str
+    node: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the verifier saw.
+
+    Attributes:
+        findings: the breaches, in the order of the rules.
+        checked: rule → number of things that it looked at.
+        counts: quantizers, dequantizers, convolutions, float_convolutions (left so by the recipe).
+    """
+
+    findings: tuple[Finding, ...]
+    checked: dict[str, int]
+    counts: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def summary(self) -> str:
+        """One line: what is quantized, and whether all properties hold."""
+        counts = self.counts
+        verdict = f"all {len(self.checked)} properties hold" if self.ok else f"{len(self.findings)} breaches"
+        left = f", {counts['float_convolutions']} left in float" if counts["float_convolutions"] else ""
+        return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
+
+
+def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
+    """Check a graph.
+
+    Raises:
+        InputError: it has no quantizers, or the recipe in its metadata cannot be read.
+    """
+    try:
+        floats = FloatParts.from_metadata(metadata_of(model))
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
+    graph = Context(model, floats)
+    quantizers = len(graph.nodes(QUANTIZE))
+    if not graph.nodes(DEQUANTIZE):
+        raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
+    findings, checked = [], {}
+    for rule in rules:
+        entries = list(rule.check(graph))
+        checked[rule.name] = len(entries)
+        findings += [Finding(rule.name, node, message) for node, message in entries if message]
+    counts = {
+        "quantizers": quantizers,
+        "dequantizers": len(graph.nodes(DEQUANTIZE)),
+        "convolutions": len(graph.convolutions),
+        "float_convolutions": sum(graph.is_float(node) for node in graph.convolutions),
+    }
+    return Report(tuple(findings), checked, counts)
+
+
+def verify_file(path: str | Path) -> Report:
+    """Check an ONNX file.
+
+    Raises:
+        InputError: the file is missing, is no ONNX, or has no quantizers.
+    """
+    return verify(load(path))
+
+
+def load(path: str | Path) -> ModelProto:
+    """Read an ONNX file.
+
+    Raises:
+        InputError: it is missing, or it is not a whole and valid ONNX file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; expected an ONNX file, as export_qat.py writes it")
+    try:
+        model = onnx.load(path)
+        onnx.checker.check_model(model)
+    except Exception as error:  # protobuf and the checker raise several unrelated types
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: {str(error).splitlines()[0]}") from error
+    return model
+
+
+def table(report: Report, rules: tuple[Rule, ...] = RULES) -> str:
+    """The report as text: one line a property, then the breaches."""
+    breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in rules}
+    width = max(len(rule.name) for rule in rules)
+    lines = [f"{'property':<{width}}  checked  breaches  why"]
+    lines += [f"{r.name:<{width}}  {report.checked.get(r.name, 0):>7}  {breaches[r.name]:>8}  {r.why}" for r in rules]
+    for finding in report.findings[:SHOWN]:
+        lines.append(f"{finding.rule}: {finding.node}: {finding.message}")
+    if len(report.findings) > SHOWN:
+        lines.append(f"... and {len(report.findings) - SHOWN} more")
+    return "\n".join([*lines, report.summary()])
