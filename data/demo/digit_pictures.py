@@ -8,8 +8,10 @@ nothing is downloaded; each is checked by its SHA-256.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.util
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,7 @@ MAX_COVER = 0.05  # at most this fraction of the smaller of two boxes is shared
 # 1,797 scans come writer after writer: the dictated sequence of labels starts again at samples 0, 130, 256, 386, 516,
 # 646, 776, 905, 1029, 1157, ... Cutting at such a start keeps every writer on one side.
 FIRST_VALIDATION_SAMPLE = 1157
-DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
+DIGITS = ("datasets/data/digits.csv.gz", "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22")
 
 # (package, file in it, SHA-256 of the file). Different photographs in each split, so that a validation picture shows
 # neither a digit nor a background that was trained on.
@@ -82,43 +84,38 @@ def _package_file(package: str, name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / name
 
 
-def read_photograph(package: str, name: str, sha256: str) -> np.ndarray:
-    """Read a photograph out of an installed package, as uint8 [h, w, 3] BGR.
-
-    Raises DependencyError when the package or the file is missing, or when the file is another one.
-    """
+def _checked_bytes(package: str, name: str, sha256: str) -> bytes:
+    """Read a file out of an installed package. Raises DependencyError when it is missing or is another one."""
     path = _package_file(package, name)
     if not path.is_file():
         raise DependencyError(
-            f"{package} is installed without {name}; install another version of it (its wheel, not a "
-            "distribution's package)"
+            f"{package} is installed without {name}; install its wheel from PyPI, or another version of it"
         )
     data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise DependencyError(
-            f"{path} is not the photograph expected: SHA-256 {found[:12]}..., expected {sha256[:12]}...; "
+            f"{path} is not the file expected: SHA-256 {found[:12]}..., expected {sha256[:12]}...; "
             f"install another version of {package}"
         )
-    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    return data
+
+
+def read_photograph(package: str, name: str, sha256: str) -> np.ndarray:
+    """Read a photograph out of an installed package, as uint8 [h, w, 3] BGR. Raises DependencyError."""
+    data = np.frombuffer(_checked_bytes(package, name, sha256), np.uint8)
+    return cv2.imdecode(data, cv2.IMREAD_COLOR)
 
 
 def read_scans() -> tuple[np.ndarray, np.ndarray]:
     """Return scikit-learn's digits: scans float32 [1797, 8, 8] in 0..1 and labels int [1797].
 
+    Reads the file that ``load_digits`` reads: importing scikit-learn takes seconds.
     Raises DependencyError when scikit-learn is missing or holds other digits.
     """
-    _package_file("sklearn", "")
-    from sklearn.datasets import load_digits
-
-    scans, labels = load_digits(return_X_y=True)
-    found = hashlib.sha256(scans.astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
-    if found != DIGITS_SHA256:
-        raise DependencyError(
-            f"scikit-learn's digits are not the ones expected: SHA-256 {found[:12]}..., expected "
-            f"{DIGITS_SHA256[:12]}...; install another version of scikit-learn"
-        )
-    return scans.reshape(-1, 8, 8).astype(np.float32) / 16, labels.astype(np.int64)
+    data = gzip.decompress(_checked_bytes("sklearn", *DIGITS))
+    table = np.loadtxt(io.BytesIO(data), delimiter=",", dtype=np.float32)
+    return table[:, :64].reshape(-1, 8, 8) / 16, table[:, 64].astype(np.int64)
 
 
 def read_sources(split: str) -> Sources:
@@ -166,9 +163,9 @@ def draw_digit(rng: np.random.Generator, scan: np.ndarray, size: float) -> np.nd
     """
     shape = (float(np.radians(rng.uniform(-15, 15))), float(rng.uniform(0.8, 1.2)), float(rng.uniform(-0.15, 0.15)))
     level, sharpness = rng.uniform(0.36, 0.5), rng.uniform(2.5, 5.0)
-    x1, y1, x2, y2 = _extent(_warp(scan, 6.0, *shape, side=144) >= level)
+    x1, y1, x2, y2 = _extent(_warp(scan, 6.0, *shape, side=88) >= level)
     scale = 6.0 * size / max(x2 - x1, y2 - y1)
-    values = _warp(scan, scale, *shape, side=int(24 * scale) + 4)
+    values = _warp(scan, scale, *shape, side=int(14 * scale) + 4)
     opacity = np.clip((values - level) * sharpness + 0.5, 0, 1)
     x1, y1, x2, y2 = _extent(opacity >= 0.5)
     return opacity[y1:y2, x1:x2].astype(np.float32)
@@ -240,5 +237,5 @@ def draw_picture(rng: np.random.Generator, sources: Sources, keep_ink: bool = Fa
             mask = np.zeros((PICTURE_SIZE, PICTURE_SIZE), bool)
             mask[y1:y2, x1:x2] = opacity >= 0.5
             masks.append(mask)
-    image += rng.normal(0, rng.uniform(0, 10), image.shape).astype(np.float32)
+    image += rng.uniform(0, 10) * rng.standard_normal(image.shape, np.float32)
     return Picture(np.clip(image, 0, 255).astype(np.uint8), np.array(labels), np.array(boxes), tuple(masks))

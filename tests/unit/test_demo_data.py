@@ -188,8 +188,8 @@ def test_boxes_are_where_the_picture_changed(drawing, monkeypatch: pytest.Monkey
     """One white digit on black, without noise: what is lit in the picture is what the box says, within a pixel."""
 
     class NoNoise(np.random.Generator):
-        def normal(self, loc, scale, size):
-            return np.zeros(size)
+        def standard_normal(self, size, dtype):
+            return np.zeros(size, dtype)
 
     monkeypatch.setattr(drawing, "draw_background", lambda rng, photographs: np.zeros((320, 320, 3), np.float32))
     monkeypatch.setattr(drawing, "_draw_colour", lambda rng, behind: np.full(3, 255.0))
@@ -226,6 +226,15 @@ def test_splits_share_no_digit_and_no_photograph(drawing) -> None:
     assert set(drawing.PHOTOGRAPHS["train"]).isdisjoint(drawing.PHOTOGRAPHS["val"])
 
 
+def test_the_digits_are_what_scikit_learn_loads(drawing) -> None:
+    from sklearn.datasets import load_digits
+
+    scans, labels = drawing.read_scans()
+    reference = load_digits()
+    np.testing.assert_array_equal(scans * 16, reference.images)
+    np.testing.assert_array_equal(labels, reference.target)
+
+
 def test_splits_share_no_writer(drawing) -> None:
     """Each writer wrote from the same dictated list, which begins with 0 to 9 three times over: the cut is at one."""
     _, labels = drawing.read_scans()
@@ -236,7 +245,7 @@ def test_splits_share_no_writer(drawing) -> None:
 def test_another_photograph_is_a_clear_error(drawing) -> None:
     from models.quantize.errors import DependencyError
 
-    with pytest.raises(DependencyError, match=r"is not the photograph expected.*install another version of skimage"):
+    with pytest.raises(DependencyError, match=r"is not the file expected.*install another version of skimage"):
         drawing.read_photograph("skimage", "data/coffee.png", "0" * 64)
     with pytest.raises(DependencyError, match=r"without data/nothing\.png"):
         drawing.read_photograph("skimage", "data/nothing.png", "0" * 64)
