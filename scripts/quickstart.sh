@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Set everything up and take a float model to an evaluated INT8 ONNX file, with a report.
+#
+#   ./scripts/quickstart.sh                                     the demo: handwritten digits on photographs
+#   ./scripts/quickstart.sh --weights my.pt --data my.yaml --imgsz 640
+#
+#   --weights FILE  float checkpoint, as upstream's train.py writes it (default: the demo model)
+#   --data FILE     data set's YAML with train and val (default: the demo set, which is drawn in build/digits)
+#   --imgsz PX      input size (default: 320 for the demo, else 640)
+#   --batch-size N  pictures a batch (default: 10)
+#   --epochs N      epochs of QAT (default: 10)
+#   --iters N       iterations an epoch, at most (default: 25, so that two CPU cores are enough)
+#   --device D      cpu, or a CUDA device such as 0 (default: 0 if there is one)
+#   --output DIR    where the results go (default: runs/quickstart); an earlier run's results there are replaced
+#   --resume        continue an interrupted run in --output instead
+#   -h, --help      print this
+#
+# What is installed, downloaded or drawn already is used again. Exit code: 0 done, 1 failed, 2 a bad argument, 130 interrupted.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+
+main() {
+  parse_arguments "$@"
+  local started=$SECONDS
+  setup_environment
+  setup_checkout
+  [ -n "$data" ] || use_demo_set
+  say "set up in $((SECONDS - started)) s; the run starts"
+  started=$SECONDS
+  make_run_folder
+  quantize
+  export_network
+  evaluate_network "$onnx" onnx
+  # An engine that is built from the ONNX file is one more line here: evaluate_network "$engine" engine
+  write_report
+  say "quickstart: done in $((SECONDS - started)) s after setting up; open $run/report.html"
+}
+
+parse_arguments() {
+  weights='' data='' imgsz='' batch_size=10 epochs=10 iters=25 device='' run=runs/quickstart resume=no evaluated=()
+  local option
+  while [ $# -gt 0 ]; do
+    option=$1
+    case $option in
+      -h | --help) usage; exit 0 ;;
+      --resume) resume=yes; shift; continue ;;
+      --*=*) set -- "${option%%=*}" "${option#*=}" "${@:2}"; continue ;;
+      --weights | --data | --imgsz | --batch-size | --epochs | --iters | --device | --output) ;;
+      *) die 2 "unknown argument $option; scripts/quickstart.sh --help lists them" ;;
+    esac
+    [ -n "${2:-}" ] || die 2 "$option needs a value"
+    case $option in
+      --weights | --data) [ -f "$2" ] || die 2 "$option $2 does not exist" ;;
+    esac
+    case $option in
+      --weights) weights=$(from_root "$2") ;;
+      --data) data=$(from_root "$2") ;;
+      --output) run=$(from_root "$2") ;;
+      --imgsz) imgsz=$2 ;;
+      --batch-size) batch_size=$2 ;;
+      --epochs) epochs=$2 ;;
+      --iters) iters=$2 ;;
+      --device) device=$2 ;;
+    esac
+    shift 2
+  done
+  [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the data set that the model was trained on"
+  [ -n "$imgsz" ] || { [ -n "$weights" ] && imgsz=640 || imgsz=320; }
+  weights=${weights:-data/demo/gelan-digits.pt}
+  cd "$OVERLAY_ROOT"
+}
+
+# PATH as it is seen from the repository's folder, where the programs are started and which the report's paths count from.
+from_root() { realpath -m --relative-base="$OVERLAY_ROOT" -- "$1"; }
+
+use_demo_set() {
+  setup_demo_set
+  data=$(from_root "$DEMO_DATA")
+}
+
+# Only a folder that a run has left is emptied: --output could name any folder.
+make_run_folder() {
+  if [ "$resume" = yes ]; then
+    [ -f "$run/weights/last.pt" ] || die 2 "there is no run to resume in $run"
+  elif [ -f "$run/weights/last.pt" ]; then
+    say "replacing the results of an earlier run in $run"
+    rm -rf "$run"
+  elif [ -d "$run" ] && [ -n "$(ls -A "$run")" ]; then
+    die 2 "$run holds files that are no quickstart's; choose another --output"
+  fi
+}
+
+program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched checkout
+  "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
+}
+
+quantize() {
+  local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
+    --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
+  [ "$resume" = no ] || arguments+=(--resume "$run")
+  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
+  local found=("$run"/weights/qat_best_*.pt)
+  best=${found[0]}
+}
+
+export_network() {
+  onnx=${best%.pt}.onnx
+  run_part "2/4 export to ONNX" program export_qat.py --weights "$best" --data "$data" --imgsz "$imgsz" \
+    --batch-size "$batch_size" --include onnx --simplify || exit $?
+}
+
+evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
+  run_part "3/4 evaluate $(basename "$1")" program val_trt.py --engine-file "$1" --data "$data" \
+    --project "$run" --name "$2" --exist-ok || exit $?
+  evaluated+=("$run/$2")
+}
+
+write_report() {
+  run_part "4/4 report" program scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
+    --compare "$weights" "$onnx" --data "$data" --imgsz "$imgsz" \
+    --note "PTQ and QAT run in PyTorch with simulated INT8, so their ms/image say nothing about the speed of INT8." ||
+    exit $?
+}
+
+main "$@"

@@ -1,0 +1,162 @@
+"""scripts/quickstart.sh with programs that only say how they were called."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = """
+. {root}/scripts/lib.sh
+OVERLAY_ROOT=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)
+YOLOV9_CHECKOUT=$OVERLAY_ROOT/build/yolov9
+setup_environment() {{ PYTHON={python}; }}
+setup_checkout() {{ :; }}
+setup_demo_set() {{ DEMO_DATA=$OVERLAY_ROOT/build/digits/data.yaml; }}
+"""
+PROGRAM = """
+import os, sys
+from pathlib import Path
+name, arguments = Path(sys.argv[0]).name, sys.argv[1:]
+print("CALLED", name, *arguments)
+if name == os.environ.get("FAILING"):
+    sys.exit(int(os.environ["STATUS"]))
+if name == "qat.py":
+    run = Path(arguments[arguments.index("--project") + 1]) / arguments[arguments.index("--name") + 1]
+    (run / "weights").mkdir(parents=True, exist_ok=True)
+    (run / "weights/last.pt").touch()
+    (run / "weights/qat_best_model.pt").touch()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "a repository"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/quickstart.sh", root / "scripts")
+    (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, python=sys.executable))
+    (root / "build/yolov9/scripts").mkdir(parents=True)
+    for name in ("qat.py", "export_qat.py", "val_trt.py", "scripts/make_report.py"):
+        (root / "build/yolov9" / name).write_text(PROGRAM)
+    return root
+
+
+def quickstart(folder, *arguments, cwd=None, **environment):
+    command = ["bash", folder / "scripts/quickstart.sh", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env={"PATH": "/usr/bin:/bin", **environment}
+    )
+
+
+def calls(done) -> dict[str, list[str]]:
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("CALLED")]
+    return {name: arguments for _, name, *arguments in lines}
+
+
+def value(arguments: list[str], option: str) -> str:
+    return arguments[arguments.index(option) + 1]
+
+
+def test_the_demo_goes_through_all_programs(folder):
+    called = calls(quickstart(folder))
+    assert list(called) == ["qat.py", "export_qat.py", "val_trt.py", "make_report.py"]
+    assert value(called["qat.py"], "--weights") == "data/demo/gelan-digits.pt"
+    assert value(called["qat.py"], "--imgsz") == value(called["export_qat.py"], "--imgsz") == "320"
+    assert {value(arguments, "--data") for arguments in called.values()} == {"build/digits/data.yaml"}
+    assert value(called["val_trt.py"], "--engine-file") == "runs/quickstart/weights/qat_best_model.onnx"
+    assert called["make_report.py"][:2] == ["runs/quickstart", "runs/quickstart/onnx"]
+
+
+def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
+    for name in ("my.pt", "my.yaml"):
+        (tmp_path / name).touch()
+    options = [
+        "--weights",
+        "my.pt",
+        "--data=my.yaml",
+        "--device",
+        "cpu",
+        "--epochs=3",
+        "--iters",
+        "7",
+        "--batch-size",
+        "4",
+    ]
+    called = calls(quickstart(folder, *options, "--output", "out", cwd=tmp_path))
+    assert value(called["qat.py"], "--weights") == str(tmp_path / "my.pt")
+    assert value(called["qat.py"], "--imgsz") == "640"
+    assert [value(called["qat.py"], f"--{name}") for name in ("epochs", "iters", "batch-size")] == ["3", "7", "4"]
+    assert {value(arguments, "--device") for arguments in called.values()} == {"cpu"}
+    assert called["make_report.py"][0] == str(tmp_path / "out")
+
+
+def test_an_earlier_run_is_replaced_or_resumed(folder):
+    first = calls(quickstart(folder))
+    old = folder / "runs/quickstart/weights/old.pt"
+    old.touch()
+    assert calls(quickstart(folder, "--resume"))["qat.py"] == [
+        *first["qat.py"][:-1], "--resume", "runs/quickstart", "--device"
+    ]  # fmt: skip
+    assert old.exists()
+    assert calls(quickstart(folder))["qat.py"] == first["qat.py"]
+    assert not old.exists()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    done = quickstart(folder, "--output", precious)
+    assert (done.returncode, "CALLED" in done.stdout) == (2, False)
+    assert "choose another --output" in done.stderr
+    assert (precious / "file").exists()
+
+
+@pytest.mark.parametrize("program", ["qat.py", "export_qat.py", "val_trt.py", "make_report.py"])
+@pytest.mark.parametrize("status", [1, 2, 130])
+def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
+    done = quickstart(folder, FAILING=program, STATUS=str(status))
+    assert done.returncode == status
+    called = [line for line in done.stdout.splitlines() if line.startswith("CALLED")]
+    assert called[-1].split()[1] == program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--surprise"], "unknown argument --surprise"),
+        (["demo"], "unknown argument demo"),
+        (["--weights"], "--weights needs a value"),
+        (["--weights", "missing.pt"], "missing.pt does not exist"),
+        (["--weights", __file__], "--weights needs --data"),
+        (["--resume"], "no run to resume"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(folder, arguments, says):
+    done = quickstart(folder, *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "CALLED" not in done.stdout
+
+
+def test_help_names_every_option(folder):
+    done = quickstart(folder, "--help")
+    assert done.returncode == 0
+    names = (
+        "--weights",
+        "--data",
+        "--imgsz",
+        "--batch-size",
+        "--epochs",
+        "--iters",
+        "--device",
+        "--output",
+        "--resume",
+    )
+    assert all(f"  {name} " in done.stdout for name in names)
