@@ -10,19 +10,19 @@ usage: ./install_dependencies.sh [options]
 
 Where:
   --venv DIR              the virtual environment to use or make (default: .venv in the current folder)
-  --system                install into the current Python environment instead; an installed torch that is new enough stays
+  --system                install into the current Python environment instead; a torch that is new enough stays
 What:
   --runtime               only what evaluating and benchmarking needs (torch >= 2.4, no nvidia-modelopt), for a Jetson
   --dev                   also what scripts/test.sh needs
   --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
-  --quantizer NAME        also an other quantizer library: pytorch-quantization (default: modelopt, which is always there)
+  --quantizer NAME        pytorch-quantization: also that quantizer library (default: modelopt, which is always there)
   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
 Other:
   --dry-run               print what would be done
   -h, --help              print this
 
-PYTHON=/path/to/python3 chooses the interpreter (3.10 to 3.13). Package indexes and proxies are pip's or uv's own settings.
+PYTHON=/path/to/python3 chooses the interpreter (3.10 to 3.13). Package indexes and proxies are those that pip is set up for.
 Versions are in requirements/. Exit code: 0 when all but optional parts is there, 1 for a failure, 2 for a bad argument.
 TEXT
 }
@@ -57,7 +57,7 @@ parse_arguments() {
       --tensorrt) tensorrt=yes ;;
       --trex) trex=yes ;;
       --no-trex) trex=no ;;
-      --quantizer) [ -n "${2:-}" ] || die 2 "--quantizer needs a name: modelopt or pytorch-quantization"; quantizer=$2; shift ;;
+      --quantizer) [ -n "${2:-}" ] || die 2 "--quantizer needs a name"; quantizer=$2; shift ;;
       --quantizer=*) quantizer=${1#--quantizer=} ;;
       --defaults) ;;
       --dry-run) dry_run=yes ;;
@@ -79,7 +79,7 @@ parse_arguments() {
 
 print_plan() {
   say "python: $("$PYTHON" -c 'import sys; print(sys.version.split()[0], sys.executable)')"
-  if [ "$system" = yes ]; then say "into: the current Python environment"; else say "into: the virtual environment $venv"; fi
+  if [ "$system" = yes ]; then say "into: its own environment"; else say "into: the virtual environment $venv"; fi
   say "install: requirements/$set_name.txt within requirements/constraints.txt"
   [ "$quantizer" = modelopt ] || say "install: $quantizer"
   if [ "$trex" = yes ]; then say "install: graphviz"; fi
@@ -134,7 +134,7 @@ make_venv() {
   die 1 "$PYTHON cannot make a virtual environment (above); on Debian and Ubuntu: apt-get install python3-venv"
 }
 
-# Is the set there, complete, and does it work? The stamp says that an installation of just these requirements ended well.
+# Is the set there, complete and working? The stamp says that an installation of just these requirements ended well.
 is_up_to_date() {
   local fingerprint
   fingerprint=$(environment fingerprint "$set_name") || return 1
@@ -188,7 +188,9 @@ choose_installer() {
 
 pip_install() { # ARGUMENTS...
   if [ "$installer" = uv ]; then
-    if "${uv[@]}" pip install --python "$python" ${PIP_BREAK_SYSTEM_PACKAGES:+--break-system-packages} "$@"; then return; fi
+    if "${uv[@]}" pip install --python "$python" ${PIP_BREAK_SYSTEM_PACKAGES:+--break-system-packages} "$@"; then
+      return
+    fi
     warn "uv could not install that; trying pip"
   fi
   "$python" -m pip install "$@"
@@ -232,7 +234,7 @@ install_graphviz() {
   if command -v dot >/dev/null; then
     say "graphviz: installed already"
   elif ! command -v apt-get >/dev/null; then
-    skipped graphviz "its program dot is a system package and there is no apt-get here; use your package manager" "$works"
+    skipped graphviz "its program dot is a system package and there is no apt-get; use your package manager" "$works"
   elif [ "$(id -u)" != 0 ]; then
     skipped graphviz "its program dot is a system package; run: sudo apt-get install graphviz" "$works"
   else

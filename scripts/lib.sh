@@ -1,14 +1,16 @@
+# shellcheck shell=bash
 # Shell functions that the scripts share. Source this file from bash, after `set -euo pipefail`:
 #
 #     . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
 #
-#     setup_environment --dev      # install_dependencies.sh into $OVERLAY_VENV; then $PYTHON is that environment's python
+#     setup_environment --dev      # install_dependencies.sh into $OVERLAY_VENV, whose python is $PYTHON then
 #     setup_checkout               # upstream in $YOLOV9_CHECKOUT, patched with what lies here
 #     setup_demo_set               # the demo set in $OVERLAY_BUILD/digits; then $DEMO_DATA is its data.yaml
 #     run_part "unit tests" CMD... # says what runs and how long it took, keeps its exit status
 #
 # All of them say what they do, reuse what is there already, and end the script with one line when they fail.
-# OVERLAY_ROOT is this repository; OVERLAY_BUILD (build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT can be set beforehand.
+# OVERLAY_ROOT is this repository. OVERLAY_BUILD (default: build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT (build/yolov9)
+# can be set beforehand.
 
 OVERLAY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 OVERLAY_BUILD=${OVERLAY_BUILD:-$OVERLAY_ROOT/build}
@@ -24,7 +26,7 @@ die() { # EXIT_CODE MESSAGE
   exit "$code"
 }
 
-# The interpreter to start from: $PYTHON, else python3. Sets PYTHON, or ends the script. MAXIMUM is a minor version of Python 3.
+# The interpreter to start from: $PYTHON, else python3. Sets PYTHON, or ends the script. MAXIMUM: the last 3.x that will do.
 find_python() { # [MAXIMUM]
   local maximum=${1:-99} wanted version
   PYTHON=${PYTHON:-python3}

@@ -84,12 +84,8 @@ def check_checkout(folder: Path) -> None:
     """Refuse what is not the root of a YOLOv9 checkout that can be written to."""
     if not folder.is_dir():
         raise Refusal(f"{folder} is no folder; give the folder of a YOLOv9 checkout (scripts/get_yolov9.sh makes one)")
-    model = folder / "models/yolo.py"
-    if (
-        not (folder / "utils/general.py").is_file()
-        or not model.is_file()
-        or b"def parse_model" not in model.read_bytes()
-    ):
+    model, general = folder / "models/yolo.py", folder / "utils/general.py"
+    if not (model.is_file() and b"def parse_model" in model.read_bytes() and general.is_file()):
         raise Refusal(f"{folder} is no YOLOv9 checkout: it lacks models/yolo.py with parse_model, or utils/general.py")
     for path in (folder, folder / "models", folder / "utils"):
         if not os.access(path, os.W_OK | os.X_OK):
@@ -134,7 +130,8 @@ def _plan_removal(checkout: Path, paths: list[str], record: Record, plan: Plan) 
         known, target = record.files[path], checkout / path
         if os.path.lexists(target) and digest(target) != known.sha256:
             plan.keep.append(path)
-        (plan.restore if known.backup else plan.remove).append(path)
+        backup = known.backup and os.path.lexists(checkout / STATE / "backup" / path)
+        (plan.restore if backup else plan.remove).append(path)
 
 
 def _check_way(checkout: Path, path: str) -> None:
