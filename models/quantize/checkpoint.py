@@ -20,6 +20,7 @@ from torch import nn
 from models.quantize import placement
 from models.quantize.errors import CheckpointError
 from models.quantize.recipe import Recipe
+from models.quantize.storage import save_torch
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
@@ -56,7 +57,6 @@ def save(
         extra: plain values to keep beside it, such as AP and the file it was made from.
     """
     from models.quantize import __version__
-    from utils.cli import atomic_path
 
     content = {
         "format": FORMAT,
@@ -71,8 +71,7 @@ def save(
         "extra": dict(extra or {}),
         "quantized_state": {name: value.detach().cpu().clone() for name, value in model.state_dict().items()},
     }
-    with atomic_path(path) as temporary:
-        torch.save(content, temporary)
+    save_torch(content, path)
 
 
 def load(path: str | Path) -> QuantizedCheckpoint:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from models.quantize.errors import CheckpointError, InputError
+from models.quantize.storage import save_torch
 from utils.cli import atomic_path
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,8 @@ class RunState:
 
     def save(self, folder: Path) -> None:
         """Write the state into the run folder; a reader sees the old one or the new one."""
-        import torch
-
-        path = weights_folder(folder) / STATE_FILE
-        with atomic_path(path) as temporary, temporary.open("wb") as stream:
-            # a stream of ours, not a path: torch's own writer reports a full disk as an unnamed RuntimeError
-            torch.save({"run_state": STATE_VERSION, **vars(self), "best": self.best and asdict(self.best)}, stream)
+        content = {"run_state": STATE_VERSION, **vars(self), "best": self.best and asdict(self.best)}
+        save_torch(content, weights_folder(folder) / STATE_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:

@@ -92,10 +92,11 @@ def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state):
 def test_a_full_disk_leaves_the_old_state(tmp_path, state, monkeypatch):
     state.save(tmp_path)
 
-    def full(*_args: object, **_kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(path: Path, _content: object) -> None:
+        path.write_text("the part that fitted")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     state.finished = True
     with pytest.raises(OSError, match="No space"):
         state.save(tmp_path)
