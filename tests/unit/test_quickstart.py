@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +21,15 @@ setup_checkout() {{ :; }}
 setup_demo_set() {{ DEMO_DATA=$OVERLAY_ROOT/build/digits/data.yaml; }}
 """
 PROGRAM = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 name, arguments = Path(sys.argv[0]).name, sys.argv[1:]
-print("CALLED", name, *arguments)
+print("CALLED", name, *arguments, flush=True)
+if name == os.environ.get("SLEEPING"):
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(130)
 if name == os.environ.get("FAILING"):
     sys.exit(int(os.environ["STATUS"]))
 if name == "qat.py":
@@ -124,6 +131,18 @@ def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
     assert done.returncode == status
     called = [line for line in done.stdout.splitlines() if line.startswith("CALLED")]
     assert called[-1].split()[1] == program
+
+
+def test_ctrl_c_ends_it(folder):
+    command = ["bash", folder / "scripts/quickstart.sh"]
+    environment = {"PATH": "/usr/bin:/bin", "SLEEPING": "export_qat.py"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    lines = []
+    while not lines or "CALLED export_qat.py" not in lines[-1]:
+        lines.append(process.stdout.readline())
+    os.killpg(process.pid, signal.SIGINT)
+    assert "val_trt.py" not in process.communicate(timeout=20)[0]
+    assert process.returncode in (130, -signal.SIGINT)
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,13 @@ class TestFigures:
         assert activations.get_yscale() == weights.get_yscale() == "log"
         assert [text.get_text() for text in weights.get_xticklabels()] == ["0"]
 
+    def test_ranges_stand_in_the_order_of_the_network(self):
+        names = ["model.12.conv", "images", "model.2.conv"]
+        rows = [{"name": name, "kind": "activation", "amax": 1.0 + i} for i, name in enumerate(names)]
+        (axes,) = figures.ranges_per_layer(rows).axes
+        assert list(axes.lines[0].get_ydata()) == [2.0, 3.0, 1.0]
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["", "2", "12"]
+
     def test_many_layers_do_not_write_over_each_other(self):
         rows = [
             {"name": f"model.{i}.conv", "kind": "weight", "amax": 1.0 + i, "min": 1.0, "max": 2.0} for i in range(250)

@@ -27,7 +27,7 @@ def detection_panel(sample: Sample, stage: str, reference: str | None = None) ->
     """
     pixels = read_image(sample.image)
     height, width = pixels.shape[:2]
-    figure, (axes,) = new_figure(4.2, 4.2 * height / width, 1, layout=None)
+    figure, (axes,) = new_figure(3.4, 3.4 * height / width, 1, layout=None)
     axes.set_position((0, 0, 1, 1))
     _draw(axes, pixels, boxes_of(sample, stage), boxes_of(sample, reference))
     return figure
@@ -130,7 +130,7 @@ def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence
             x0,
             y0,
             text,
-            fontsize=7,
+            fontsize=7.5,
             color="white",
             va="top" if inside else "bottom",
             clip_on=True,

@@ -103,7 +103,8 @@ def ranges_per_layer(ranges: Sequence[dict[str, Any]]) -> Figure:
     Raises:
         ValueError: there are no ranges.
     """
-    kinds = [(kind, [row for row in ranges if row["kind"] == kind]) for kind in ("activation", "weight")]
+    ordered = sorted(ranges, key=lambda row: int(layer_number(row["name"]) or -1))  # shared scales come out of order
+    kinds = [(kind, [row for row in ordered if row["kind"] == kind]) for kind in ("activation", "weight")]
     kinds = [(kind, rows) for kind, rows in kinds if rows]
     if not kinds:
         raise ValueError("the report has no ranges")
@@ -166,7 +167,7 @@ def _layer_bands(axes: Axes, names: Sequence[str]) -> None:
 
 
 def layer_number(name: str) -> str:
-    """The number of the top-level layer in a module path: `model.4.cv1.conv` → `4`."""
+    """The number of the top-level layer in a module path: `model.4.cv1.conv` → `4`; empty for the network's input."""
     return next((part for part in str(name).split(".") if part.isdigit()), "")
 
 

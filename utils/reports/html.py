@@ -77,7 +77,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
             caption = f"{stage}: {len(boxes)} {'object' if len(boxes) == 1 else 'objects'}"
             panels.append(
                 {
-                    "image": _data_uri(figure, "jpg"),
+                    "image": _data_uri(figure, "jpg", dpi=200),
                     "alt": f"{caption} in {Path(sample.image).name}",
                     "caption": caption,
                 }
@@ -101,8 +101,8 @@ def _hardware(report: Report) -> dict[str, str]:
     return {**report.hardware, **({"device": ", ".join(devices)} if devices else {})}
 
 
-def _data_uri(figure: Any, kind: str) -> str:
-    return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind)).decode('ascii')}"
+def _data_uri(figure: Any, kind: str, dpi: int = 150) -> str:
+    return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind, dpi)).decode('ascii')}"
 
 
 def _number(value: Any, form: str) -> str:
