@@ -47,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="longer side of the input in pixels (default: the file's own); several for --task study",
     )  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=32, metavar="N",
-                        help="pictures at a time (default: 32); a file with a fixed batch decides by itself")  # fmt: skip
+                        help="pictures at a time (default: 32); a fixed batch in the file wins")  # fmt: skip
     parser.add_argument("--conf-thres", type=float, default=0.001, metavar="P", help="least score (default: 0.001)")
     parser.add_argument("--iou-thres", type=float, default=0.7, metavar="P", help="NMS overlap (default: 0.7)")
     parser.add_argument("--max-det", type=int, default=300, metavar="N", help="detections per picture (default: 300)")
@@ -112,7 +112,7 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
         split=args.task if args.task in ("test", "train") else "val",
         save_txt=args.save_txt,
         save_conf=args.save_conf,
-        save_json=args.save_json,
+        save_json=args.save_json or Path(args.data).name == "coco.yaml",  # as upstream's val.py
         verbose=args.verbose,
         limit=args.limit,
     )
@@ -123,7 +123,7 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
         spec = image_input(runner)
         if None not in spec.shape[2:]:
             raise InputError(
-                f"--task study needs a variable image size, and {args.engine_file} takes {spec}; export it with --dynamic"
+                f"--task study needs a variable image size; {args.engine_file} takes {spec}; export it with --dynamic"
             )
         return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in args.imgsz or STUDY_SIZES]
     if config.conf_thres > 0.001:
@@ -169,7 +169,7 @@ def make_row(args: argparse.Namespace, runner: Runner, result: EvalResult) -> Ro
 
 
 def write_study(file: Path, results: list[EvalResult]) -> None:
-    """One line for each size, with upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), three times in ms."""
+    """One line for each size, with upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), times in ms."""
     rows = [
         (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
         for r in results

@@ -1,0 +1,337 @@
+"""Reading data.yaml, pictures and labels; letterboxing; batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from models.quantize.errors import DataError
+from utils.evaluation.dataset import PictureDataset, collate, load_data, make_loader
+from utils.evaluation.pictures import find_pictures, label_file, read_labels
+from utils.evaluation.preprocess import boxes_to_input, boxes_to_picture, letterbox, rectangular_shapes
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from known_pictures import MIXED, write_set
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("set")
+    write_set(path, 20)
+    return path
+
+
+def write_yaml(file, **content):
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+# data.yaml
+
+
+def test_data_yaml(folder):
+    data = load_data(folder / "data.yaml")
+    assert data.names == {0: "cat", 1: "dog", 2: "owl"}
+    assert data.nc == 3
+    assert data.splits["val"] == (str(folder / "images/val"),)
+    assert data.annotations == folder / "annotations/instances_val.json"
+    assert data.annotations_of("test") is None
+    assert not data.is_coco
+    with pytest.raises(DataError, match=r"has no 'test:' entry; it has train, val"):
+        data.paths("test")
+
+
+@pytest.mark.parametrize("root", [None, ".", "..", "elsewhere"])
+def test_root_is_found_beside_the_yaml_or_in_the_working_folder(tmp_path, monkeypatch, root):
+    """Upstream counts a relative `path:` from the checkout, which here is tried first, then these two."""
+    base = {"..": tmp_path, "elsewhere": tmp_path / "work" / "elsewhere"}.get(root, tmp_path / "yamls")
+    for each in (tmp_path / "yamls", base / "pictures" / "a", tmp_path / "work"):
+        each.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path / "work")
+    content = {"path": root} if root else {}
+    file = write_yaml(tmp_path / "yamls" / "d.yaml", train="../pictures/a", val=["pictures/a"], names=["x"], **content)
+    assert load_data(file).splits == {split: (str(base / "pictures/a"),) for split in ("train", "val")}
+
+
+def test_coco_form(tmp_path):
+    (tmp_path / "val2017.txt").write_text("./images/val2017/000000000139.jpg\n")
+    names = {index: f"n{index}" for index in range(80)}
+    data = load_data(write_yaml(tmp_path / "coco.yaml", path=str(tmp_path), train="train2017.txt", val="val2017.txt",
+                                test="test-dev2017.txt", names=names))  # fmt: skip
+    assert data.is_coco
+    assert set(data.splits) == {"val"}  # the lists that were not downloaded are not offered
+    assert data.annotations is None
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations/instances_val2017.json").write_text("{}")
+    assert data.annotations == tmp_path / "annotations/instances_val2017.json"
+
+
+BAD_YAML = {
+    "missing": (None, r"cannot read .*: No such file"),
+    "not YAML": ("names: [a", "is not valid YAML"),
+    "a list": ("- a\n- b\n", "is no data set's YAML"),
+    "no names": ("val: .\n", "has no class names"),
+    "gap in names": ("val: .\nnames: {0: a, 2: b}\n", "must be 0 to 1, found \\[0, 2\\]"),
+    "nc": ("val: .\nnc: 3\nnames: [a, b]\n", "says nc: 3 and gives 2 names"),
+    "no split": ("test: .\nnames: [a]\n", "neither 'train:' nor 'val:'"),
+    "no folder": ("val: nowhere\nnames: [a]\n", "val pictures 'nowhere' not found in"),
+    "number": ("val: 3\nnames: [a]\n", "'val:' is 3; expected a folder"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_YAML)
+def test_a_bad_yaml_says_what_is_wrong(tmp_path, name):
+    content, message = BAD_YAML[name]
+    if content:
+        (tmp_path / "data.yaml").write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        load_data(tmp_path / "data.yaml")
+    assert "\n" not in str(caught.value)
+
+
+# pictures and labels
+
+
+def test_find_pictures_in_folders_and_lists(tmp_path, monkeypatch):
+    for name in ("b/2.JPG", "b/deep/1.png", "b/notes.md", "a.bmp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    absolute = str(tmp_path / "a.bmp")
+    expected = [absolute, str(tmp_path / "b/2.JPG"), str(tmp_path / "b/deep/1.png")]
+    assert find_pictures([str(tmp_path / "b"), absolute]) == expected
+    (tmp_path / "list.txt").write_text(f"./b/2.JPG\r\n\nb/deep/1.png\n{absolute}\n")
+    assert find_pictures([str(tmp_path / "list.txt")]) == expected
+    monkeypatch.chdir(tmp_path)  # lists that count from the working folder
+    (tmp_path / "b" / "list.txt").write_text("b/2.JPG\n")
+    assert find_pictures([str(tmp_path / "b" / "list.txt")]) == [str(tmp_path / "b/2.JPG")]
+
+
+def test_no_pictures(tmp_path):
+    with pytest.raises(DataError, match="no pictures in"):
+        find_pictures([str(tmp_path)])
+    with pytest.raises(DataError, match="does not exist"):
+        find_pictures([str(tmp_path / "nowhere")])
+
+
+def test_label_file():
+    assert label_file("/x/images/a/images/b/c.d.jpg") == Path("/x/images/a/labels/b/c.d.txt")
+    assert label_file("/x/y/c.jpg") == Path("/x/y/c.txt")
+
+
+def test_labels(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("1 0.5 0.5 0.25 1\n\n0 0.1 0.2 0.5 0.2 0.5 0.6 0.1 0.6\n1 0.5 0.5 0.25 1\n")
+    expected = [[0, 0.3, 0.4, 0.4, 0.4], [1, 0.5, 0.5, 0.25, 1]]
+    np.testing.assert_allclose(read_labels(file, 2), expected, atol=1e-6)
+    file.write_text("\n")
+    assert read_labels(file, 2).shape == (0, 5)
+
+
+BAD_LABELS = {
+    "1 0.5 0.5 0.1": "4 values; expected class cx cy w h",
+    "2 0.5 0.5 0.1 0.1": "class 2 is not one of the data set's 2 classes",
+    "-1 0.5 0.5 0.1 0.1": "class -1 is not",
+    "0.5 0.5 0.5 0.1 0.1": "class 0.5 is not",
+    "nan 0.5 0.5 0.1 0.1": "class nan is not",
+    "1 0.5 1.5 0.1 0.1": "must be fractions of the picture, 0 to 1; found '1 0.5 1.5",
+    "1 0.5 nan 0.1 0.1": "must be fractions",
+    "1 0.5 -0.5 0.1 0.1": "must be fractions",
+    "cat 0.5 0.5 0.1 0.1": "is not a list of numbers",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LABELS)
+def test_a_bad_label_names_its_file_and_line(tmp_path, line):
+    file = tmp_path / "a.txt"
+    file.write_text(f"0 0.5 0.5 0.1 0.1\n{line}\n")
+    with pytest.raises(DataError, match=BAD_LABELS[line]) as caught:
+        read_labels(file, 2)
+    assert f"{file}, line 2" in str(caught.value)
+
+
+def test_unreadable_pictures_are_left_out_and_reported(tmp_path, caplog):
+    write_set(tmp_path, 12)
+    pictures = sorted((tmp_path / "images/val").iterdir())
+    pictures[0].write_bytes(b"not a picture")
+    pictures[1].write_bytes(b"")
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    pictures[2].write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])  # only decoding can tell
+    cv2.imwrite(str(pictures[3]), np.zeros((5, 40, 3), np.uint8))
+    with caplog.at_level(logging.WARNING):
+        dataset = PictureDataset([str(tmp_path / "images/val")], 3, 64)
+    assert len(dataset) == 9
+    assert [line.split(": ")[0] for line in dataset.left_out] == [str(pictures[i]) for i in (0, 1, 3)]
+    assert "40x5 pixels, smaller than 10" in dataset.left_out[2]
+    assert caplog.text.count("left out") == 3
+    assert dataset[0][0] is None
+    images, labels, paths, shapes = collate([dataset[0], dataset[1], dataset[2]])
+    assert len(images) == len(paths) == len(shapes) == 2
+    assert set(labels[:, 0].tolist()) <= {0.0, 1.0}
+    assert collate([dataset[0]])[0].shape[0] == 0
+
+
+def test_no_readable_picture(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"none of 1 pictures can be read; the first: .*a\.jpg: not a picture"):
+        PictureDataset([str(tmp_path)], 1, 64)
+
+
+def test_missing_pictures_of_a_list_are_left_out(tmp_path):
+    write_set(tmp_path, 2)
+    (tmp_path / "list.txt").write_text("images/val/000000000001.png\nimages/val/nowhere.png\n")
+    dataset = PictureDataset([str(tmp_path / "list.txt")], 3, 64)
+    assert dataset.left_out == [f"{tmp_path}/images/val/nowhere.png: No such file or directory"]
+
+
+def test_exif_orientation_is_followed(tmp_path):
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / "a.jpg", exif=exif)
+    dataset = PictureDataset([str(tmp_path)], 1, 64, stride=32, rect=True, pad=0)
+    assert dataset.pictures[0].size == (20, 40)
+    assert dataset[0][3][0] == (40, 20)
+
+
+# letterboxing
+
+
+@pytest.mark.parametrize("size", [*MIXED, (640, 427), (333, 500)])
+def test_letterbox_centres_the_picture_on_grey(size):
+    image = np.full((size[1], size[0], 3), 255, np.uint8)
+    result, box = letterbox(image, (64, 64), (96, 64))
+    assert result.shape == (96, 64, 3)
+    rows, columns = np.where((result != 114).all(2))
+    assert columns.max() - columns.min() + 1 == round(box.ratio[1] * size[0])
+    assert rows.max() - rows.min() + 1 == round(box.ratio[0] * size[1])
+    assert abs(columns.min() - box.pad[0]) <= 0.5
+    assert abs(rows.min() - box.pad[1]) <= 0.5
+    assert max(box.ratio[0] * size[1], box.ratio[1] * size[0]) == pytest.approx(64, abs=1)
+
+
+def test_letterbox_keeps_the_pixels_of_a_picture_that_fits():
+    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
+    result, box = letterbox(image, (64, 64), (64, 64))
+    np.testing.assert_array_equal(result[8:56], image)
+    assert box.shapes == ((48, 64), ((1.0, 1.0), (0.0, 8.0)))
+
+
+def test_letterbox_into_a_rectangle_that_the_network_prescribes():
+    """A static 32×64 input: the height decides for this picture, and not the longer side."""
+    image = np.full((50, 60, 3), 255, np.uint8)
+    result, box = letterbox(image, (32, 64), (32, 64))
+    assert result.shape == (32, 64, 3)
+    assert box.ratio == pytest.approx((0.64, 38 / 60))
+
+
+def test_boxes_to_the_input_and_back():
+    rng = np.random.default_rng(0)
+    boxes, shapes, owner, expected = [], [], [], []
+    for index, (width, height) in enumerate(MIXED):
+        _, box = letterbox(np.zeros((height, width, 3), np.uint8), (64, 64), (64, 96))
+        fractions = np.concatenate([rng.uniform(0.3, 0.7, (3, 2)), rng.uniform(0, 0.3, (3, 2))], 1).astype(np.float32)
+        boxes.append(boxes_to_input(fractions, box))
+        shapes.append(box.shapes)
+        owner += [index] * 3
+        middle, half = fractions[:, :2], fractions[:, 2:] / 2
+        expected.append(np.concatenate([middle - half, middle + half], 1) * [width, height, width, height])
+    found = boxes_to_picture(torch.from_numpy(np.concatenate(boxes)), torch.tensor(owner), shapes)
+    np.testing.assert_allclose(found.numpy(), np.concatenate(expected), atol=1e-3)
+
+
+def test_boxes_are_clipped_to_the_picture():
+    shapes = [((20, 40), ((1.0, 1.0), (0.0, 10.0)))]
+    found = boxes_to_picture(torch.tensor([[-5.0, 0.0, 50.0, 100.0]]), torch.tensor([0]), shapes)
+    assert found.tolist() == [[0, 0, 40, 20]]
+
+
+def test_rectangular_shapes_are_the_smallest_that_hold_the_group():
+    assert rectangular_shapes([(640, 480)] * 3, 640, 32, 0) == [(480, 640)] * 3
+    assert rectangular_shapes([(320, 320)], 320, 32, 0.5) == [(352, 352)]  # val.py's border
+    assert rectangular_shapes([(100, 50), (50, 100)], 64, 32, 0) == [(64, 64)] * 2  # wide and tall in one group
+    wide, tall = [(100, 50)] * 32, [(50, 100)] * 32
+    assert set(rectangular_shapes(tall + wide, 64, 32, 0)[:32]) == {(64, 32)}
+    for (width, height), shape in zip(MIXED, rectangular_shapes(MIXED, 64, 32, 0.5), strict=True):
+        assert shape[0] >= int(height * 64 / max(width, height))
+        assert shape[1] >= int(width * 64 / max(width, height))
+
+
+# batches
+
+
+def test_items(folder):
+    dataset = PictureDataset([str(folder / "images/val")], 3, 64, single_cls=True)
+    image, labels, path, shapes = dataset[0]
+    assert image.shape == (3, 64, 64)
+    assert image.dtype == torch.uint8
+    picture = cv2.imread(path)[:, :, ::-1]
+    np.testing.assert_array_equal(image.permute(1, 2, 0), picture)  # 64×64 needs no resizing
+    assert (labels[:, 1] == 0).all()  # single class
+    np.testing.assert_allclose(labels[:, 2:], dataset.pictures[0].labels[:, 1:], atol=1e-6)
+    assert shapes[0] == (64, 64)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 50])
+@pytest.mark.parametrize("rect", [True, False])
+def test_every_picture_comes_once_and_batches_have_one_shape(folder, batch_size, rect):
+    data = load_data(folder / "data.yaml")
+    loader = make_loader(data, "val", imgsz=64, batch_size=batch_size, workers=0, rect=rect)
+    seen = []
+    for images, labels, paths, shapes in loader:
+        assert len(images) == len(paths) == len(shapes) <= batch_size
+        assert labels[:, 0].tolist() == sorted(labels[:, 0].tolist())
+        seen += paths
+    assert sorted(seen) == sorted(str(path) for path in (folder / "images/val").iterdir())
+
+
+def test_shuffling_is_fixed_by_the_seed(folder):
+    data = load_data(folder / "data.yaml")
+
+    def order(seed, state):
+        random.seed(state)
+        torch.manual_seed(state)
+        loader = make_loader(data, "train", imgsz=64, batch_size=3, workers=0, shuffle=True, seed=seed)
+        return [path for batch in loader for path in batch[2]]
+
+    assert order(1, 0) == order(1, 99)
+    assert order(1, 0) != order(2, 0)
+    assert sorted(order(1, 0)) == sorted(order(2, 0))
+
+
+def test_workers_give_the_same_batches(folder):
+    data = load_data(folder / "data.yaml")
+    loaders = [make_loader(data, "val", imgsz=64, batch_size=8, workers=workers, rect=True) for workers in (0, 2)]
+    for alone, helped in zip(*loaders, strict=True):
+        torch.testing.assert_close(alone[0], helped[0])
+        torch.testing.assert_close(alone[1], helped[1])
+        assert alone[2:] == helped[2:]
+
+
+def test_limit_takes_pictures_evenly_spread(folder):
+    dataset = PictureDataset([str(folder / "images/val")], 3, 64, limit=3)
+    assert [Path(picture.path).stem[-2:] for picture in dataset.pictures] == ["01", "10", "20"]
+    assert len(PictureDataset([str(folder / "images/val")], 3, 64, limit=99)) == 20
+
+
+def test_rect_and_shuffle_exclude_each_other(folder):
+    data = load_data(folder / "data.yaml")
+    with pytest.raises(ValueError, match="cannot shuffle"):
+        make_loader(data, "val", imgsz=64, batch_size=2, rect=True, shuffle=True)
+    with pytest.raises(ValueError, match="square and not limited"):
+        make_loader(data, "val", imgsz=64, batch_size=2, augment=True, limit=2)
+
+
+def test_the_set_itself_is_what_it_says(folder):
+    content = json.loads((folder / "annotations/instances_val.json").read_text())
+    dataset = PictureDataset([str(folder / "images/val")], 3, 64)
+    assert len(content["annotations"]) == sum(len(picture.labels) for picture in dataset.pictures) > 20

@@ -1,0 +1,112 @@
+"""Non-maximum suppression against torchvision's own per-class one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision.ops import batched_nms, box_convert
+
+from utils.evaluation import nms
+from utils.evaluation.nms import non_max_suppression
+
+
+def predictions(batch=2, classes=4, anchors=400, seed=0):
+    """Crowded random boxes, so that suppression matters; `[B, 4 + classes, anchors]`."""
+    generator = torch.Generator().manual_seed(seed)
+    middle = torch.rand(batch, 2, anchors, generator=generator) * 200 + 60
+    size = torch.rand(batch, 2, anchors, generator=generator) * 60 + 40
+    scores = torch.rand(batch, classes, anchors, generator=generator) ** 3
+    return torch.cat([middle, size, scores], 1)
+
+
+def reference(one, conf, iou, multi_label):
+    """One picture: every (box, class) above the threshold, suppressed within its class by torchvision."""
+    boxes = box_convert(one[:4].T, "cxcywh", "xyxy")
+    scores = one[4:].T
+    if multi_label:
+        anchor, kind = (scores > conf).nonzero().unbind(1)
+    else:
+        kind = scores.argmax(1)
+        anchor = (scores.amax(1) > conf).nonzero()[:, 0]
+        kind = kind[anchor]
+    keep = batched_nms(boxes[anchor], scores[anchor, kind], kind, iou)
+    return torch.cat([boxes[anchor], scores[anchor, kind, None], kind[:, None].float()], 1)[keep]
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize(("conf", "iou"), [(0.001, 0.7), (0.25, 0.45)])
+def test_agrees_with_torchvision(conf, iou, multi_label):
+    raw = predictions()
+    found = non_max_suppression(raw, conf, iou, max_det=10_000, multi_label=multi_label)
+    for one, rows in zip(raw, found, strict=True):
+        expected = reference(one, conf, iou, multi_label)
+        assert 20 < len(expected) < 0.9 * (one[4:] > conf).sum()  # something is kept, and something is suppressed
+        torch.testing.assert_close(rows, expected, atol=2e-3, rtol=0)  # the class offset costs digits
+
+
+def test_agnostic_suppresses_across_classes():
+    raw = predictions(batch=1, classes=3)
+    expected = reference(torch.cat([raw[0, :4], raw[0, 4:].amax(0, keepdim=True)]), 0.1, 0.5, False)
+    found = non_max_suppression(raw, 0.1, 0.5, max_det=10_000, multi_label=False, agnostic=True)[0]
+    torch.testing.assert_close(found[:, :5], expected[:, :5])
+
+
+def test_best_score_first_and_at_most_max_det():
+    for rows in non_max_suppression(predictions(), 0.001, 0.7, max_det=17):
+        assert rows.shape == (17, 6)
+        assert rows[:, 4].diff().le(0).all()
+
+
+def test_only_the_best_candidates_take_part(monkeypatch):
+    raw = predictions(batch=1)
+    monkeypatch.setattr(nms, "MAX_CANDIDATES", 50)
+    limited = non_max_suppression(raw, 0.001, 1.0, max_det=10_000)[0]
+    best = raw[0, 4:].flatten().sort(descending=True).values[:50]
+    torch.testing.assert_close(limited[:, 4], best)
+
+
+def test_nothing_found():
+    found = non_max_suppression(predictions(batch=3) * torch.tensor(0.0), 0.25, 0.45)
+    assert [rows.shape for rows in found] == [(0, 6)] * 3
+    mixed = predictions(batch=2)
+    mixed[0, 4:] = 0
+    assert [len(rows) > 0 for rows in non_max_suppression(mixed, 0.25, 0.45)] == [False, True]
+    assert non_max_suppression(torch.zeros(1, 6, 0), 0.25, 0.45)[0].shape == (0, 6)
+
+
+def test_half_precision_is_computed_in_float32():
+    """In float16 a class offset of 7680 × 9 would be infinite and the boxes of all high classes would coincide."""
+    raw = predictions(classes=20).half()
+    found = non_max_suppression(raw, 0.3, 0.5, max_det=10_000)
+    expected = non_max_suppression(raw.float(), 0.3, 0.5, max_det=10_000)
+    for rows, wanted in zip(found, expected, strict=True):
+        assert rows.dtype == torch.float32
+        torch.testing.assert_close(rows, wanted)
+    assert {int(kind) for kind in torch.cat(found)[:, 5]} == set(range(20))
+
+
+def test_boxes_that_are_not_finite_are_left_out():
+    raw = predictions(batch=1)
+    clean = non_max_suppression(raw[..., 2:], 0.1, 0.5)[0]
+    raw[0, 0, 0], raw[0, 2, 1] = float("nan"), float("inf")
+    found = non_max_suppression(raw, 0.1, 0.5)[0]
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, clean)
+    raw[0, 4:, 2] = float("nan")
+    assert non_max_suppression(raw, 0.1, 0.5)[0].isfinite().all()
+
+
+def test_equal_scores_keep_the_order_of_the_anchors():
+    raw = torch.zeros(1, 5, 50)
+    raw[0, 0] = torch.arange(50) * 100.0
+    raw[0, 2:4] = 10
+    raw[0, 4] = 0.5
+    centres = non_max_suppression(raw, 0.1, 0.5)[0][:, [0, 2]].mean(1)
+    assert centres.tolist() == [100.0 * i for i in range(50)]
+
+
+def test_the_batch_does_not_matter():
+    raw = predictions(batch=5)
+    together = non_max_suppression(raw, 0.01, 0.6)
+    for index, rows in enumerate(together):
+        torch.testing.assert_close(rows, non_max_suppression(raw[index : index + 1], 0.01, 0.6)[0], atol=0, rtol=0)

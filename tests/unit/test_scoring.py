@@ -1,0 +1,167 @@
+"""Matching and AP against pycocotools, and against definitions written out plainly."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from utils.evaluation.scoring import IOU_THRESHOLDS, average_precision, match, pairwise_iou, score
+
+
+def random_picture(rng, labels, detections, classes=3):
+    """Labels `[m, 5]` class, xyxy and detections `[n, 6]` xyxy, score, class near them; best score first."""
+    corner = rng.uniform(0, 200, (labels, 2))
+    truth = np.column_stack([rng.integers(classes, size=labels), corner, corner + rng.uniform(20, 80, (labels, 2))])
+    chosen = truth[rng.integers(labels, size=detections)] if labels else np.zeros((detections, 5))
+    boxes = chosen[:, 1:] + rng.normal(0, 6, (detections, 4))
+    wrong = rng.random(detections) < 0.2
+    kinds = np.where(wrong, rng.integers(classes, size=detections), chosen[:, 0])
+    scores = np.sort(rng.permutation(np.linspace(0.01, 0.99, detections)))[::-1]
+    found = np.column_stack([boxes, scores, kinds])
+    return torch.from_numpy(truth.copy()).float(), torch.from_numpy(found.copy()).float()
+
+
+def plain_iou(a, b):
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    shared = max(width, 0.0) * max(height, 0.0)
+    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
+
+
+def plain_match(found, truth, threshold):
+    """A detection stands for its best label of its class; the first one to stand for a label is correct."""
+    taken, correct = set(), []
+    for *box, _, kind in found.tolist():
+        overlaps = [(plain_iou(label[1:], box), i) for i, label in enumerate(truth.tolist()) if label[0] == kind]
+        best, index = max(overlaps, default=(0.0, -1))
+        hit = best >= threshold and index not in taken
+        if hit:
+            taken.add(index)
+        correct.append(hit)
+    return correct
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_match_agrees_with_the_definition_on_a_batch_of_uneven_pictures(seed):
+    rng = np.random.default_rng(seed)
+    pairs = [random_picture(rng, labels, found) for labels, found in ((4, 30), (1, 5), (0, 6), (7, 0), (12, 60))]
+    results = match([found for _, found in pairs], [truth for truth, _ in pairs])
+    for (truth, found), correct in zip(pairs, results, strict=True):
+        assert correct.shape == (len(found), 10)
+        for column, threshold in enumerate(IOU_THRESHOLDS):
+            assert correct[:, column].tolist() == plain_match(found, truth, threshold)
+    assert sum(int(correct.sum()) for correct in results) > 50  # the comparison is not about nothing
+
+
+def test_match_without_labels_or_detections():
+    assert match([torch.zeros(0, 6)], [torch.zeros(0, 5)])[0].shape == (0, 10)
+    assert not match([torch.ones(3, 6)], [torch.zeros(0, 5)])[0].any()
+    assert [len(one) for one in match([torch.zeros(0, 6), torch.ones(2, 6)], [torch.ones(1, 5), torch.ones(1, 5)])] == [0, 2]  # fmt: skip
+
+
+def test_padding_of_a_batch_never_matches():
+    """A picture with fewer labels than its neighbour is padded; class -1 or -2 of the padding must match nothing."""
+    box = torch.tensor([[0.0, 0, 10, 10, 0.9, 0]])
+    label = torch.tensor([[0.0, 0, 0, 10, 10]])
+    correct = match([box, box.repeat(2, 1)], [label[:0], label.repeat(2, 1)])
+    assert not correct[0].any()
+    assert correct[1].tolist() == [[True] * 10, [False] * 10]
+
+
+def test_pairwise_iou():
+    a, b = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[0.0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30]])
+    torch.testing.assert_close(pairwise_iou(a, b), torch.tensor([[1.0, 1 / 3, 0.0]]))
+
+
+def test_average_precision_by_hand():
+    assert average_precision(np.array([0.5, 1.0]), np.array([1.0, 1.0])) == pytest.approx(
+        0.995
+    )  # upstream's perfect AP
+    assert average_precision(np.array([0.0]), np.array([0.0])) == 0
+    # one hit, one false alarm, one hit of two labels: precision 1 up to recall 0.5, 2/3 at 1; linear in between
+    values = np.interp(np.linspace(0, 1, 101), [0, 0.499, 0.5, 0.999, 1], [1, 1, 2 / 3, 2 / 3, 0])
+    expected = (values[:-1] + values[1:]).sum() / 2 / 100
+    assert average_precision(np.array([0.5, 0.5, 1.0]), np.array([1, 0.5, 2 / 3])) == pytest.approx(expected, abs=0.004)
+
+
+def test_scores_of_perfect_and_of_absent_detections():
+    correct = np.ones((4, 10), bool)
+    perfect = score(correct, np.full(4, 0.9), np.array([0, 0, 2, 2]), np.array([0, 0, 2, 2]))
+    assert perfect.classes.tolist() == [0, 2]
+    assert perfect.labels.tolist() == [2, 2]
+    assert perfect.mean() == pytest.approx((1.0, 1.0, 0.995, 0.995))
+    absent = score(np.zeros((0, 10), bool), np.zeros(0), np.zeros(0), np.array([1, 1, 2]))
+    assert absent.mean() == (0, 0, 0, 0)
+    assert absent.labels.tolist() == [2, 1]
+    assert score(np.zeros((3, 10), bool), np.ones(3), np.zeros(3), np.zeros(0)).mean() == (0, 0, 0, 0)
+
+
+def test_precision_and_recall_are_read_where_f1_is_best():
+    """9 hits at 0.9, 90 false alarms at 0.1, one label missed: above 0.1, P is 1 and R is 0.9."""
+    correct = np.repeat([True, False], [9, 90])[:, None].repeat(10, 1)
+    found = score(correct, np.repeat([0.9, 0.1], [9, 90]), np.zeros(99), np.zeros(10))
+    assert found.precision == pytest.approx([1.0], abs=0.01)
+    assert found.recall == pytest.approx([0.9], abs=0.01)
+
+
+def test_equal_scores_keep_their_order():
+    """With an unstable sort the AP of an INT8 network, which gives few distinct scores, would differ from run to run."""
+    rng = np.random.default_rng(0)
+    correct = rng.random((500, 1)) < 0.5
+    kinds, labels = np.zeros(500), np.zeros(300)
+    equal = score(correct, np.full(500, 0.5), kinds, labels).ap
+    falling = score(correct, np.linspace(0.6, 0.4, 500), kinds, labels).ap
+    assert equal == pytest.approx(falling)
+
+
+def coco_ap(pictures):
+    """pycocotools' AP and AP50 of the same labels and detections."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    truth = COCO()
+    annotations, results = [], []
+    for image, (labels, found) in enumerate(pictures):
+        for kind, x1, y1, x2, y2 in labels.tolist():
+            box = [x1, y1, x2 - x1, y2 - y1]
+            annotations.append({"id": len(annotations) + 1, "image_id": image, "category_id": kind, "bbox": box,
+                                "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
+        for x1, y1, x2, y2, confidence, kind in found.tolist():
+            results.append({"image_id": image, "category_id": kind, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": confidence})  # fmt: skip
+    truth.dataset = {"images": [{"id": i} for i in range(len(pictures))], "annotations": annotations, "info": {},
+                     "categories": [{"id": i} for i in range(3)]}  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        evaluator = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return evaluator.stats[0], evaluator.stats[1]
+
+
+def our_ap(pictures):
+    correct = torch.cat(match([found for _, found in pictures], [truth for truth, _ in pictures])).numpy()
+    found = torch.cat([found for _, found in pictures]).numpy()
+    labels = torch.cat([truth[:, 0] for truth, _ in pictures]).numpy()
+    _, _, ap50, ap = score(correct, found[:, 4], found[:, 5], labels).mean()
+    return ap, ap50
+
+
+def test_ap_agrees_with_pycocotools():
+    rng = np.random.default_rng(1)
+    pictures = [random_picture(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
+    theirs, ours = coco_ap(pictures), our_ap(pictures)
+    assert 0.2 < theirs[0] < 0.9
+    assert ours == pytest.approx(theirs, abs=0.005)
+
+
+def test_the_comparison_notices_wrong_boxes():
+    """A comparator that agrees with everything would prove nothing: three pixels of shift must break the agreement."""
+    rng = np.random.default_rng(1)
+    pictures = [random_picture(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
+    shifted = [(truth, found + torch.tensor([3.0, 3, 3, 3, 0, 0])) for truth, found in pictures]
+    assert our_ap(shifted) != pytest.approx(coco_ap(pictures), abs=0.005)
