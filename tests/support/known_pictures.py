@@ -1,8 +1,8 @@
 """A data set whose pictures say by their colour which they are, and a 'network' that knows what to answer.
 
-Its answers are the labels with errors: shifted boxes, wrong classes, doubles, misses, false alarms. AP is then neither 0
-nor 1, and everything around the network (letterbox, NMS, matching, AP) can be compared with upstream's val.py and with
-pycocotools without any training.
+Its answers are the labels with errors: shifted boxes, wrong classes, doubles, misses, false alarms. AP is then neither
+0 nor 1, and everything around the network (letterbox, NMS, matching, AP) can be compared with upstream's val.py and
+with pycocotools without any training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIXED = ((64, 64), (64, 48), (48, 64), (90, 40), (33, 70), (120, 100), (51, 37),
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture: `size` (width, height); `labels` and `answers` `[n, 5]` and `[n, 6]`: class, xyxy (pixels), score."""
+    """One picture: `size` (width, height); `labels` `[n, 5]` class, xyxy in pixels; `answers` `[n, 6]` with a score."""
 
     path: Path
     size: tuple[int, int]
@@ -80,7 +80,10 @@ def coco_json(samples: Sequence[Sample], names: Sequence[str], categories: Seque
     ]  # fmt: skip
     for number, annotation in enumerate(annotations):
         annotation["id"] = number
-    images = [{"id": n, "file_name": s.path.name, "width": s.size[0], "height": s.size[1]} for n, s in enumerate(samples, 1)]  # fmt: skip
+    images = [
+        {"id": number, "file_name": sample.path.name, "width": sample.size[0], "height": sample.size[1]}
+        for number, sample in enumerate(samples, 1)
+    ]
     return {"images": images, "annotations": annotations,
             "categories": [{"id": i, "name": n} for i, n in zip(categories, names, strict=True)]}  # fmt: skip
 

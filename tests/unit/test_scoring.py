@@ -60,7 +60,8 @@ def test_match_agrees_with_the_definition_on_a_batch_of_uneven_pictures(seed):
 def test_match_without_labels_or_detections():
     assert match([torch.zeros(0, 6)], [torch.zeros(0, 5)])[0].shape == (0, 10)
     assert not match([torch.ones(3, 6)], [torch.zeros(0, 5)])[0].any()
-    assert [len(one) for one in match([torch.zeros(0, 6), torch.ones(2, 6)], [torch.ones(1, 5), torch.ones(1, 5)])] == [0, 2]  # fmt: skip
+    uneven = match([torch.zeros(0, 6), torch.ones(2, 6)], [torch.ones(1, 5), torch.ones(1, 5)])
+    assert [len(one) for one in uneven] == [0, 2]
 
 
 def test_padding_of_a_batch_never_matches():
@@ -109,7 +110,7 @@ def test_precision_and_recall_are_read_where_f1_is_best():
 
 
 def test_equal_scores_keep_their_order():
-    """With an unstable sort the AP of an INT8 network, which gives few distinct scores, would differ from run to run."""
+    """With an unstable sort the AP of INT8 networks, which give few distinct scores, would differ from run to run."""
     rng = np.random.default_rng(0)
     correct = rng.random((500, 1)) < 0.5
     kinds, labels = np.zeros(500), np.zeros(300)
@@ -131,7 +132,8 @@ def coco_ap(pictures):
             annotations.append({"id": len(annotations) + 1, "image_id": image, "category_id": kind, "bbox": box,
                                 "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
         for x1, y1, x2, y2, confidence, kind in found.tolist():
-            results.append({"image_id": image, "category_id": kind, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": confidence})  # fmt: skip
+            box = [x1, y1, x2 - x1, y2 - y1]
+            results.append({"image_id": image, "category_id": kind, "bbox": box, "score": confidence})
     truth.dataset = {"images": [{"id": i} for i in range(len(pictures))], "annotations": annotations, "info": {},
                      "categories": [{"id": i} for i in range(3)]}  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):

@@ -112,7 +112,8 @@ def _read_picture(file: str, nc: int) -> Picture | str:
     try:
         with Image.open(file) as image:  # reads the header only
             width, height = image.size
-            if image.getexif().get(0x0112) in _TRANSPOSING:
+            # of a PNG this would decode all of it
+            if image.format in ("JPEG", "MPO") and image.getexif().get(0x0112) in _TRANSPOSING:
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not a picture, or damaged"
