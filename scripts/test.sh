@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Set up what the tests need and run them: lint, unit and contract tests, integration tests in a checkout, coverage.
+#
+#   ./scripts/test.sh                          everything
+#   ./scripts/test.sh --unit                   only that part; also --lint, --integration, and several of them
+#   ./scripts/test.sh --unit -- -k recipe -x   what follows -- goes to pytest; coverage is not judged then
+#
+# The environment is .venv/, the rest lies in build/; what is there already is used again. Exit code: 0 if all passed.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+
+main() {
+  parse_arguments "$@"
+  local started=$SECONDS
+  setup_environment --dev
+  if wanted integration; then
+    setup_checkout
+    setup_demo_set
+  fi
+  say "set up in $((SECONDS - started)) s"
+  cd "$OVERLAY_ROOT"
+  mkdir -p "$OVERLAY_BUILD/tests"
+  rm -rf "$OVERLAY_BUILD/tests/coverage"
+  results=() failed=0
+  if wanted lint; then lint; fi
+  if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts; fi
+  if wanted integration; then run_pytest integration "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
+  if [ ${#parts[@]} = 3 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
+  say "results, after $((SECONDS - started)) s"
+  printf '   %s\n' "${results[@]}"
+  exit "$failed"
+}
+
+parse_arguments() {
+  parts=() pytest_arguments=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --lint | --unit | --integration) parts+=("${1#--}") ;;
+      --) shift; pytest_arguments=("$@"); break ;;
+      -h | --help) usage; exit 0 ;;
+      *) die 2 "unknown argument $1; arguments for pytest come after --" ;;
+    esac
+    shift
+  done
+  if [ ${#parts[@]} = 0 ]; then parts=(lint unit integration); fi
+}
+
+wanted() { case " ${parts[*]} " in *" $1 "*) ;; *) return 1 ;; esac; }
+
+# Run a part; all parts run, so that one look shows everything that is wrong.
+judge() { # NAME COMMAND...
+  if run_part "$@"; then
+    results+=("$1: passed")
+  else
+    results+=("$1: FAILED")
+    failed=1
+  fi
+}
+
+lint() {
+  judge "ruff check" "$PYTHON" -m ruff check .
+  judge "ruff format" "$PYTHON" -m ruff format --check .
+  judge "mypy" "$PYTHON" -m mypy
+}
+
+run_pytest() { # NAME FOLDER TESTS...
+  local name=$1 log=$OVERLAY_BUILD/tests/$1.log color=no status=0
+  if [ -t 1 ]; then color=yes; fi
+  run_part "$name tests" pytest_in "$2" "$name" --color="$color" "${@:3}" 2>&1 | tee "$log" || status=$?
+  results+=("$name tests: $(summary_of "$log")")
+  if [ "$status" != 0 ]; then failed=1; fi
+}
+
+pytest_in() { # FOLDER NAME ARGUMENTS...
+  cd "$1"
+  export COVERAGE_FILE=$OVERLAY_BUILD/tests/coverage/.coverage.$2
+  "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest -c "$OVERLAY_ROOT/pyproject.toml" \
+    --rootdir="$OVERLAY_ROOT" --durations=10 "${@:3}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+}
+
+# pytest's last line, such as "12 passed, 1 skipped in 3.45s".
+summary_of() { # LOG
+  local escape line
+  escape=$(printf '\033')
+  line=$(sed "s/$escape\[[0-9;]*m//g; s/^=* *//; s/ *=*\$//" "$1" | grep -E ' in [0-9.]+s' | tail -n 1) || true
+  echo "${line:-no summary, see $1}"
+}
+
+coverage_report() {
+  export COVERAGE_FILE=$OVERLAY_BUILD/tests/coverage/combined
+  "$PYTHON" -m coverage combine --quiet "$OVERLAY_BUILD/tests/coverage" && "$PYTHON" -m coverage report
+}
+
+main "$@"
