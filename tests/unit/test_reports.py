@@ -269,7 +269,7 @@ class TestFigures:
     def test_images_have_the_expected_size(self, report, kind, format_, tmp_path):
         path = figures.save(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
         image = Image.open(path)
-        assert (image.format, image.size) == (format_, (800, 360))
+        assert (image.format, image.size) == (format_, (900, 340))
         assert np.asarray(image.convert("L")).std() > 5, "the picture is blank"
 
     def test_svg_is_valid_keeps_its_text_and_is_reproducible(self, report):

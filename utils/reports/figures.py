@@ -73,7 +73,7 @@ def ap_per_epoch(report: Report) -> Figure:
     if not points:
         raise ValueError("the report has no epoch with an AP")
     epochs, scores = zip(*points, strict=True)
-    figure, (axes,) = new_figure(8.0, 3.6, 1)
+    figure, (axes,) = new_figure(9.0, 3.4, 1)
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
     best = max(range(len(scores)), key=scores.__getitem__)
     axes.plot(
