@@ -3,8 +3,10 @@
 - `export.py`   torch network → ONNX file: tracing, the passes below, checks, metadata
 - `passes.py`   pure functions, ModelProto → ModelProto; `qdq_passes.py` those over quantizers; `editing.py` their tools
 - `half.py`     the pass that turns the float body of a network to FP16
-- `verify.py`   does a Q/DQ graph have the properties that TensorRT turns into speed? `rules.py` holds them as data
+- `network.py`  checkpoint → network and metadata, float or quantized
+- `verify.py`   does a Q/DQ graph have the properties that TensorRT turns into speed? `rules.py` holds them as data,
+                `context.py` what they ask about a graph
 - `graph.py`    look-ups that all of them need: who makes a tensor, who reads it, what is constant
 
-Nothing here imports upstream or a quantizer library; only `export.py` imports torch.
+Nothing here imports upstream or a quantizer library; only `export.py` and `network.py` import torch.
 """

@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
+POOLS = ("AveragePool", "GlobalAveragePool")
 MOVING = frozenset({"Concat", "Flatten", "MaxPool", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 ACTIVATIONS = frozenset(
     {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Tanh"}

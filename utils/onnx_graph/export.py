@@ -12,8 +12,8 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,6 +73,10 @@ class ExportConfig:
             raise InputError(f"--imgsz {self.imgsz} and --batch-size {self.batch_size} must be positive")
         if self.dynamic not in AXES:
             raise InputError(f"--dynamic {self.dynamic!r} is none of {', '.join(AXES)}")
+
+    def with_size(self, size: Sequence[int]) -> ExportConfig:
+        """The same for another input: height and width in pixels."""
+        return replace(self, imgsz=(size[0], size[1]))
 
 
 @dataclass(frozen=True)

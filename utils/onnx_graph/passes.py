@@ -152,7 +152,7 @@ def set_metadata(model: ModelProto, entries: Mapping[str, str]) -> None:
 
 
 def simplify(model: ModelProto) -> ModelProto:
-    """onnxslim's simplification (`--simplify`), refused when it changes the number of quantizers.
+    """onnxslim's simplification (`--simplify`) of a cleaned up graph, refused when it changes the number of quantizers.
 
     Raises:
         DependencyError: onnxslim is not installed.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from utils.onnx_graph.context import ACTIVATIONS, WEIGHTED, Context
+from utils.onnx_graph.context import POOLS, WEIGHTED, Context
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, attribute
 
 Check = Iterator[tuple[str, str | None]]
@@ -28,28 +28,33 @@ class Rule:
     check: Callable[[Context], Check]
 
 
+def _distinct(graph: Context) -> Iterator[NodeProto]:
+    """Every QuantizeLinear, and the DequantizeLinear that have none before them: one a pair."""
+    yield from graph.nodes(QUANTIZE)
+    for node in graph.nodes(DEQUANTIZE):
+        producer = graph.view.producer(node.input[0])
+        if producer is None or producer.op_type != QUANTIZE:
+            yield node
+
+
 def scales(graph: Context) -> Check:
-    for node in graph.nodes(QUANTIZE, DEQUANTIZE):
+    for node in _distinct(graph):
         scale = graph.view.array(node.input[1])
         if scale is None:
             yield node.name, "its scale is computed, not stored"
-        elif not np.isfinite(scale).all() or (scale <= 0).any():
-            yield node.name, f"its scale {_worst(scale):g} is not positive and finite"
+        elif (bad := scale[~(np.isfinite(scale) & (scale > 0))]).size:
+            yield node.name, f"its scale {float(bad.flat[0]):g} is not positive and finite"
         else:
             yield node.name, None
 
 
-def _worst(scale: np.ndarray) -> float:
-    return float(next(value for value in scale.flat if not (np.isfinite(value) and value > 0)))
-
-
 def symmetric(graph: Context) -> Check:
-    for node in graph.nodes(QUANTIZE, DEQUANTIZE):
+    for node in _distinct(graph):
         zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
         if zero is None or zero.dtype != np.int8:
             yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not INT8"
         else:
-            yield node.name, f"its zero point is {zero.flat[np.argmax(zero != 0)]}, not 0" if zero.any() else None
+            yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
 
 
 def granularity(graph: Context) -> Check:
@@ -117,13 +122,11 @@ def before_activation(graph: Context) -> Check:
     for node in graph.nodes(*WEIGHTED, "Sigmoid"):
         broken = None
         for quantizer in graph.quantizers(node.output[0]):
-            readers = graph.view.readers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
-            activation = next((r for r in readers if r.op_type in ACTIVATIONS or r.op_type == "Mul"), None)
-            others = [
-                r for r in graph.view.consumers(node.output[0]) if r.op_type in ACTIVATIONS or graph.is_activation(r)
-            ]
-            if activation is not None or others:
-                broken = f"{quantizer.name} stands between it and {(activation or others[0]).name}"
+            behind = graph.view.readers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
+            readers = [*behind, *graph.view.consumers(node.output[0])]
+            activation = next((item for item in readers if item.op_type == "Mul" or graph.is_activation(item)), None)
+            if activation is not None:
+                broken = f"{quantizer.name} stands between it and {activation.name}"
         yield node.name, broken
 
 
@@ -159,7 +162,7 @@ def _same_scale(graph: Context, node: NodeProto) -> Check:
 
 
 def average_pool(graph: Context) -> Check:
-    for node in graph.nodes("AveragePool", "GlobalAveragePool"):
+    for node in graph.nodes(*POOLS):
         before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
         if after and not before:
             yield node.name, "its result is quantized, its input is not"
@@ -204,18 +207,23 @@ def _around_decoder(graph: Context, node: NodeProto) -> bool:
 
 def float_islands(graph: Context) -> Check:
     quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
-    needed = graph.view.upstream([node.input[0] for node in graph.activations])
-    known = {*WEIGHTED, "Add", "AveragePool", "GlobalAveragePool", QUANTIZE, DEQUANTIZE, "Shape"}
+    needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
+    known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
     for node in graph.view.nodes:
         between = node.output[0] in needed and any(name in quantized for name in node.input)
         if not between or node.op_type in known or graph.is_moving(node) or graph.is_float(node):
             continue
-        if graph.is_activation(node):
-            source = graph.view.producer(graph.before_activation(node.output[0]))
-            fuses = source is not None and source.op_type in (*WEIGHTED, "Add")
-            yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
-        else:
-            yield node.name, f"{node.op_type} runs in float between two quantized tensors"
+        fuses = graph.is_activation(node) and _behind_computation(graph, node)
+        yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
+
+
+def _behind_computation(graph: Context, node: NodeProto) -> bool:
+    """Whether an activation fuses into what it follows; a quantizer between the two breaks another rule."""
+    tensor = graph.before_activation(node.output[0])
+    if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.view.producer(dequantizer.input[0])):
+        tensor = quantizer.input[0]
+    source = graph.view.producer(tensor)
+    return source is not None and source.op_type in (*WEIGHTED, "Add")
 
 
 RULES: tuple[Rule, ...] = (

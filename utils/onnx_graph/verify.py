@@ -52,7 +52,9 @@ class Report:
     def summary(self) -> str:
         """One line: what is quantized, and whether all properties hold."""
         counts = self.counts
-        verdict = f"all {len(self.checked)} properties hold" if self.ok else f"{len(self.findings)} breaches"
+        count = len(self.findings)
+        broken = f"{count} breach{'es' if count > 1 else ''}"
+        verdict = f"all {len(self.checked)} properties hold" if self.ok else broken
         left = f", {counts['float_convolutions']} left in float" if counts["float_convolutions"] else ""
         return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
 

@@ -1,0 +1,278 @@
+"""Graph passes: each leaves its input alone, and ONNX Runtime computes the same before and after."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from models.quantize.errors import DependencyError, QatError
+from utils.onnx_graph import passes, qdq_passes
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, metadata_of
+from utils.onnx_graph.half import to_half
+from utils.onnx_graph.verify import verify
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qdq_graph import SIZE, Builder, Editor, good_graph
+
+GOOD = good_graph()
+
+
+def run(model: ModelProto, batch: int = 1, seed: int = 0, optimize: bool = False) -> np.ndarray:
+    """The network's first output for random pictures, by default exactly as the graph is written."""
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(seed).random((batch, 3, SIZE, SIZE), np.float32)
+    return session.run(None, {"images": images})[0]
+
+
+def ops(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def names(model: ModelProto) -> set[str]:
+    return {tensor.name for tensor in model.graph.initializer}
+
+
+def chunk_graph(batch: int | str) -> ModelProto:
+    """`x.chunk(2, 1)` and `x.view(b, -1)` as torch's exporter writes them, with an Identity and an unused constant."""
+    b = Builder()
+    constants = {"one": [1], "zero": [0], "index": 1, "two": 2, "first": 0, "rest": [-1], "lost": 5.0}
+    b.nodes += [
+        helper.make_node("Constant", [], [name], name=f"make_{name}", value=numpy_helper.from_array(np.array(value)))
+        for name, value in constants.items()
+    ]
+    x = b.conv("images", "model.0", (3, 8))
+    shape = b.node("Shape", "/Shape", x)
+    channels = b.node("Gather", "/Gather", shape, "index", axis=0)
+    half = b.node("Unsqueeze", "/Unsqueeze", b.node("Div", "/Div", channels, "two"), "zero")
+    full = b.node("Mul", "/Mul", half, b.node("Unsqueeze", "/Unsqueeze_2", "two", "zero"))
+    left = b.node("Slice", "/Slice", x, "zero", half, "one")
+    right = b.node("Slice", "/Slice_1", x, half, full, "one")
+    summed = b.node("Identity", "/Identity", b.node("Add", "/Add", left, right))
+    images = b.node("Unsqueeze", "/Unsqueeze_1", b.node("Gather", "/Gather_1", shape, "first", axis=0), "zero")
+    b.node("Reshape", "/Reshape", summed, b.node("Concat", "/Concat", images, "rest", axis=0))
+    b.nodes.append(helper.make_node("Identity", ["/Reshape_output_0"], ["output0"], name="/Identity_1"))
+    return b.model("output0", [4 * SIZE * SIZE], batch)
+
+
+def double_graph() -> ModelProto:
+    """A tensor with two equal pairs, an equal one behind, then another scale; scales of one element, as torch's."""
+    b = Builder()
+    x = b.pair("images", np.array([1 / 127]), "images")
+    x = b.conv(x, "model.0", (3, 8))
+    one, two = b.pair(x, np.array([0.05]), "one"), b.pair(x, np.array([0.05]), "two")
+    three = b.pair(b.pair(two, 0.05, "again"), 0.07, "other")
+    total = b.node("Add", "/Add", b.node("Add", "/Add_1", one, two), three)
+    b.nodes.append(helper.make_node("Relu", [total], ["output0"], name="/Relu"))
+    return b.model("output0", [8, SIZE, SIZE])
+
+
+PASSES: dict[str, Callable[[ModelProto], ModelProto]] = {
+    step.__name__: step for step in (*passes.CLEAN_UP, qdq_passes.store_int8_weights, passes.clean_up)
+} | {"simplify": lambda model: passes.simplify(passes.clean_up(model))}
+GRAPHS = {"good": GOOD, "chunk": chunk_graph(1), "dynamic chunk": chunk_graph("batch"), "double": double_graph()}
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", PASSES)
+def test_pass_is_pure_and_keeps_the_numbers(name: str, graph: str):
+    model = GRAPHS[graph]
+    before = model.SerializeToString(deterministic=True)
+    result = PASSES[name](model)
+    assert model.SerializeToString(deterministic=True) == before, "the input was changed"
+    assert result.graph.output == model.graph.output
+    for batch in (1, 3) if graph == "dynamic chunk" else (1,):
+        np.testing.assert_array_equal(run(result, batch), run(model, batch))
+
+
+def test_comparison_sees_a_changed_scale():
+    editor = Editor(GOOD)
+    editor.set_tensor("/model.3/m/Add/scale", np.array(0.06, np.float32))
+    assert not np.array_equal(run(editor.model), run(GOOD))
+
+
+def test_shape_arithmetic_becomes_constants():
+    result = passes.clean_up(chunk_graph(1))
+    assert not set(ops(result)) & {"Constant", "Shape", "Gather", "Unsqueeze", "Div", "Concat"}
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    bounds = [
+        [values[name].tolist() for name in node.input[1:3]] for node in result.graph.node if node.op_type == "Slice"
+    ]
+    assert bounds == [[[0], [4]], [[4], [8]]]
+    assert "lost" not in values
+
+
+def test_dynamic_dimensions_stay_computed():
+    result = passes.clean_up(chunk_graph("batch"))
+    assert ops(result).count("Shape") == 1
+    assert ops(result).count("Gather") == 1, "channels are known, the batch is not"
+
+
+def test_large_results_are_not_stored():
+    b = Builder()
+    big = b.tensor("big", np.zeros((1, 3, SIZE, SIZE), np.float32))
+    shape = b.tensor("shape", np.array([passes.FOLD_LIMIT // 256, 3, SIZE, SIZE]))
+    grown = b.node("Expand", "/Expand", big, shape)
+    index = b.tensor("index", np.array([0]))
+    b.nodes.append(
+        helper.make_node("Add", ["images", b.node("Gather", "/Gather", grown, index)], ["output0"], name="/Add")
+    )
+    assert "Expand" in ops(passes.clean_up(b.model("output0", [3, SIZE, SIZE])))
+
+
+def test_quantizers_of_weights_are_not_folded():
+    assert ops(passes.clean_up(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
+    assert ops(passes.simplify(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
+
+
+def test_merging_leaves_one_quantizer_a_tensor():
+    result = passes.clean_up(double_graph())
+    # the image, the weight, the tensor, and the one of another scale behind it
+    assert ops(result).count(QUANTIZE) == ops(result).count(DEQUANTIZE) == 4
+    remaining = [finding.rule for finding in verify(result).findings]
+    assert remaining.count("one quantizer") == 1, "two scales on one tensor are not for a pass to decide"
+
+
+def test_quantizers_that_differ_are_not_merged():
+    for change in ("scale", "zero_point"):
+        editor = Editor(double_graph())
+        value = {"scale": np.array([0.06], np.float32), "zero_point": np.array([1], np.int8)}[change]
+        editor.set_tensor(f"two/{change}", value)
+        assert ops(qdq_passes.merge_quantizers(editor.model)).count(QUANTIZE) == 6
+        np.testing.assert_array_equal(run(qdq_passes.merge_quantizers(editor.model)), run(editor.model))
+
+
+def test_per_tensor_scales_become_scalars():
+    result = qdq_passes.scalar_scales(double_graph())
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    for node in result.graph.node:
+        if node.op_type in (QUANTIZE, DEQUANTIZE):
+            assert values[node.input[1]].ndim == values[node.input[2]].ndim == (1 if node.attribute else 0)
+
+
+def test_weight_with_one_output_channel_keeps_its_axis():
+    b = Builder()
+    b.conv("images", "model.0", (3, 1), silu=False)
+    b.nodes.append(helper.make_node("Relu", ["/model.0/conv/Conv_output_0"], ["output0"], name="/Relu"))
+    model = b.model("output0", [1, SIZE, SIZE])
+    result = passes.clean_up(model)
+    scale = next(tensor for tensor in result.graph.initializer if tensor.name == "model.0.conv.weight/scale")
+    assert list(scale.dims) == [1]
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+def test_equal_scales_are_one_initializer():
+    result = qdq_passes.share_scales(GOOD)
+    scales = {node.input[1] for node in result.graph.node if node.op_type == QUANTIZE}
+    assert len(scales) == 9 + 5, "9 weights, and 1/127, 0.02, 0.03, 0.04, 0.05 for activations"
+    assert verify(result).ok
+
+
+def test_names_say_what_is_quantized():
+    graph = Editor(GOOD)
+    for number, node in enumerate(graph.model.graph.node):
+        if node.op_type in (QUANTIZE, DEQUANTIZE):
+            node.name = f"/shared_quantizer_{number}/{node.op_type}"
+    result = passes.clean_up(graph.model)
+    found = [node.name for node in result.graph.node]
+    assert len(set(found)) == len(found)
+    for name in ("images", "model.0.conv.weight", "/model.3/Concat", "/model.3/Split", "/model.3/Split.1"):
+        assert f"{name}/{QUANTIZE}" in found
+        assert f"{name}/{DEQUANTIZE}" in found
+    assert {"model.0.conv.weight/scale", "/model.0/act/Mul/scale", "images/scale"} <= names(result)
+
+
+def test_int8_weights_shrink_the_file_and_round_like_quantizelinear():
+    result = qdq_passes.store_int8_weights(GOOD)
+    weights = {t.name: t for t in result.graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) == 4}
+    assert len(weights) == 9
+    assert not {t.name for t in result.graph.initializer if t.name.endswith("conv.weight")} - {
+        "model.5.dfl.conv.weight"
+    }
+    rounded = numpy_helper.to_array(weights["model.0.conv.weight_quantized"])
+    original = numpy_helper.to_array(next(t for t in GOOD.graph.initializer if t.name == "model.0.conv.weight"))
+    scale = numpy_helper.to_array(next(t for t in GOOD.graph.initializer if t.name == "model.0.conv.weight/scale"))
+    probe = helper.make_graph(
+        [helper.make_node(QUANTIZE, ["w", "s", "z"], ["q"], axis=0)],
+        "probe",
+        [helper.make_tensor_value_info("w", TensorProto.FLOAT, original.shape)],
+        [helper.make_tensor_value_info("q", TensorProto.INT8, original.shape)],
+        [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(np.zeros(8, np.int8), "z")],
+    )
+    model = helper.make_model(probe, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(rounded, session.run(None, {"w": original})[0])
+
+
+def test_int8_weights_saturate():
+    editor = Editor(GOOD)
+    editor.set_tensor("model.0.conv.weight/scale", np.full(8, 1e-4, np.float32))
+    np.testing.assert_array_equal(run(qdq_passes.store_int8_weights(editor.model)), run(editor.model))
+
+
+def test_metadata_is_replaced_by_key():
+    first = passes.set_metadata(GOOD, {"names": '{"0": "digit"}', "stride": "32"})
+    second = passes.set_metadata(first, {"stride": "64"})
+    assert metadata_of(second) == {"names": '{"0": "digit"}', "stride": "64"}
+    assert metadata_of(GOOD) == {}
+
+
+def test_optimized_runtime_stays_within_rounding():
+    """ONNX Runtime fuses Q/DQ to integer kernels, which round at other places."""
+    plain, fused = run(passes.clean_up(GOOD)), run(passes.clean_up(GOOD), optimize=True)
+    np.testing.assert_allclose(fused, plain, atol=0.1)
+
+
+def float_graph() -> ModelProto:
+    editor = Editor(GOOD)
+    for name in [node.name for node in editor.model.graph.node if node.op_type == QUANTIZE]:
+        editor.bypass(name.removesuffix(f"/{QUANTIZE}"))
+    del editor.model.graph.value_info[:]
+    return passes.remove_unused(editor.model)
+
+
+def test_half_turns_the_body_to_fp16_and_leaves_decoding_and_ends():
+    model = float_graph()
+    result = to_half(model)
+    difference = np.abs(run(result) - run(model))
+    assert 0 < difference.max() < 0.01
+    kinds = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
+    assert kinds["model.0.conv.weight/half"] == TensorProto.FLOAT16
+    assert kinds["model.5.dfl.conv.weight"] == TensorProto.FLOAT
+    assert kinds["/model.2/scales"] == TensorProto.FLOAT, "factors of a Resize are always FP32"
+    assert "model.0.conv.weight" not in kinds
+    assert ops(result).count("Cast") == 3, "the picture and two last convolutions"
+    assert result.graph.input == model.graph.input
+    assert result.graph.output == model.graph.output
+
+
+def test_half_saturates_instead_of_overflowing():
+    editor = Editor(float_graph())
+    editor.set_tensor("model.0.conv.bias", np.full(8, 1e6, np.float32))
+    stored = next(t for t in to_half(editor.model).graph.initializer if t.name == "model.0.conv.bias/half")
+    assert np.isfinite(numpy_helper.to_array(stored)).all()
+
+
+def test_simplify_refuses_a_result_that_lost_quantizers(monkeypatch: pytest.MonkeyPatch):
+    import onnxslim
+
+    monkeypatch.setattr(onnxslim, "slim", lambda model: float_graph())
+    with pytest.raises(QatError, match="left 0 of 24 quantizers"):
+        passes.simplify(GOOD)
+
+
+def test_simplify_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "onnxslim", None)
+    with pytest.raises(DependencyError, match="onnxslim"):
+        passes.simplify(GOOD)

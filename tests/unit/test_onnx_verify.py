@@ -1,0 +1,290 @@
+"""The verifier: a good graph passes, and a graph broken for one property fails that property and no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from models.quantize.errors import InputError
+from utils.onnx_graph.graph import module_path
+from utils.onnx_graph.qdq_passes import store_int8_weights
+from utils.onnx_graph.rules import RULES
+from utils.onnx_graph.verify import load, table, verify, verify_file
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qdq_graph import Editor, good_graph
+
+GOOD = good_graph()
+
+
+def _set_scale(pair: str, value: float) -> Callable[[Editor], None]:
+    return lambda edit: edit.set_tensor(f"{pair}/scale", np.array(value, np.float32))
+
+
+def _weight_scale(value: float) -> Callable[[Editor], None]:
+    return lambda edit: edit.set_tensor("model.0.conv.weight/scale", np.full(8, value, np.float32))
+
+
+def _one_weight_scale(edit: Editor) -> None:
+    for node in ("QuantizeLinear", "DequantizeLinear"):
+        del edit.find(f"model.0.conv.weight/{node}").attribute[:]
+    edit.set_tensor("model.0.conv.weight/scale", np.array(0.01, np.float32))
+    edit.set_tensor("model.0.conv.weight/zero_point", np.array(0, np.int8))
+
+
+def _other_weight_axis(edit: Editor) -> None:
+    for node in ("QuantizeLinear", "DequantizeLinear"):
+        edit.find(f"model.3.m.cv1.conv.weight/{node}").attribute[0].i = 1
+
+
+def _several_activation_scales(edit: Editor) -> None:
+    edit.set_tensor("/model.5/cv2.0/cv2.0.0/act/Mul/scale", np.full(8, 0.05, np.float32))
+    edit.set_tensor("/model.5/cv2.0/cv2.0.0/act/Mul/zero_point", np.zeros(8, np.int8))
+
+
+def _partner_with_another_scale(edit: Editor) -> None:
+    other = edit.model.graph.initializer.add()
+    other.CopyFrom(onnx.numpy_helper.from_array(np.array(0.06, np.float32), "other"))
+    edit.rewire("/model.5/cv2.0/cv2.0.0/act/Mul/DequantizeLinear", 1, "other")
+
+
+def _second_quantizer(edit: Editor) -> None:
+    tensor = "/model.0/act/Mul_output_0"
+    edit.insert_pair(tensor, 0.06, "second")
+    edit.rewire("/model.0/act/Mul/QuantizeLinear", 0, tensor)
+    edit.rewire("/model.1/AveragePool", 0, "second/DequantizeLinear_output_0")
+
+
+def _quantized_twice(edit: Editor) -> None:
+    edit.insert_pair("/model.0/act/Mul/DequantizeLinear_output_0", 0.06, "second")
+
+
+def _branch_read_twice(edit: Editor) -> None:
+    """The second input of the Add is a convolution's result, but another node needs it too."""
+    extra = onnx.helper.make_tensor_value_info("extra", onnx.TensorProto.FLOAT, None)
+    edit.model.graph.output.append(extra)
+    branch = "/model.3/m/cv2/act/Mul_output_0"
+    edit.model.graph.node.append(onnx.helper.make_node("Neg", [branch], ["extra"], name="reader"))
+
+
+HEAD = "/model.5/cv2.0/cv2.0.0"
+Edit = Callable[[Editor], None]
+
+# what is done to the good graph → the properties that break, and the nodes that are named
+MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
+    "zero scale": (_weight_scale(0.0), {("scales", "model.0.conv.weight/QuantizeLinear")}),
+    "infinite scale": (_weight_scale(np.inf), {("scales", "model.0.conv.weight/QuantizeLinear")}),
+    "NaN scale": (_weight_scale(np.nan), {("scales", "model.0.conv.weight/QuantizeLinear")}),
+    "negative scale": (_weight_scale(-0.1), {("scales", "model.0.conv.weight/QuantizeLinear")}),
+    "zero point": (
+        lambda edit: edit.set_tensor("/model.0/act/Mul/zero_point", np.array(3, np.int8)),
+        {("symmetric", "/model.0/act/Mul/QuantizeLinear")},
+    ),
+    "unsigned": (
+        lambda edit: edit.set_tensor("/model.0/act/Mul/zero_point", np.array(0, np.uint8)),
+        {("symmetric", "/model.0/act/Mul/QuantizeLinear")},
+    ),
+    "weight per tensor": (_one_weight_scale, {("granularity", "model.0.conv.weight/DequantizeLinear")}),
+    "weight per input channel": (
+        _other_weight_axis,
+        {("granularity", "model.3.m.cv1.conv.weight/DequantizeLinear")},
+    ),
+    "activation per channel": (_several_activation_scales, {("granularity", f"{HEAD}/act/Mul/QuantizeLinear")}),
+    "pair of two scales": (_partner_with_another_scale, {("pairs", f"{HEAD}/act/Mul/QuantizeLinear")}),
+    "two quantizers": (_second_quantizer, {("one quantizer", "second/QuantizeLinear")}),
+    "quantized twice": (_quantized_twice, {("one quantizer", "second/QuantizeLinear")}),
+    "float input": (
+        lambda edit: edit.rewire("/model.1/cv1/conv/Conv", 0, "/model.1/MaxPool_output_0"),
+        {("convolutions", "/model.1/cv1/conv/Conv")},
+    ),
+    "float weight": (
+        lambda edit: edit.bypass("model.0.conv.weight"),
+        {("convolutions", "/model.0/conv/Conv")},
+    ),
+    "pair before activation": (
+        lambda edit: edit.insert_pair("/model.0/conv/Conv_output_0", 0.05, "inserted"),
+        {("activation", "/model.0/conv/Conv")},
+    ),
+    "pair inside SiLU": (
+        lambda edit: edit.insert_pair("/model.0/act/Sigmoid_output_0", 0.01, "inserted"),
+        {("activation", "/model.0/act/Sigmoid"), ("float island", "/model.0/act/Mul")},
+    ),
+    "concat: one input": (_set_scale("/model.3/m/Add", 0.031), {("concat", "/model.3/Concat")}),
+    "concat: result": (_set_scale("/model.4/Concat", 0.031), {("concat", "/model.4/Concat")}),
+    "concat: float input": (lambda edit: edit.bypass("/model.3/m/Add"), {("concat", "/model.3/Concat")}),
+    "concat: float result": (
+        lambda edit: edit.bypass("/model.4/Concat"),
+        {
+            ("concat", "/model.4/Concat"),
+            ("convolutions", f"{HEAD}/conv/Conv"),
+            ("convolutions", "/model.5/cv3.0/cv3.0.0/conv/Conv"),
+        },
+    ),
+    "max pool": (_set_scale("/model.1/MaxPool", 0.041), {("moving", "/model.1/MaxPool")}),
+    "max pool: float input": (
+        lambda edit: edit.rewire("/model.1/MaxPool", 0, "/model.1/AveragePool_output_0"),
+        {("moving", "/model.1/MaxPool")},
+    ),
+    "max pool: float result": (
+        lambda edit: edit.bypass("/model.1/MaxPool"),
+        {("moving", "/model.1/MaxPool"), ("convolutions", "/model.1/cv1/conv/Conv")},
+    ),
+    "split": (_set_scale("/model.3/cv1/act/Mul", 0.031), {("moving", "/model.3/Split")}),
+    "resize": (_set_scale("/model.1/cv1/act/Mul", 0.031), {("moving", "/model.2/Resize")}),
+    "average pool: float input": (
+        lambda edit: edit.rewire("/model.1/AveragePool", 0, "/model.0/act/Mul_output_0"),
+        {("average pool", "/model.1/AveragePool")},
+    ),
+    "average pool: float result": (
+        lambda edit: edit.bypass("/model.1/AveragePool"),
+        {("average pool", "/model.1/AveragePool"), ("moving", "/model.1/MaxPool")},
+    ),
+    "float residual": (
+        lambda edit: edit.rewire("/model.3/m/Add", 0, "/model.3/Split_output_1"),
+        {("residual", "/model.3/m/Add")},
+    ),
+    "branch read twice": (_branch_read_twice, {("residual", "/model.3/m/Add")}),
+    "float sum": (
+        lambda edit: edit.insert_node("Neg", "/model.3/m/cv2/act/Mul_output_0"),
+        {("residual", "/model.3/m/Add"), ("float island", "/inserted/Neg")},
+    ),
+    "quantized scores": (
+        lambda edit: edit.insert_pair("/model.5/Sigmoid_output_0", 1 / 127, "inserted"),
+        {("decoding", "inserted/QuantizeLinear")},
+    ),
+    "quantized boxes": (
+        lambda edit: edit.insert_pair("/model.5/cv2.0/cv2.0.1/conv/Conv_output_0", 0.1, "inserted"),
+        {("decoding", "inserted/QuantizeLinear")},
+    ),
+    "quantized DFL": (
+        lambda edit: edit.insert_pair("model.5.dfl.conv.weight", 0.1, "dfl"),
+        {("decoding", "/model.5/dfl/conv/Conv")},
+    ),
+    "float operator": (
+        lambda edit: edit.insert_node("Exp", "/model.0/act/Mul_output_0"),
+        {("float island", "/inserted/Exp")},
+    ),
+    "activation of its own": (
+        lambda edit: edit.insert_node("Relu", "/model.1/AveragePool_output_0"),
+        {("float island", "/inserted/Relu"), ("average pool", "/model.1/AveragePool")},
+    ),
+}
+
+
+def test_good_graph_passes():
+    onnx.checker.check_model(GOOD, full_check=True)
+    report = verify(GOOD)
+    assert report.findings == ()
+    assert report.ok
+    assert all(report.checked[rule.name] > 0 for rule in RULES), "a property that looks at nothing is not tested"
+    assert report.counts == {"quantizers": 24, "dequantizers": 24, "convolutions": 9, "float_convolutions": 0}
+    assert "all 13 properties hold" in table(report)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutation_breaks_exactly_its_property(name: str):
+    edit, expected = MUTATIONS[name]
+    editor = Editor(GOOD)
+    edit(editor)
+    report = verify(editor.model)
+    assert sorted((finding.rule, finding.node) for finding in report.findings) == sorted(expected)
+    assert not report.ok
+
+
+def test_every_property_has_a_mutation():
+    assert {rule.name for rule in RULES} == {rule for _, expected in MUTATIONS.values() for rule, _ in expected}
+
+
+@pytest.mark.parametrize("pattern", ["model.0", "model.0.conv", "model.0.*", "model.?"])
+def test_recipe_may_leave_convolutions_in_float(pattern: str):
+    editor = Editor(GOOD)
+    editor.bypass("model.0.conv.weight")
+    editor.set_recipe(float=[pattern])
+    report = verify(editor.model)
+    assert report.ok
+    assert report.counts["float_convolutions"] >= 1
+
+
+@pytest.mark.parametrize(("head", "ok"), [("int8", False), ("last-conv-float", True), ("float", True)])
+def test_last_convolutions_may_be_float(head: str, ok: bool):
+    editor = Editor(GOOD)
+    for path in ("model.5.cv2.0.1", "model.5.cv3.0.1"):
+        editor.bypass(f"{path}.conv.weight")
+    editor.set_recipe(head=head)
+    report = verify(editor.model)
+    assert report.ok == ok
+    assert len(report.findings) == (0 if ok else 2)
+
+
+def test_last_conv_float_says_nothing_about_the_others():
+    editor = Editor(GOOD)
+    editor.bypass("model.5.cv2.0.0.conv.weight")
+    editor.set_recipe(head="last-conv-float")
+    assert [finding.node for finding in verify(editor.model).findings] == [f"{HEAD}/conv/Conv"]
+    editor.set_recipe(head="float")
+    assert verify(editor.model).ok
+
+
+def test_float_reader_lifts_the_demand_on_what_moves_values():
+    editor = Editor(GOOD)
+    editor.bypass("/model.1/MaxPool")
+    editor.set_recipe(float=["model.1.cv1"])
+    assert verify(editor.model).ok
+
+
+def test_int8_weights_are_verified_too():
+    stored = store_int8_weights(GOOD)
+    assert verify(stored).ok
+    editor = Editor(stored)
+    editor.set_tensor("model.0.conv.weight/scale", np.zeros(8, np.float32))
+    assert [finding.rule for finding in verify(editor.model).findings] == ["scales"]
+
+
+def test_float_network_and_foreign_recipe_are_refused():
+    editor = Editor(GOOD)
+    for node in [node.name for node in editor.model.graph.node if node.op_type == "QuantizeLinear"]:
+        editor.bypass(node.removesuffix("/QuantizeLinear"))
+    with pytest.raises(InputError, match="nothing to verify"):
+        verify(editor.model)
+    editor = Editor(GOOD)
+    onnx.helper.set_model_props(editor.model, {"recipe": "int8"})
+    with pytest.raises(InputError, match="recipe"):
+        verify(editor.model)
+
+
+def test_files(tmp_path: Path):
+    onnx.save(GOOD, tmp_path / "good.onnx")
+    assert verify_file(tmp_path / "good.onnx").ok
+    with pytest.raises(InputError, match="does not exist"):
+        load(tmp_path / "none.onnx")
+    content = (tmp_path / "good.onnx").read_bytes()
+    for name, part in {"truncated": content[: len(content) // 2], "text": b"not a network", "empty": b""}.items():
+        (tmp_path / name).write_bytes(part)
+        with pytest.raises(InputError, match="not an ONNX file"):
+            load(tmp_path / name)
+
+
+def test_table_names_breaches():
+    editor = Editor(GOOD)
+    editor.set_tensor("/model.3/m/Add/scale", np.array(0.5, np.float32))
+    text = table(verify(editor.model))
+    assert "concat: /model.3/Concat: 2 scales meet: 0.03, 0.5" in text
+    assert text.endswith("1 breach")
+
+
+@pytest.mark.parametrize(
+    ("scope", "path"),
+    [
+        ("/model.0/conv/Conv", "model.0.conv"),
+        ("/model.22/cv2.0/cv2.0.1/conv/Conv", "model.22.cv2.0.1.conv"),
+        ("/model.4/cv2/cv2.0/m/m.0/Add", "model.4.cv2.0.m.0"),
+        ("/Concat", ""),
+    ],
+)
+def test_module_path(scope: str, path: str):
+    assert module_path(scope) == path
