@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,3 +152,57 @@ class KnowingModel(nn.Module):
         out[2:4, columns] = torch.from_numpy(boxes[:, 2:] - boxes[:, :2]).float().T
         out[4 + torch.from_numpy(sample.answers[:, 0]).long(), columns] = torch.from_numpy(sample.answers[:, 5]).float()
         return out.to(image)
+
+
+class AnswerTable(nn.Module):
+    """The answers of a `KnowingModel` to square pictures as one constant, which can be exported to ONNX."""
+
+    def __init__(self, model: KnowingModel) -> None:
+        super().__init__()
+        side = model.imgsz
+        pictures = torch.empty(len(model.samples), 3, side, side)
+        for number in range(len(model.samples)):
+            blue, green, red = colour(number)
+            pictures[number] = torch.tensor([red, green, blue]).view(3, 1, 1) / 255
+        self.side = side
+        self.names = model.names
+        self.stride = model.stride
+        self.register_buffer("table", model(pictures))
+        self.register_buffer("places", torch.tensor([256.0, 16.0, 1.0]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
+        digits = torch.floor_divide(torch.round(middle * 255) - 5, 16)
+        answers = self.table[(digits * self.places).sum(1).long()]
+        boxes = answers[:, :4] * (images.shape[3] / self.side)
+        return torch.cat([boxes, answers[:, 4:]], 1).to(images.dtype)
+
+
+def export_answers(
+    model: KnowingModel,
+    path: Path,
+    batch: int | None = None,
+    size: int | None = None,
+    half: bool = False,
+    names: dict[int, str] | None = None,
+) -> Path:
+    """Write the answers as an ONNX detector; `batch` and `size` are fixed where they are given."""
+    import onnx
+
+    table = AnswerTable(model)
+    side = size or model.imgsz
+    images = torch.full((batch or 2, 3, side, side), 5 / 255, dtype=torch.float16 if half else torch.float32)
+    axes = {0: "batch"} if batch is None else {}
+    axes |= {2: "height", 3: "width"} if size is None else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(
+            table, (images,), str(path), input_names=["images"], output_names=["output0"], opset_version=17,
+            dynamic_axes={"images": axes, "output0": {0: "batch"} if batch is None else {}} if axes else None,
+            dynamo=False,
+        )  # fmt: skip
+    file = onnx.load(path)
+    for key, value in (("names", json.dumps(names or model.names)), ("stride", "32"), ("task", "detect")):
+        file.metadata_props.add(key=key, value=value)
+    onnx.save(file, path)
+    return path

@@ -79,9 +79,8 @@ def test_pairwise_iou():
 
 
 def test_average_precision_by_hand():
-    assert average_precision(np.array([0.5, 1.0]), np.array([1.0, 1.0])) == pytest.approx(
-        0.995
-    )  # upstream's perfect AP
+    perfect = average_precision(np.array([0.5, 1.0]), np.array([1.0, 1.0]))
+    assert perfect == pytest.approx(0.995)  # and not 1: as upstream
     assert average_precision(np.array([0.0]), np.array([0.0])) == 0
     # one hit, one false alarm, one hit of two labels: precision 1 up to recall 0.5, 2/3 at 1; linear in between
     values = np.interp(np.linspace(0, 1, 101), [0, 0.499, 0.5, 0.999, 1], [1, 1, 2 / 3, 2 / 3, 0])

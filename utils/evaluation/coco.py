@@ -42,11 +42,13 @@ class CocoGroundTruth:
         self._single_cls = single_cls
         self._content = _read(self.file) if self.file else {}
         self._ids = {Path(image["file_name"]).stem: image["id"] for image in self._content.get("images", ())}
-        self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data, single_cls)
+        self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
 
-    def _categories(self, data: DataConfig, single_cls: bool) -> list[int]:
-        if not self.file or single_cls:
+    def _categories(self, data: DataConfig) -> list[int]:
+        if not self.file:
             return list(range(data.nc))
+        if self._single_cls:  # any category will do, as long as the annotations have it
+            return [self._content["categories"][0]["id"]]
         by_name = {str(category["name"]): category["id"] for category in self._content["categories"]}
         missing = [name for name in data.names.values() if name not in by_name]
         if missing:
