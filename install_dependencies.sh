@@ -100,11 +100,7 @@ why_no_tensorrt() {
 
 use_system() {
   python=$("$PYTHON" -c 'import sys; print(sys.executable)')
-  if [ -z "${PIP_BREAK_SYSTEM_PACKAGES:-}" ] && "$python" - <<'PROGRAM'; then
-import os, sys, sysconfig
-managed = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
-sys.exit(not (sys.prefix == sys.base_prefix and os.path.exists(managed)))
-PROGRAM
+  if [ -z "${PIP_BREAK_SYSTEM_PACKAGES:-}" ] && environment managed; then
     die 1 "$python belongs to the operating system, which forbids installing into it; leave --system out" \
       "(a virtual environment is made), or set PIP_BREAK_SYSTEM_PACKAGES=1"
   fi

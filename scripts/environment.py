@@ -5,6 +5,7 @@ Actions:
     environment.py check SET [--quick]   name every requirement of the set that is not met; exit code 1 if there is one
     environment.py constraints SET       the constraints to install the set with
     environment.py fingerprint SET       a hash of what the set asks for and of the Python version
+    environment.py managed               exit code 0 if the operating system forbids installing into it (PEP 668)
     environment.py uv-settings           shell lines that give uv the package indexes that pip is configured with
     environment.py summary               Python and the libraries that matter, in one line
 """
@@ -19,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -141,6 +143,11 @@ def uv_settings() -> Iterator[str]:
         yield "export UV_INDEX_STRATEGY=unsafe-best-match"  # pip looks at all indexes alike
 
 
+def managed() -> bool:
+    """Does the operating system forbid installing into this environment (PEP 668)?"""
+    return sys.prefix == sys.base_prefix and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
+
+
 def summary() -> str:
     """Python and the libraries that matter, with their versions."""
     words = [f"Python {sys.version.split()[0]}"]
@@ -154,7 +161,7 @@ def summary() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("check", "constraints", "fingerprint", "uv-settings", "summary"))
+    parser.add_argument("action", choices=("check", "constraints", "fingerprint", "managed", "uv-settings", "summary"))
     parser.add_argument("set", nargs="?", choices=tuple(IMPORTS))
     parser.add_argument("--quick", action="store_true", help="import only what is quick to import")
     args = parser.parse_args(argv)
@@ -164,6 +171,8 @@ def main(argv: list[str] | None = None) -> int:
         problems = list(unmet(args.set)) or list(failing_imports(args.set, args.quick))
         print("\n".join(problems), end="\n" if problems else "")
         return 1 if problems else 0
+    if args.action == "managed":
+        return 0 if managed() else 1
     if args.action == "uv-settings":
         print("\n".join(uv_settings()))
     elif args.action == "summary":

@@ -98,15 +98,19 @@ fetch() {
 }
 
 from_git() { # URL [COMMIT]
-  local into=$work/yolov9 commit=${2:-$COMMIT}
+  local into=$work/yolov9 commit=${2:-$COMMIT} status=0
   say "fetching commit ${commit:0:7} of $1"
   rm -rf "$into"
   git init --quiet "$into"
   git -C "$into" remote add origin "$1"
   remote 30 ls-remote --quiet origin HEAD >/dev/null || return 1 # where the network swallows everything, only 30 s are lost
   # Only that commit, or everything where a server does not hand out single ones.
-  remote "$limit" fetch --quiet --no-tags --depth 1 origin "$commit" 2>/dev/null ||
-    remote "$limit" fetch --quiet --no-tags origin || return 1
+  remote "$limit" fetch --quiet --no-tags --depth 1 origin "$commit" 2>/dev/null || status=$?
+  case $status in
+    0) ;;
+    124) warn "it took longer than $limit s (YOLOV9_TIMEOUT)" && return 1 ;;
+    *) remote "$limit" fetch --quiet --no-tags origin || return 1 ;;
+  esac
   git -C "$into" -c advice.detachedHead=false checkout --quiet "$commit"
 }
 
