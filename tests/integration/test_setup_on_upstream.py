@@ -1,0 +1,73 @@
+"""get_yolov9.sh and patch_yolov9.sh on the real upstream; the sources are the checkout that these tests run in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"PYTHON": sys.executable, **variables}
+    command = [ROOT / script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def pristine(checkout: Path, tmp_path: Path) -> Path:
+    """Upstream as it was fetched, without the overlay."""
+    folder = tmp_path / "my yolov9"
+    result = run("scripts/get_yolov9.sh", folder, YOLOV9_SOURCE=str(checkout))
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_the_checkout_holds_the_overlay_as_it_is_now(checkout: Path):
+    for path in json.loads((checkout / ".yolov9_overlay/manifest.json").read_text())["files"]:
+        assert (checkout / path).read_bytes() == (ROOT / path).read_bytes(), "run patch_yolov9.sh again"
+
+
+def test_patch_and_revert_leave_git_status_clean(pristine: Path):
+    assert git(pristine, "status", "--porcelain") == ""
+    result = run("patch_yolov9.sh", pristine)
+    assert result.returncode == 0, result.stderr
+    changes = git(pristine, "status", "--porcelain").splitlines()
+    assert changes
+    assert all(line.startswith("?? ") for line in changes), "no file of upstream's may change"
+    program = "import models.yolo, utils.dataloaders, models.quantize, utils.upstream"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    program = "from utils import upstream; upstream.ensure(); " + program
+    subprocess.run([sys.executable, "-c", program], cwd=pristine, env=environment, check=True)
+    assert list(pristine.rglob("__pycache__"))
+    assert run("patch_yolov9.sh", pristine, "--revert").returncode == 0
+    assert git(pristine, "status", "--porcelain", "--ignored") == ""
+
+
+def test_a_second_get_finds_it(pristine: Path, checkout: Path):
+    result = run("scripts/get_yolov9.sh", pristine, YOLOV9_SOURCE="/nowhere")
+    assert result.returncode == 0
+    assert "already" in result.stdout
+
+
+def test_a_folder_without_git(pristine: Path, tmp_path: Path):
+    shutil.rmtree(pristine / ".git")
+    result = run("scripts/get_yolov9.sh", tmp_path / "copy", YOLOV9_SOURCE=str(pristine))
+    assert result.returncode == 0, result.stderr
+    assert git(tmp_path / "copy", "status", "--porcelain") == ""
+    (pristine / "val.py").write_text("changed")
+    result = run("scripts/get_yolov9.sh", tmp_path / "changed", YOLOV9_SOURCE=str(pristine))
+    assert result.returncode == 2
+    assert "not those of commit" in result.stderr
+    assert not (tmp_path / "changed").exists()
