@@ -1,0 +1,265 @@
+"""The evaluation against upstream's own code: pixels, NMS, matching, AP, and the whole of val.py's `run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from utils import upstream
+from utils.engine import open_runner
+from utils.engine.torch_runner import TorchRunner
+from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.scoring import match, score
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from known_pictures import MIXED, SQUARE, KnowingModel, write_set
+
+NAMES = ("cat", "dog", "owl")
+
+
+@pytest.fixture(scope="session")
+def val_program():
+    """Upstream's val.py as a module."""
+    upstream.ensure()
+    import val
+
+    return val
+
+
+def upstream_loader(path, imgsz, batch_size, rect, single_cls=False):
+    from utils.dataloaders import create_dataloader
+
+    return create_dataloader(path, imgsz, batch_size, 32, single_cls, pad=0.5, rect=rect, workers=0)[0]
+
+
+def upstream_run(val_program, model, data, imgsz, batch_size, rect, single_cls=False):
+    """(AP, AP50, precision, recall) from val.py."""
+    paths = data.paths("val")
+    content = {"nc": data.nc, "names": dict(data.names), "val": paths[0], "path": str(data.root)}
+    with torch.inference_mode():
+        precision, recall, ap50, ap, *_ = val_program.run(
+            content, model=model, dataloader=upstream_loader(list(paths), imgsz, batch_size, rect, single_cls),
+            batch_size=batch_size, imgsz=imgsz, conf_thres=0.001, iou_thres=0.7, plots=False, single_cls=single_cls,
+        )[0]  # fmt: skip
+    return ap, ap50, precision, recall
+
+
+def our_run(model, data, out_dir=None, **config):
+    result = evaluate(TorchRunner(model, "cpu"), data, EvalConfig(workers=0, **config), out_dir=out_dir, progress=False)
+    return result, (result.ap, result.ap50, result.precision, result.recall)
+
+
+# the parts
+
+
+def by_class_and_x(labels):
+    return labels[np.lexsort((labels[:, 1], labels[:, 0]))]
+
+
+@pytest.mark.parametrize("rect", [True, False])
+@pytest.mark.parametrize("imgsz", [64, 96, 320])
+def test_pictures_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
+    """Real pictures of mixed shapes, as the demo set's would be cropped, in upstream's batches of 32."""
+    samples = write_set(tmp_path, 40, MIXED)
+    rng = np.random.default_rng(0)
+    for sample in samples:
+        width, height = sample.size
+        noise = cv2.resize(rng.integers(0, 255, (9, 9, 3), np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+        cv2.imwrite(str(sample.path), noise)
+    data = load_data(tmp_path / "data.yaml")
+    upstream.ensure()
+    theirs = {
+        path: (image, labels[labels[:, 0] == index, 1:], shape)
+        for images, labels, paths, shapes in upstream_loader(list(data.paths("val")), imgsz, 32, rect)
+        for index, (image, path, shape) in enumerate(zip(images, paths, shapes, strict=True))
+    }
+    count = 0
+    for images, labels, paths, shapes in make_loader(
+        data, "val", imgsz=imgsz, batch_size=5, rect=rect, pad=0.5, workers=0
+    ):
+        for index, (image, path, shape) in enumerate(zip(images, paths, shapes, strict=True)):
+            their_image, their_labels, their_shape = theirs[path]
+            torch.testing.assert_close(image, their_image, rtol=0, atol=0)
+            mine = labels[labels[:, 0] == index, 1:]
+            torch.testing.assert_close(by_class_and_x(mine), by_class_and_x(their_labels), atol=1e-5, rtol=0)
+            assert shape == their_shape
+            count += 1
+    assert count == len(theirs) == 40
+
+
+def raw_predictions(classes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    middle = torch.rand(3, 2, 500, generator=generator) * 200 + 60
+    size = torch.rand(3, 2, 500, generator=generator) * 60 + 40
+    return torch.cat([middle, size, torch.rand(3, classes, 500, generator=generator) ** 3], 1)
+
+
+@pytest.mark.parametrize("classes", [1, 10])
+@pytest.mark.parametrize(("conf", "iou"), [(0.001, 0.7), (0.25, 0.45)])
+@pytest.mark.parametrize(
+    "options", [{"multi_label": True}, {"multi_label": False}, {"multi_label": True, "agnostic": True}]
+)
+def test_nms_is_upstreams(classes, conf, iou, options):
+    upstream.ensure()
+    from utils.general import non_max_suppression as reference
+
+    raw = raw_predictions(classes)
+    expected = reference(raw.clone(), conf, iou, max_det=300, **options)
+    for one, other in zip(non_max_suppression(raw, conf, iou, max_det=300, **options), expected, strict=True):
+        assert len(other) > 10
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def random_matches(seed=0, labels=30, found=400, classes=4):
+    rng = np.random.default_rng(seed)
+    corner = rng.uniform(0, 250, (labels, 2))
+    truth = np.column_stack([rng.integers(classes, size=labels), corner, corner + rng.uniform(20, 80, (labels, 2))])
+    chosen = truth[rng.integers(labels, size=found)]
+    scores = np.sort(rng.random(found))[::-1]
+    rows = np.column_stack([chosen[:, 1:] + rng.normal(0, 5, (found, 4)), scores, chosen[:, 0]])
+    return torch.from_numpy(rows).float(), torch.from_numpy(truth).float()
+
+
+def test_matching_is_upstreams(val_program):
+    pairs = [random_matches(seed, labels, 200) for seed, labels in enumerate((1, 5, 30, 60))]
+    for correct, (found, truth) in zip(match(*zip(*pairs, strict=True)), pairs, strict=True):
+        expected = val_program.process_batch(found, truth, torch.linspace(0.5, 0.95, 10))
+        assert expected.any()
+        torch.testing.assert_close(correct, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_are_upstreams(seed):
+    rng = np.random.default_rng(seed)
+    count, classes = 3000, rng.integers(8, size=3000)
+    confidence = rng.permutation(np.linspace(0.001, 0.999, count))
+    correct = rng.random((count, 1)) < confidence[:, None] * np.linspace(0.9, 0.1, 10)
+    labels = rng.integers(10, size=1200)  # two classes without detections
+    _, _, precision, recall, _, ap, ids = upstream.ap_per_class(
+        correct, confidence, classes, labels, dict(enumerate("abcdefghij"))
+    )
+    ours = score(correct, confidence, classes, labels)
+    np.testing.assert_array_equal(ours.classes, ids)
+    np.testing.assert_allclose(ours.ap, ap, atol=1e-9)
+    np.testing.assert_allclose(ours.precision, precision, atol=1e-9)
+    np.testing.assert_allclose(ours.recall, recall, atol=1e-9)
+
+
+# the whole
+
+
+@pytest.mark.parametrize("rect", [True, False])
+@pytest.mark.parametrize("single_cls", [True, False])
+@pytest.mark.parametrize("sizes", [MIXED, SQUARE])
+def test_results_are_those_of_val_py(tmp_path, val_program, sizes, rect, single_cls):
+    """With a network whose errors are known. Rectangular: val.py at its default batch size, which ours stands for."""
+    samples = write_set(tmp_path, 60, sizes)
+    data, model = load_data(tmp_path / "data.yaml"), KnowingModel(samples, NAMES, 64)
+    expected = upstream_run(val_program, model, data, 64, 32, rect, single_cls)
+    assert 0.3 < expected[0] < 0.8
+    for batch_size in (1, 9, 32):
+        _, found = our_run(model, data, imgsz=64, batch_size=batch_size, rect=rect, single_cls=single_cls)
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def mixed_demo(tmp_path_factory, demo_data):
+    """Cropped and resized pictures of the demo set, with their labels and annotations: many aspect ratios."""
+    demo = load_data(demo_data)
+    folder = tmp_path_factory.mktemp("mixed_demo")
+    for kind in ("images", "labels", "annotations"):
+        (folder / kind / ("val" if kind != "annotations" else "")).mkdir(parents=True)
+    content = json.loads(demo.annotations.read_text())
+    names = list(demo.names.values())
+    category = {names.index(row["name"]): row["id"] for row in content["categories"]}
+    shapes = ((320, 320), (320, 240), (240, 320), (320, 180), (200, 320), (300, 211), (480, 320), (160, 150))
+    images, annotations = [], []
+    for number, row in enumerate(content["images"][:120], 1):
+        width, height = shapes[number % len(shapes)]
+        image = cv2.imread(str(Path(demo.paths("val")[0]) / row["file_name"]))
+        kept_w, kept_h = min(width, 320), min(height, 320)
+        image = image[:kept_h, :kept_w]
+        lines = []
+        scale = (width / kept_w, height / kept_h)
+        for one in (a for a in content["annotations"] if a["image_id"] == row["id"]):
+            x, y, w, h = one["bbox"]
+            x2, y2 = min(x + w, kept_w), min(y + h, kept_h)
+            if x2 - x < 0.7 * w or y2 - y < 0.7 * h:  # mostly cut off
+                continue
+            box = [x * scale[0], y * scale[1], (x2 - x) * scale[0], (y2 - y) * scale[1]]
+            label = next(k for k, v in category.items() if v == one["category_id"])
+            fractions = ((box[0] + box[2] / 2) / width, (box[1] + box[3] / 2) / height, box[2] / width, box[3] / height)
+            lines.append(f"{label} {' '.join(f'{value:.7f}' for value in fractions)}\n")
+            annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": one["category_id"],
+                                "bbox": box, "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
+        cv2.imwrite(str(folder / f"images/val/{number:06d}.png"), cv2.resize(image, (width, height)))
+        (folder / f"labels/val/{number:06d}.txt").write_text("".join(lines))
+        images.append({"id": number, "file_name": f"{number:06d}.png", "width": width, "height": height})
+    (folder / "annotations/instances_val.json").write_text(
+        json.dumps({"images": images, "annotations": annotations, "categories": content["categories"]})
+    )
+    (folder / "data.yaml").write_text(
+        yaml.safe_dump({"path": str(folder), "train": "images/val", "val": "images/val", "names": dict(demo.names)})
+    )
+    return load_data(folder / "data.yaml")
+
+
+@pytest.fixture(scope="module")
+def demo_model(demo_weights):
+    return upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
+
+
+@pytest.mark.parametrize("rect", [True, False])
+def test_the_demo_network_scores_as_in_val_py_and_pycocotools(mixed_demo, demo_model, val_program, tmp_path, rect):
+    """What issue 2 asks for, on pictures of many shapes."""
+    expected = upstream_run(val_program, demo_model, mixed_demo, 320, 32, rect)
+    assert expected[0] > 0.4
+    config = {"imgsz": 320, "rect": rect}
+    result, found = our_run(demo_model, mixed_demo, tmp_path, batch_size=16, save_json=True, **config)
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert result.coco is not None
+    assert (result.ap, result.ap50) == pytest.approx((result.coco["ap"], result.coco["ap50"]), abs=5e-3)
+    for batch_size in (1, 7):
+        assert our_run(demo_model, mixed_demo, batch_size=batch_size, **config)[1] == pytest.approx(found, abs=5e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rect", [True, False])
+def test_the_demo_set_scores_as_in_val_py_and_pycocotools(demo_data, demo_model, val_program, tmp_path, rect):
+    """All 500 pictures; the checkpoint is opened as users do."""
+    data = load_data(demo_data)
+    expected = upstream_run(val_program, demo_model, data, 320, 32, rect)
+    result, found = our_run(demo_model, data, tmp_path, imgsz=320, rect=rect, save_json=True)
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert result.coco is not None
+    assert (result.ap, result.ap50) == pytest.approx((result.coco["ap"], result.coco["ap50"]), abs=5e-3)
+    assert result.ap >= 0.70
+
+
+def test_a_float_checkpoint_opens_as_a_runner(mixed_demo, demo_model, demo_weights):
+    config = EvalConfig(imgsz=320, workers=0, limit=12)
+    with open_runner(demo_weights) as runner:
+        opened = evaluate(runner, mixed_demo, config, progress=False)
+    direct = evaluate(TorchRunner(demo_model, "cpu"), mixed_demo, replace(config), progress=False)
+    assert opened.ap == pytest.approx(direct.ap, abs=1e-6)
+
+
+def test_augmented_training_pictures_come_from_upstream(demo_data):
+    hyp = yaml.safe_load((upstream.CHECKOUT / "data/hyps/hyp.scratch-high.yaml").read_text())
+    data = load_data(demo_data)
+    loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)
+    images, labels, paths, _ = next(iter(loader))
+    assert images.shape == (4, 3, 320, 320)
+    assert images.dtype == torch.uint8
+    assert labels.shape[1] == 6
+    assert len(paths) == 4

@@ -1,0 +1,189 @@
+"""val_trt.py on ONNX files whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import val_trt
+from utils.cli import run_program
+from utils.engine.torch_runner import TorchRunner
+from utils.evaluation.dataset import load_data
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.reports.schema import Report
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from known_pictures import SQUARE, KnowingModel, export_answers, write_set
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("cat", "dog", "owl")
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """(folder with data.yaml, a.onnx for any size, fixed.onnx for 64×64 in batches of 16; the network)."""
+    folder = tmp_path_factory.mktemp("known")
+    model = KnowingModel(write_set(folder, 20, SQUARE), NAMES, 64)
+    export_answers(model, folder / "a.onnx")
+    export_answers(model, folder / "fixed.onnx", 16, 64)
+    return folder, model
+
+
+@pytest.fixture
+def program(known, tmp_path, capsys):
+    """Run the program on a file; returns (exit code, standard output, standard error)."""
+
+    def run(*words, file="a.onnx", data="data.yaml"):
+        folder, _ = known
+        paths = ["--engine-file", str(folder / file), "--data", str(folder / data), "--project", str(tmp_path)]
+        argv = [*paths, "--workers", "0", "--device", "cpu", *map(str, words)]
+        code = run_program(val_trt.make_parser(), val_trt.main, argv)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_report_and_a_table(known, program, tmp_path):
+    folder, model = known
+    code, out, _ = program("--imgsz", 64, "--batch-size", 6)
+    assert code == 0
+    config = EvalConfig(imgsz=64, workers=0)
+    expected = evaluate(TorchRunner(model, "cpu"), load_data(folder / "data.yaml"), config, progress=False)
+    report = Report.load(tmp_path / "exp/report.json")
+    row = report.rows[0]
+    assert (row.stage, row.file, row.device) == ("ONNX", str(folder / "a.onnx"), "CPU")
+    scores = (expected.ap, expected.ap50, expected.precision, expected.recall)
+    assert (row.ap, row.ap50, row.precision, row.recall) == pytest.approx(scores, abs=1e-6)
+    assert row.size_bytes == (folder / "a.onnx").stat().st_size
+    assert "ONNX Runtime" in row.measured_on
+    assert "batch 6, 64x64" in row.measured_on
+    assert row.ms_per_image > 0
+    assert f"{expected.ap:.3g}" in out
+    assert "cat" in out  # a row for each class when there are few
+
+
+def test_folders_are_numbered_and_can_be_written_again(program, tmp_path):
+    for words in ((), (), ("--exist-ok",), ("--name", "other")):
+        assert program("--imgsz", 64, "--limit", 2, *words)[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exp", "exp2", "other"]
+
+
+def test_a_fixed_file_decides_size_and_batch(program, tmp_path):
+    code, out, _ = program(file="fixed.onnx")
+    assert code == 0
+    assert "batch 16, 64x64" in out
+    assert Report.load(tmp_path / "exp/report.json").rows[0].ap > 0.3
+
+
+def test_files_that_are_asked_for(program, tmp_path):
+    code, out, _ = program("--imgsz", 64, "--save-txt", "--save-conf", "--save-json", "--max-det", 5, "--verbose")
+    assert code == 0
+    lines = [line.split() for file in (tmp_path / "exp/labels").iterdir() for line in file.read_text().splitlines()]
+    assert {len(line) for line in lines} == {6}
+    assert max(len(file.read_text().splitlines()) for file in (tmp_path / "exp/labels").iterdir()) <= 5
+    predictions = json.loads((tmp_path / "exp/a_predictions.json").read_text())
+    assert len(predictions) == len(lines)
+    assert "Average Precision" in out
+    assert any("pycocotools: AP" in note for note in Report.load(tmp_path / "exp/report.json").notes)
+
+
+def test_speed(program, tmp_path):
+    code, out, _ = program("--imgsz", 64, "--task", "speed", "--save-txt", "--save-json")
+    assert code == 0
+    assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == ["report.json"]
+    slow = program("--imgsz", 64)[1]
+    recalls = [float(next(line for line in text.splitlines() if "all" in line).split()[4]) for text in (out, slow)]
+    assert recalls[0] <= recalls[1]  # everyday thresholds find less
+
+
+def test_study(program, tmp_path):
+    code, _, _ = program("--imgsz", 64, 96, 128, "--task", "study", "--limit", 6)
+    assert code == 0
+    table = np.loadtxt(tmp_path / "exp/study_data_a.txt")
+    assert table.shape == (3, 10)
+    assert (table[:, 3] > 0.2).all()
+    assert (table[:, 8] > 0).all()
+    rows = Report.load(tmp_path / "exp/report.json").rows
+    assert [row.measured_on.split(", ")[-1] for row in rows] == ["64x64", "96x96", "128x128"]
+    assert [row.ap for row in rows] == pytest.approx(table[:, 3], abs=1e-3)
+
+
+def test_other_splits_and_options(program):
+    assert program("--imgsz", 64, "--task", "train", "--single-cls", "--rect", "--limit", 4)[0] == 0
+    code, _, err = program("--imgsz", 64, "--task", "test")
+    assert (code, err.strip().endswith("has no 'test:' entry; it has train, val")) == (2, True)
+
+
+def test_a_threshold_that_makes_ap_incomparable_is_told(program):
+    assert "only comparable at --conf-thres 0.001" in program("--imgsz", 64, "--conf-thres", 0.1, "--limit", 2)[1]
+
+
+def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
+    """As upstream's val.py does."""
+    folder, _ = known
+    (folder / "coco.yaml").write_text((folder / "data.yaml").read_text())
+    assert program("--imgsz", 64, "--limit", 2, data="coco.yaml")[0] == 0
+    assert (tmp_path / "exp/a_predictions.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "message"),
+    [
+        (("--imgsz", 96), {"file": "fixed.onnx"}, "the network takes images float32 [16, 3, 64, 64]"),
+        (("--imgsz", 64, 96), {}, "several only with --task study"),
+        (("--task", "study"), {"file": "fixed.onnx"}, "--task study needs a variable image size"),
+        (("--rect",), {"file": "fixed.onnx"}, "rectangular inference needs a network of variable size"),
+        ((), {"file": "nowhere.onnx"}, "nowhere.onnx does not exist"),
+        ((), {"file": "data.yaml"}, "cannot tell what it is by its name"),
+        ((), {"file": "damaged.onnx"}, "cannot load"),
+        ((), {"file": "a.engine"}, "./install_dependencies.sh --tensorrt"),
+        ((), {"data": "nowhere.yaml"}, "cannot read"),
+        ((), {"data": "a.onnx"}, "is not valid YAML"),
+        ((), {"data": "four.yaml"}, "the network has 3 classes (cat, dog, owl), and"),
+        ((), {"data": "bad.yaml"}, "is not one of the data set's 3 classes"),
+        (("--conf-thres", 7), {}, "--conf-thres is 7.0; expected 0 to 1"),
+        (("--device", "7"), {}, "--device 7"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, words, files, message):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "tensorrt" else find(name, *a))
+    folder, _ = known
+    (folder / "damaged.onnx").write_bytes((folder / "a.onnx").read_bytes()[:-300])
+    (folder / "a.engine").write_bytes(b"engine")
+    content = json.loads((folder / "data.yaml").read_text())
+    (folder / "four.yaml").write_text(json.dumps({**content, "names": ["a", "b", "c", "d"]}))
+    bad = folder / "bad"
+    (bad / "images").mkdir(parents=True, exist_ok=True)
+    (bad / "images/a.png").write_bytes(next((folder / "images/val").iterdir()).read_bytes())
+    (bad / "labels").mkdir(exist_ok=True)
+    (bad / "labels/a.txt").write_text("3 0.5 0.5 0.1 0.1\n")
+    (folder / "bad.yaml").write_text(json.dumps({**content, "path": str(bad), "train": "images", "val": "images"}))
+    code, _, err = program(*words, **files)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in err
+
+
+def test_help_needs_neither_torch_nor_a_second():
+    """`-h` on a machine under load: one of three runs has to be quick."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        command = [sys.executable, "-X", "importtime", "val_trt.py", "-h"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1
+    assert "--engine-file" in done.stdout
+    assert not any(f" {name}\n" in done.stderr for name in ("torch", "numpy", "onnxruntime", "onnx"))
