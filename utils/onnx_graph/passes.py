@@ -176,6 +176,7 @@ CLEAN_UP: tuple[Callable[[ModelProto], ModelProto], ...] = (
     fold_constants,
     remove_identities,
     qdq_passes.scalar_scales,
+    qdq_passes.round_weights,
     qdq_passes.merge_quantizers,
     qdq_passes.share_scales,
     qdq_passes.name_quantizers,

@@ -1,7 +1,7 @@
 """Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `passes.py`.
 
-None of them changes what the graph computes; `store_int8_weights` moves the rounding of weights from run time into the
-file and gives the same numbers.
+None of them changes what the graph computes, except that `round_weights` settles how weights between two levels are
+rounded.
 """
 
 from __future__ import annotations
@@ -146,6 +146,27 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 @pure
+def round_weights(model: ModelProto) -> None:
+    """Store each quantized weight as the values that its quantizer gives in torch: whole multiples of its scale.
+
+    Weights that lie between two levels (half the largest weight does: 63.5) are rounded up by one library and down by
+    another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so that every
+    runtime computes with the integers that the network was trained with.
+    """
+    view = GraphView(model)
+    rounded: dict[str, np.ndarray] = {}
+    for node in model.graph.node:
+        weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
+        if weight is not None and scale is not None:
+            factor = _along_axis(node, weight, scale)
+            levels = np.clip(np.rint(weight * (np.float32(1) / factor)), -128, 127)
+            rounded[node.input[0]] = (levels * factor).astype(weight.dtype)
+    for tensor in model.graph.initializer:
+        if tensor.name in rounded:
+            tensor.CopyFrom(numpy_helper.from_array(rounded[tensor.name], tensor.name))
+
+
+@pure
 def store_int8_weights(model: ModelProto) -> None:
     """Store quantized weights as INT8 initializers that feed DequantizeLinear directly: a file a quarter the size.
 
@@ -175,7 +196,12 @@ def _int8_weight(node: NodeProto, view: GraphView) -> np.ndarray | None:
     zero_point = view.array(node.input[2]) if len(node.input) > 2 else None
     if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
         return None
-    if scale.ndim:
-        axis = attribute(node, "axis", 1)
-        scale = scale.reshape([-1 if i == axis % weight.ndim else 1 for i in range(weight.ndim)])
-    return np.clip(np.rint(weight / scale), -128, 127).astype(np.int8)
+    return np.clip(np.rint(weight / _along_axis(node, weight, scale)), -128, 127).astype(np.int8)
+
+
+def _along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """A quantizer's scale in a shape that broadcasts over its weight."""
+    if scale.ndim == 0:
+        return scale
+    axis = attribute(node, "axis", 1) % weight.ndim
+    return scale.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
