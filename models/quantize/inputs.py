@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.quantize import backend, placement
 from models.quantize.errors import DataError, InputError
 from models.quantize.options import QuantizeOptions
+from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.cli import select_device
 from utils.evaluation.data_yaml import load_data
@@ -18,7 +21,7 @@ from utils.evaluation.dataset import make_loader
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
     from utils.evaluation.data_yaml import DataConfig
@@ -38,7 +41,8 @@ class Inputs:
     """What a run works on.
 
     Attributes:
-        source: the float checkpoint.
+        source: the float checkpoint; its network is fused, and is copied rather than run.
+        plan: where quantizers go.
         data: the data set, with the same number of classes.
         hyp: the augmentation's parameters; None for pictures as validation sees them.
         device: where networks run.
@@ -46,13 +50,14 @@ class Inputs:
     """
 
     source: upstream.FloatCheckpoint
+    plan: placement.Plan
     data: DataConfig
     hyp: dict[str, Any] | None
     device: torch.device
     imgsz: int
 
     @classmethod
-    def load(cls, options: QuantizeOptions) -> Inputs:
+    def load(cls, options: QuantizeOptions, recipe: Recipe) -> Inputs:
         """Load what the options name.
 
         Raises:
@@ -65,7 +70,14 @@ class Inputs:
             data.paths("val")
         check_classes(options.weights, source.names, data)
         hyp = read_hyp(options.hyp) if options.hyp else None
-        return cls(source, data, hyp, select_device(options.device), fitting_size(options.imgsz, source.stride))
+        device = select_device(options.device)
+        backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
+        plan = placement.plan(upstream.fuse(source.model), recipe)
+        return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
+
+    def network(self) -> nn.Module:
+        """A copy of the fused float network, on the device."""
+        return copy.deepcopy(self.source.model).to(self.device)
 
     def training_loader(self, options: QuantizeOptions, *, augment: bool = False) -> DataLoader[Any]:
         """Training pictures in an order that the seed decides: letterboxed as for validation, or augmented."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from utils.engine.runner import Runner
     from utils.evaluation.data_yaml import DataConfig
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Measurer:
                     samples.setdefault(path, Sample(path, {}, truth)).predictions[stage] = boxes
         return list(samples.values())
 
-    def _detections(self, runner: TorchRunner, count: int) -> Iterator[tuple[str, list[Box], list[Box]]]:
+    def _detections(self, runner: Runner, count: int) -> Iterator[tuple[str, list[Box], list[Box]]]:
         """Path, detections and labels of each picture."""
         import torch
 
@@ -115,17 +116,20 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
         imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
         workers=options.workers, save_json=options.save_json,
     )  # fmt: skip
-    quantized = checkpoint.kind(options.weights) == "quantized"
-    source = checkpoint.load(options.weights) if quantized else upstream.load_float(options.weights)
+    source: checkpoint.QuantizedCheckpoint | upstream.FloatCheckpoint
+    if checkpoint.kind(options.weights) == "quantized":
+        source = checkpoint.load(options.weights)
+        model, stage = source.model, str(source.extra.get("stage", "quantized"))
+    else:
+        source = upstream.load_float(options.weights)
+        model, stage = upstream.call_fused(upstream.fuse(source.model)), "float"
     data = load_data(options.data)
     data.paths("val")
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
-    model = source.model if quantized else upstream.call_fused(upstream.fuse(source.model))
     folder = make_run_dir(options.project, options.name, options.exist_ok)
     measurer = Measurer(data, device, config)
     result = measurer.measure(model, Path(options.weights).stem, folder)
-    stage = str(source.extra.get("stage", "quantized")) if quantized else "float"
     report = Report(command, data=str(options.data), title="YOLOv9 evaluation")
     report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
     if result.coco:

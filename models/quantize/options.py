@@ -14,8 +14,9 @@ from models.quantize.errors import InputError, RecipeError
 from models.quantize.recipe import Recipe
 
 QUANTIZERS = ("modelopt", "pytorch-quantization")
-# On resume these may differ from what the run was started with: they change where and how long, not what.
-FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "resume"})
+# On resume these may differ from what the run was started with: they change where and how long, not what is computed.
+FREE_ON_RESUME = frozenset({"device", "workers", "epochs"})
+FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> Quant
         InputError: an option was given that would make it another run.
     """
     for name, value in given.items():
-        if name not in FREE_ON_RESUME and value != saved[name]:
+        if name not in FREE_ON_RESUME | FOLDER and value != saved[name]:
             raise InputError(
                 f"{flag(name)} is {value} here and {saved[name]} in the run to resume; "
                 f"leave it out, or start a new run without --resume"

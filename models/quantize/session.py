@@ -55,7 +55,7 @@ def start(options: QuantizeOptions, command: str) -> Report:
         InputError: something given cannot be used; nothing was written then.
     """
     recipe = merged_recipe(options)
-    inputs = Inputs.load(options)
+    inputs = Inputs.load(options, recipe)
     folder = make_run_dir(options.project, options.name, options.exist_ok)
     state = RunState(options.to_dict(), recipe.to_dict(), file_hash(options.weights))
     state.save(folder)
@@ -75,7 +75,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
         recipe = recipe.replace(finetune_epochs=options.epochs)
         state.finished = state.finished and options.epochs <= len(state.history)
     state.options, state.recipe = options.to_dict(), recipe.to_dict()
-    inputs = Inputs.load(options)
+    inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
     path = folder / "report.json"
@@ -102,7 +102,7 @@ class Session:
         self.folder, self.state, self.options, self.recipe, self.report = folder, state, options, recipe, report
         self._inputs = inputs
         self._device = inputs.device
-        self._teacher = upstream.call_fused(upstream.fuse(inputs.source.model)).to(inputs.device)
+        self._teacher = upstream.call_fused(inputs.network())
         config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers)
         self._measurer = Measurer(inputs.data, inputs.device, config)
 
@@ -149,10 +149,9 @@ class Session:
     def _calibrate(self) -> nn.Module:
         """A copy of the teacher with quantizers, whose ranges come from training pictures as validation sees them."""
         seed_everything(self.options.seed)
-        student = upstream.fuse(upstream.load_float(self.options.weights).model).to(self._device)
-        plan = placement.plan(student, self.recipe)
-        placement.apply(student, plan, self.options.quantizer)
-        self._explain(plan)
+        student = self._inputs.network()
+        placement.apply(student, self._inputs.plan, self.options.quantizer)
+        self._explain(self._inputs.plan)
         images = pictures(self._inputs.training_loader(self.options))
         batches = (as_input(batch, self._device) for batch in images)
         calibration.calibrate(student, batches, self.recipe.calibration)

@@ -119,7 +119,8 @@ def test_thresholds_are_fractions():
 
 def test_resume_takes_the_saved_options_and_what_may_change():
     saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").to_dict()
-    options = resumed_options(saved, {"device": "cpu", "epochs": 12, "batch_size": 4})
+    options = resumed_options(saved, {"device": "cpu", "epochs": 12, "batch_size": 4, "project": "elsewhere"})
+    assert options.project == "runs/qat"
     assert (options.weights, options.batch_size, options.device, options.epochs) == ("a.pt", 4, "cpu", 12)
 
 

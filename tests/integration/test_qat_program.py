@@ -1,0 +1,395 @@
+"""`qat.py` as a user calls it: files, names, reports, what is kept, and one line for every mistake."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import qat
+from models.quantize import checkpoint, measure
+from models.quantize.finetune import DivergedError, Finetuner
+from utils import upstream
+from utils.evaluation.loop import EvalResult
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qat_runs import checkpoints, quantize, report_of, write_small_set
+
+NAME = "gelan-digits"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("set"), demo_data)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights: Path) -> Path:
+    """The folder of a whole run of two epochs."""
+    project = tmp_path_factory.mktemp("runs")
+    assert quantize(demo_weights, data, project, "--epochs", "2") == 0
+    return project / "exp"
+
+
+def state_of(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)["quantized_state"]
+
+
+def same_state(one: Path, other: Path) -> bool:
+    a, b = state_of(one), state_of(other)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+class TestFiles:
+    def test_names_carry_stage_epoch_score_and_stem(self, finished):
+        names = checkpoints(finished)
+        patterns = ["last.pt", rf"ptq_ap_0\.\d{{4}}_{NAME}.pt", rf"qat_best_{NAME}.pt"]
+        patterns += [rf"qat_ep_{epoch}_ap_0\.\d{{4}}_{NAME}.pt" for epoch in (0, 1)]
+        assert len(names) == len(patterns)
+        for name, pattern in zip(names, sorted(patterns), strict=True):
+            assert re.fullmatch(pattern, name), name
+
+    def test_the_report_has_rows_history_ranges_and_samples(self, finished):
+        report = report_of(finished)
+        assert [row["stage"] for row in report["rows"]] == ["float", "PTQ", "QAT"]
+        for row in report["rows"]:
+            assert Path(row["file"]).is_file()
+            assert row["size_bytes"] == Path(row["file"]).stat().st_size
+            assert {"torch", "python", "modelopt"} <= set(row["versions"])
+            assert row["seconds"] > 0
+            assert row["device"]
+        assert [entry["epoch"] for entry in report["history"]] == [0, 1]
+        assert {"ap", "ap50", "loss", "lr", "seconds"} <= set(report["history"][0])
+        assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
+        assert {"float", "QAT"} == set(report["samples"][0]["predictions"])
+
+    def test_plots_and_placement_lie_beside_the_report(self, finished):
+        assert {"ap_per_epoch.png", "ranges.png", "placement.txt"} <= set(os.listdir(finished))
+
+    def test_the_best_file_is_one_of_the_others(self, finished):
+        weights = finished / "weights"
+        others = [path for path in weights.glob("*_ap_*.pt") if same_state(path, weights / f"qat_best_{NAME}.pt")]
+        assert len(others) == 1
+        score = float(others[0].name.split("_ap_")[1][:6])
+        assert score == max(float(path.name.split("_ap_")[1][:6]) for path in weights.glob("*_ap_*.pt"))
+
+    def test_training_moved_weights_and_left_ranges(self, finished):
+        weights = finished / "weights"
+        before, after = (state_of(next(weights.glob(pattern))) for pattern in ("ptq_*", "qat_ep_1_*"))
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved
+        assert not any("amax" in name or "dfl" in name for name in moved)
+
+    def test_extra_says_where_it_comes_from(self, finished, demo_weights):
+        loaded = checkpoint.load(next((finished / "weights").glob("qat_ep_0_*")))
+        assert (loaded.extra["stage"], loaded.extra["epoch"]) == ("QAT", 0)
+        assert loaded.extra["float_weights"] == str(demo_weights)
+
+
+class TestEval:
+    @pytest.fixture
+    def evaluate(self, data, tmp_path):
+        def run(weights: Path, *words: str) -> dict:
+            arguments = ["--data", str(data), "--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu"]
+            code = qat.main(
+                ["eval", "--weights", str(weights), *arguments, "--project", str(tmp_path), "--exist-ok", *words]
+            )
+            assert code == 0
+            return report_of(tmp_path / "exp")["rows"][0]
+
+        return run
+
+    def test_a_quantized_file_scores_what_its_name_says(self, evaluate, finished):
+        path = next((finished / "weights").glob("ptq_ap_*"))
+        row = evaluate(path)
+        assert row["stage"] == "PTQ"
+        assert f"_ap_{row['ap']:.4f}_" in path.name
+        assert row["ap"] == report_of(finished)["rows"][1]["ap"]
+
+    def test_a_float_file_scores_what_quantize_measured(self, evaluate, finished, demo_weights):
+        row = evaluate(demo_weights)
+        assert row["stage"] == "float"
+        assert row["ap"] == report_of(finished)["rows"][0]["ap"]
+
+    def test_save_json_writes_detections(self, evaluate, demo_weights, tmp_path):
+        evaluate(demo_weights, "--save-json", "--conf-thres", "0.01")
+        assert list((tmp_path / "exp").glob("*_predictions.json"))
+
+
+class Scores:
+    """Stands for evaluation, and gives the APs that a test wants."""
+
+    def __init__(self, *aps: float) -> None:
+        self._aps = iter(aps)
+
+    def __call__(self, *_args: object, **_kwargs: object) -> EvalResult:
+        ap = next(self._aps)
+        return EvalResult(ap, ap, ap, ap, (), 6, 9, {"inference": 1.0}, None, 0.1, (), "a test")
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    def use(*aps: float) -> None:
+        monkeypatch.setattr(measure, "evaluate", Scores(*aps))
+
+    return use
+
+
+class TestWhatIsKept:
+    def test_an_epoch_that_beats_ptq_is_the_best(self, scores, data, demo_weights, tmp_path, capsys):
+        scores(0.7, 0.6, 0.61, 0.65, 0.64)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 0
+        weights = tmp_path / "exp/weights"
+        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_1_ap_0.6500_{NAME}.pt")
+        assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.65
+        assert "epoch 1, AP 0.6500" in capsys.readouterr().out
+
+    def test_if_no_epoch_beats_ptq_the_best_is_ptq_and_the_log_says_so(
+        self, scores, data, demo_weights, tmp_path, capsys
+    ):
+        scores(0.7, 0.6, 0.6, 0.59)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "2") == 0
+        weights = tmp_path / "exp/weights"
+        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"ptq_ap_0.6000_{NAME}.pt")
+        text = f"no epoch of QAT beat PTQ: qat_best_{NAME}.pt is the PTQ state"
+        assert text in capsys.readouterr().out
+        assert text in report_of(tmp_path / "exp")["notes"]
+
+    def test_a_collapse_stops_and_restores_the_best(self, scores, data, demo_weights, tmp_path, capsys):
+        scores(0.7, 0.6, 0.61, 0.29)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "5") == 0
+        weights = tmp_path / "exp/weights"
+        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
+        assert "epoch 1: AP fell to 0.2900, below 0.5 of 0.6000" in capsys.readouterr().out
+        assert not list(weights.glob("qat_ep_1*"))
+        assert len(report_of(tmp_path / "exp")["history"]) == 2
+
+    def test_a_loss_that_is_not_finite_stops_and_restores_the_best(
+        self, scores, data, demo_weights, tmp_path, capsys, monkeypatch
+    ):
+        scores(0.7, 0.6, 0.61)
+        step, calls = Finetuner._step, []
+
+        def fail_in_the_second_epoch(self: Finetuner, *args: object) -> float:
+            calls.append(1)
+            if len(calls) > 2:
+                raise DivergedError("the supervision loss is nan")
+            return step(self, *args)
+
+        monkeypatch.setattr(Finetuner, "_step", fail_in_the_second_epoch)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "5") == 0
+        weights = tmp_path / "exp/weights"
+        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
+        assert "epoch 1: the supervision loss is nan" in capsys.readouterr().out
+
+    def test_patience_ends_a_run_that_does_not_improve(self, scores, data, demo_weights, tmp_path):
+        scores(0.7, 0.6, 0.61, 0.6, 0.6, 0.9)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "5", "--patience", "2") == 0
+        report = report_of(tmp_path / "exp")
+        assert len(report["history"]) == 3
+        assert any("patience 2" in note for note in report["notes"])
+
+    def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, scores, data, demo_weights, tmp_path):
+        scores(0.6)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--no-eval-ptq") == 0
+        assert checkpoints(tmp_path / "exp") == [
+            "last.pt", f"ptq_{NAME}.pt", f"qat_best_{NAME}.pt", f"qat_ep_0_ap_0.6000_{NAME}.pt"
+        ]  # fmt: skip
+        rows = {row["stage"]: row["ap"] for row in report_of(tmp_path / "exp")["rows"]}
+        assert rows == {"PTQ": None, "QAT": 0.6}
+
+    def test_ptq_only_stops_after_ptq(self, scores, data, demo_weights, tmp_path, capsys):
+        scores(0.7, 0.6)
+        assert quantize(demo_weights, data, tmp_path, "--ptq-only") == 0
+        assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
+        assert f"ptq_ap_0.6000_{NAME}.pt" in capsys.readouterr().out.splitlines()[-1]
+
+    def test_augmentation_reaches_upstreams_data_set(self, scores, data, demo_weights, tmp_path, monkeypatch):
+        scores(0.7, 0.6, 0.6)
+        asked = []
+        original = upstream.make_dataset
+
+        def make(*args: object, **kwargs: object) -> object:
+            asked.append(kwargs)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(upstream, "make_dataset", make)
+        hyp = tmp_path / "hyp.yaml"
+        hyp.write_text(yaml.safe_dump(dict.fromkeys(
+            ("mosaic", "mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective", "hsv_h", "hsv_s",
+             "hsv_v", "flipud", "fliplr"), 0.1)))  # fmt: skip
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--hyp", str(hyp)) == 0
+        assert [(kwargs["augment"], kwargs["hyp"]["mosaic"]) for kwargs in asked] == [(True, 0.1)]
+
+    def test_the_same_seed_gives_the_same_weights(self, scores, data, demo_weights, tmp_path):
+        for name in ("a", "b"):
+            scores(0.6, 0.6)
+            assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--name", name) == 0
+        files = [tmp_path / name / f"weights/qat_ep_0_ap_0.6000_{NAME}.pt" for name in ("a", "b")]
+        assert same_state(*files)
+
+    def test_the_recipe_is_printed_and_stored(self, scores, data, demo_weights, tmp_path, capsys):
+        scores(0.7, 0.6)
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text("calibration: {method: max}\nhead: last-conv-float\n")
+        assert quantize(demo_weights, data, tmp_path, "--ptq-only", "--recipe", str(recipe)) == 0
+        assert "head: last-conv-float" in capsys.readouterr().out
+        stored = checkpoint.load(tmp_path / f"exp/weights/ptq_ap_0.6000_{NAME}.pt").recipe
+        assert (stored.calibration.method, stored.calibration.batches, stored.head) == ("max", 2, "last-conv-float")
+
+
+def spoil(kind: str, weights: Path, folder: Path) -> Path:
+    """A weights file of which something is wrong."""
+    path = folder / f"{kind}.pt"
+    if kind == "truncated":
+        path.write_bytes(weights.read_bytes()[:100_000])
+    elif kind == "text":
+        path.write_text("these are no weights")
+    elif kind == "auxiliary":
+        config = yaml.safe_load((Path(upstream.CHECKOUT) / "data/demo/gelan-digits.yaml").read_text())
+        sources, count, _, arguments = config["head"][-1]
+        config["head"][-1] = [[*sources, *sources], count, "DualDDetect", arguments]
+        model = upstream.build_model(config, 10)
+        torch.save({"model": model.half(), "ema": None}, path)
+    return path
+
+
+class TestMistakes:
+    """Each gives one line on stderr and exit code 2, and leaves nothing behind."""
+
+    @pytest.fixture
+    def fails(self, capsys, tmp_path):
+        def check(words: list[object], *expected: str) -> None:
+            code = qat.main([*map(str, words), "--project", str(tmp_path / "runs")])
+            error = capsys.readouterr().err.strip()
+            assert code == 2, error
+            assert error.startswith("error: ")
+            assert "\n" not in error
+            assert "Traceback" not in error
+            for text in expected:
+                assert text in error
+            assert not (tmp_path / "runs").exists()
+
+        return check
+
+    @pytest.mark.parametrize("command", ["quantize", "eval"])
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            ("missing", "does not exist"),
+            ("truncated", "truncated"),
+            ("text", "not a PyTorch checkpoint"),
+            ("auxiliary", "python reparameterization.py --weights"),
+        ],
+    )
+    def test_weights(self, fails, command, kind, expected, data, demo_weights, tmp_path):
+        path = spoil(kind, demo_weights, tmp_path)
+        fails([command, "--weights", path, "--data", data, "--device", "cpu"], str(path), expected)
+
+    def test_a_quantized_file_cannot_be_quantized(self, fails, finished, data):
+        fails(
+            ["quantize", "--weights", next((finished / "weights").glob("ptq_*")), "--data", data],
+            "quantized checkpoint",
+        )
+
+    @pytest.mark.parametrize("command", ["quantize", "eval"])
+    def test_another_number_of_classes(self, fails, command, data, demo_weights, tmp_path):
+        content = yaml.safe_load(data.read_text())
+        content["names"] = {0: "only"}
+        other = tmp_path / "other.yaml"
+        other.write_text(yaml.safe_dump(content))
+        fails([command, "--weights", demo_weights, "--data", other], "detects 10 classes", "has 1")
+
+    def test_a_quantized_file_and_another_number_of_classes(self, fails, data, finished, tmp_path):
+        content = yaml.safe_load(data.read_text()) | {"names": {0: "only"}}
+        other = tmp_path / "other.yaml"
+        other.write_text(yaml.safe_dump(content))
+        fails(["eval", "--weights", finished / f"weights/qat_best_{NAME}.pt", "--data", other], "detects 10 classes")
+
+    def test_no_data(self, fails, demo_weights):
+        fails(["quantize", "--weights", demo_weights, "--data", "nowhere.yaml"], "nowhere.yaml")
+
+    def test_no_training_pictures(self, fails, data, demo_weights, tmp_path):
+        content = {key: value for key, value in yaml.safe_load(data.read_text()).items() if key != "train"}
+        other = tmp_path / "other.yaml"
+        other.write_text(yaml.safe_dump(content))
+        fails(["quantize", "--weights", demo_weights, "--data", other], "no 'train:' entry")
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["--hyp", "nowhere.yaml"], "--hyp nowhere.yaml"),
+            (["--recipe", "nowhere.yaml"], "--recipe nowhere.yaml"),
+            (["--device", "99"], "--device"),
+            (["--batch-size", "0"], "--batch-size"),
+            (["--percentile", "99"], "--calib-method percentile"),
+            (["--calib-method", "percentile", "--percentile", "200"], "percentile"),
+        ],
+    )
+    def test_options(self, fails, words, expected, data, demo_weights):
+        fails(["quantize", "--weights", demo_weights, "--data", data, *words], expected)
+
+    def test_hyp_without_what_upstream_reads(self, fails, data, demo_weights, tmp_path):
+        hyp = tmp_path / "hyp.yaml"
+        hyp.write_text("lr0: 0.01\n")
+        fails(["quantize", "--weights", demo_weights, "--data", data, "--hyp", hyp], "lacks mosaic")
+
+    def test_a_pattern_that_matches_nothing(self, fails, data, demo_weights, tmp_path):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text("float: [model.99]\n")
+        fails(["quantize", "--weights", demo_weights, "--data", data, "--recipe", recipe], "model.99")
+
+
+class TestInterruption:
+    def test_ctrl_c_says_how_to_resume(self, data, demo_weights, tmp_path, capsys, scores, monkeypatch):
+        scores(0.7, 0.6)
+
+        def stop(*_args: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Finetuner, "_step", stop)
+        assert quantize(demo_weights, data, tmp_path) == 130
+        assert f"qat.py quantize --resume {tmp_path / 'exp'}" in capsys.readouterr().out
+        assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
+
+    def test_a_full_disk_is_one_line_and_spares_what_is_there(
+        self, data, demo_weights, tmp_path, capsys, scores, monkeypatch
+    ):
+        scores(0.7, 0.6, 0.61, 0.62)
+        write = Path.write_bytes
+
+        def full(path: Path, content: bytes) -> int:
+            if "qat_ep_1" in path.name:
+                write(path, bytes(content)[:1000])
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            return write(path, content)
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 1
+        error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert len(error) == 1
+        assert "no space left" in error[0]
+        assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_ap_0.6100_{NAME}.pt"]
+        monkeypatch.setattr(Path, "write_bytes", write)
+        scores(0.62, 0.63)
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
+        assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63
+
+
+@pytest.mark.parametrize("words", [["-h"], ["quantize", "-h"], ["eval", "-h"]])
+def test_help_does_not_wait_for_torch(words, checkout):
+    code = "import sys, runpy; sys.argv[0] = 'qat.py'; runpy.run_path('qat.py', run_name='__main__')"
+    script = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {code}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    assert "usage: qat.py" in done.stdout
+    assert done.stderr.strip() == "False"

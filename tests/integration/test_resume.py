@@ -1,0 +1,204 @@
+"""A quantize run that is killed at any moment continues to what it would have been."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import qat
+from models.quantize import calibration
+from models.quantize.finetune import Finetuner
+from models.quantize.measure import Measurer
+from models.quantize.run_state import RunState
+from utils.reports.schema import Report
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
+
+EPOCHS = 3
+LONGER = ("--epochs", str(EPOCHS))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("set"), demo_data)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights: Path) -> Path:
+    """A run that was never interrupted."""
+    project = tmp_path_factory.mktemp("whole")
+    assert quantize(demo_weights, data, project, *LONGER) == 0
+    return project / "exp"
+
+
+def resume(run: Path, *words: str) -> int:
+    return qat.main(["quantize", "--resume", str(run), *words])
+
+
+def assert_equal_runs(run: Path, whole: Path) -> None:
+    """Same files with the same content, same results; only times differ."""
+    assert checkpoints(run) == checkpoints(whole)
+    for name in checkpoints(run):
+        if name != "last.pt":
+            ours, theirs = (torch.load(folder / "weights" / name, weights_only=True) for folder in (run, whole))
+            assert ours["quantized_state"].keys() == theirs["quantized_state"].keys()
+            for key, value in ours["quantized_state"].items():
+                assert torch.equal(value, theirs["quantized_state"][key]), (name, key)
+    ours, theirs = report_of(run), report_of(whole)
+    for entry, other in zip(ours["history"], theirs["history"], strict=True):
+        assert entry | {"seconds": 0} == other | {"seconds": 0}
+    for row, other in zip(ours["rows"], theirs["rows"], strict=True):
+        for key in ("stage", "ap", "ap50", "precision", "recall", "size_bytes", "measured_on"):
+            assert row[key] == other[key], (row["stage"], key)
+
+
+class Killed(BaseException):
+    """Ends the program as abruptly as this process allows."""
+
+
+def at_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, *, after: bool = False) -> None:
+    """Let the `call`-th call of `owner.name` die, before or after its work."""
+    original: Callable = getattr(owner, name)
+    calls = []
+
+    def dying(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        if len(calls) == call and not after:
+            raise Killed
+        result = original(*args, **kwargs)
+        if len(calls) == call:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+# Steps save in this order: the start; float row; PTQ checkpoint, state, report; each epoch's checkpoint, state, report.
+MOMENTS = {
+    "during the float evaluation": (Measurer, "measure", 1, False),
+    "during calibration": (calibration, "calibrate", 1, False),
+    "during the PTQ evaluation": (Measurer, "measure", 2, False),
+    "between PTQ's checkpoint and its state": (RunState, "save", 3, False),
+    "between PTQ's state and the report": (Report, "save", 2, False),
+    "in the first epoch": (Finetuner, "_step", 2, False),
+    "during the evaluation of the first epoch": (Measurer, "measure", 3, True),
+    "between an epoch's checkpoint and its state": (RunState, "save", 4, False),
+    "between an epoch's state and the report": (RunState, "save", 4, True),
+    "in the second epoch": (Finetuner, "_step", 4, False),
+    "before the best is named": (Measurer, "samples", 1, False),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_dies_continues_to_the_same_end(moment, whole, data, demo_weights, tmp_path, monkeypatch):
+    owner, name, call, after = MOMENTS[moment]
+    with monkeypatch.context() as patch:
+        at_call(patch, owner, name, call, after=after)
+        with pytest.raises(Killed):
+            quantize(demo_weights, data, tmp_path, *LONGER)
+    assert resume(tmp_path / "exp") == 0
+    assert_equal_runs(tmp_path / "exp", whole)
+
+
+def test_sigkill_during_an_epoch(whole, data, demo_weights, tmp_path, checkout):
+    words = ["quantize", "--weights", demo_weights, "--data", data, "--project", tmp_path, *SMALL_RUN, *LONGER]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "qat.py", *map(str, words)], cwd=checkout, stdout=log, stderr=log, start_new_session=True
+        )
+        weights = tmp_path / "exp/weights"
+        deadline = time.monotonic() + 200
+        while not list(weights.glob("qat_ep_0*")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert not list(weights.glob("qat_best*"))
+    assert resume(tmp_path / "exp") == 0
+    assert_equal_runs(tmp_path / "exp", whole)
+
+
+def test_ctrl_c_in_a_process_of_its_own(data, demo_weights, tmp_path, checkout):
+    # a worker process, since the signal reaches those too
+    words = ["quantize", "--weights", demo_weights, "--data", data, "--project", tmp_path, *SMALL_RUN]
+    words += ["--workers", "1", "--epochs", "1000"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "qat.py", *map(str, words)], cwd=checkout, stdout=log, stderr=log, start_new_session=True
+        )
+        deadline = time.monotonic() + 200
+        while (
+            "QAT epoch 0" not in (tmp_path / "log").read_text()
+            and time.monotonic() < deadline
+            and process.poll() is None
+        ):
+            time.sleep(0.05)
+        for _ in range(10):  # Python drops one that arrives while it forks a worker, so a user would press it again
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(3)
+                break
+        assert process.wait(30) == 130, (tmp_path / "log").read_text()
+    text = (tmp_path / "log").read_text()
+    assert f"--resume {tmp_path / 'exp'}" in text
+    assert "Traceback" not in text
+    assert not [name for name in checkpoints(tmp_path / "exp") if name.startswith((".", "qat_best"))]
+
+
+def test_a_finished_run_is_only_shown_again(whole, capsys):
+    before = {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)}
+    assert resume(whole) == 0
+    out = capsys.readouterr().out
+    assert "the run is finished" in out
+    assert "best: " in out
+    assert {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)} == before
+
+
+def test_more_epochs_can_be_asked_for(whole, data, demo_weights, tmp_path):
+    assert quantize(demo_weights, data, tmp_path, "--epochs", "1") == 0
+    assert resume(tmp_path / "exp", "--epochs", str(EPOCHS)) == 0
+    assert_equal_runs(tmp_path / "exp", whole)
+
+
+def test_resume_alone_finds_the_last_run(whole, capsys):
+    assert qat.main(["quantize", "--resume", "--project", str(whole.parent)]) == 0
+    assert str(whole) in capsys.readouterr().out
+
+
+def test_what_would_make_it_another_run_is_refused(whole, capsys, demo_weights):
+    assert resume(whole, "--batch-size", "3") == 2
+    assert "--batch-size is 3 here and 2 in the run" in capsys.readouterr().err
+    assert resume(whole, "--weights", str(demo_weights), "--batch-size", "2") == 0
+
+
+def test_no_run_to_resume(tmp_path, capsys):
+    assert resume(tmp_path) == 2
+    assert "no quantize run there" in capsys.readouterr().err
+    assert qat.main(["quantize", "--resume", "--project", str(tmp_path)]) == 2
+
+
+def test_other_weights_under_the_same_name_are_refused(data, demo_weights, tmp_path, capsys):
+    weights = tmp_path / "gelan-digits.pt"
+    weights.write_bytes(demo_weights.read_bytes())
+    assert quantize(weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
+    content = torch.load(weights, weights_only=False)
+    content["epoch"] = 12345
+    torch.save(content, weights)
+    assert resume(tmp_path / "exp") == 2
+    assert "has changed since" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_was_deleted_is_named(data, demo_weights, tmp_path, capsys):
+    assert quantize(demo_weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
+    (tmp_path / "exp/weights/ptq_gelan-digits.pt").unlink()
+    assert resume(tmp_path / "exp") == 2
+    assert "is gone" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""What the tests of qat.py share: a few pictures of the demo set, and running the program in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import qat
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.pictures import find_pictures
+
+SMALL_RUN = (
+    *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu"),
+    *("--calib-batches", "2", "--iters", "2"),
+)
+
+
+def write_small_set(folder: Path, demo_data: Path, train: int = 6, val: int = 6) -> Path:
+    """A data.yaml for the first few pictures of the demo set."""
+    demo = load_data(demo_data)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", train), ("val", val)):
+        pictures = find_pictures(demo.paths(split))[:count]
+        (folder / f"{split}.txt").write_text("\n".join(pictures) + "\n")
+    content = {
+        "path": str(demo.root),
+        "train": str(folder / "train.txt"),
+        "val": str(folder / "val.txt"),
+        "names": dict(demo.names),
+    }
+    path = folder / "data.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def quantize(weights: Path, data: Path, project: Path, *words: str) -> int:
+    """Run `qat.py quantize` on few pictures; returns its exit code."""
+    return qat.main(
+        ["quantize", "--weights", str(weights), "--data", str(data), "--project", str(project), *SMALL_RUN, *words]
+    )
+
+
+def report_of(run: Path) -> dict[str, Any]:
+    """The content of a run's report.json."""
+    return json.loads((run / "report.json").read_text())
+
+
+def checkpoints(run: Path) -> list[str]:
+    """Names of the files in a run's weights folder, hidden ones too."""
+    return sorted(os.listdir(run / "weights"))
