@@ -25,6 +25,7 @@ PACKAGES = {  # name and version → modules, as scripts/environment.py imports 
     ("torch", "2.9.0"): ["torch"],
     ("torch", "2.11.0"): ["torch"],
     ("torch", "2.12.0"): ["torch"],
+    ("torch", "2.9.0a0+nv25.8"): ["torch"],  # as NVIDIA numbers its builds
     ("libraries", "1.0"): [
         *("torchvision", "cv2", "onnx", "onnxruntime", "pycocotools/mask", "matplotlib", "thop"),
         *("onnxslim", "tensorboard", "sklearn", "skimage", "pytest", "coverage", "mypy"),
@@ -249,7 +250,7 @@ class TestInstalling:
 
     def test_an_installed_torch_that_is_new_enough_stays(self, installed):
         project, folder, _ = installed
-        for version in ("2.9.0", "2.12.0"):
+        for version in ("2.9.0", "2.12.0", "2.9.0a0+nv25.8"):
             pip(
                 folder / ".venv",
                 "install",
