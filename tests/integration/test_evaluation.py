@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from known_pictures import MIXED, SQUARE, KnowingModel, write_set
 
 from utils import upstream
 from utils.engine import open_runner
@@ -20,9 +20,6 @@ from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.scoring import match, score
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from known_pictures import MIXED, SQUARE, KnowingModel, write_set
 
 NAMES = ("cat", "dog", "owl")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import sys
 from pathlib import Path
 
 import cv2
@@ -13,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from known_pictures import MIXED, write_set
 
 from models.quantize.errors import DataError
 from utils.evaluation.dataset import PictureDataset, collate, load_data, make_loader
 from utils.evaluation.pictures import find_pictures, label_file, read_labels
 from utils.evaluation.preprocess import boxes_to_input, boxes_to_picture, letterbox, rectangular_shapes
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from known_pictures import MIXED, write_set
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
 import yaml
+from known_pictures import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
 
 from models.quantize.errors import DataError, InputError
 from utils.engine import open_runner
@@ -21,9 +20,6 @@ from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector, InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate, table
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from known_pictures import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
 
 NAMES = ("cat", "dog", "owl")
 CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)

@@ -51,10 +51,15 @@ def test_agnostic_suppresses_across_classes():
     torch.testing.assert_close(found[:, :5], expected[:, :5])
 
 
-def test_best_score_first_and_at_most_max_det():
-    for rows in non_max_suppression(predictions(), 0.001, 0.7, max_det=17):
-        assert rows.shape == (17, 6)
+@pytest.mark.parametrize("iou", [0.7, 0.05])  # at 0.05 few remain, so that more candidates have to take part
+@pytest.mark.parametrize("max_det", [1, 17, 60])
+def test_best_score_first_and_at_most_max_det(iou, max_det):
+    full = non_max_suppression(predictions(), 0.001, iou, max_det=10_000)
+    limited = non_max_suppression(predictions(), 0.001, iou, max_det=max_det)
+    for rows, best in zip(limited, full, strict=True):
         assert rows[:, 4].diff().le(0).all()
+        torch.testing.assert_close(rows, best[:max_det], atol=0, rtol=0)
+    assert len(full[0]) > 60 if iou == 0.7 else len(full[0]) < 60
 
 
 def test_only_the_best_candidates_take_part(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from known_pictures import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.cli import run_program
@@ -17,9 +18,6 @@ from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.reports.schema import Report
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from known_pictures import SQUARE, KnowingModel, export_answers, write_set
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cat", "dog", "owl")

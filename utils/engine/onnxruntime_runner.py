@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,8 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 
 def _short(error: Exception) -> str:
     """ONNX Runtime's message on one line, without its error code and the path that precede it."""
-    text = " ".join(str(error).split())
-    return text.rsplit(" : ", 1)[-1].removeprefix("[ONNXRuntimeError] ")[:300]
+    text = " ".join(str(error).split()).rsplit(" : ", 1)[-1]
+    return re.sub(r"^(\[ONNXRuntimeError\] |Load model from .*? failed: ?)", "", text)[:300]
 
 
 def _spec(argument: Any) -> TensorSpec:
