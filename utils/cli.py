@@ -90,7 +90,7 @@ def select_device(text: str) -> torch.device:
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
     if int(name) >= torch.cuda.device_count():
         raise InputError(
-            f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
+            f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; --device cpu works"
         )
     return torch.device("cuda", int(name))
 
