@@ -23,7 +23,8 @@ main() {
   say "set up in $((SECONDS - started)) s"
   cd "$OVERLAY_ROOT"
   mkdir -p "$OVERLAY_BUILD/tests"
-  rm -rf "$OVERLAY_BUILD/tests/coverage"
+  export COVERAGE_FILE=$OVERLAY_BUILD/tests/coverage # each process adds its own suffix
+  rm -f "$COVERAGE_FILE" "$COVERAGE_FILE".*
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts; fi
@@ -69,16 +70,15 @@ lint() {
 run_pytest() { # NAME FOLDER TESTS...
   local name=$1 log=$OVERLAY_BUILD/tests/$1.log color=no status=0
   if [ -t 1 ]; then color=yes; fi
-  run_part "$name tests" pytest_in "$2" "$name" --color="$color" "${@:3}" 2>&1 | tee "$log" || status=$?
+  run_part "$name tests" pytest_in "$2" --color="$color" "${@:3}" 2>&1 | tee "$log" || status=$?
   results+=("$name tests: $(summary_of "$log")")
   if [ "$status" != 0 ]; then failed=1; fi
 }
 
-pytest_in() { # FOLDER NAME ARGUMENTS...
+pytest_in() { # FOLDER ARGUMENTS...
   cd "$1"
-  export COVERAGE_FILE=$OVERLAY_BUILD/tests/coverage/.coverage.$2
   "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest -c "$OVERLAY_ROOT/pyproject.toml" \
-    --rootdir="$OVERLAY_ROOT" --durations=10 "${@:3}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+    --rootdir="$OVERLAY_ROOT" --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
 }
 
 # pytest's last line, such as "12 passed, 1 skipped in 3.45s".
@@ -90,8 +90,7 @@ summary_of() { # LOG
 }
 
 coverage_report() {
-  export COVERAGE_FILE=$OVERLAY_BUILD/tests/coverage/combined
-  "$PYTHON" -m coverage combine --quiet "$OVERLAY_BUILD/tests/coverage" && "$PYTHON" -m coverage report
+  "$PYTHON" -m coverage combine --quiet && "$PYTHON" -m coverage report
 }
 
 main "$@"
