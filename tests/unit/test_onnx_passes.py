@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from models.quantize.errors import DependencyError, QatError
@@ -191,6 +192,27 @@ def test_names_say_what_is_quantized():
         assert f"{name}/{QUANTIZE}" in found
         assert f"{name}/{DEQUANTIZE}" in found
     assert {"model.0.conv.weight/scale", "/model.0/act/Mul/scale", "images/scale"} <= names(result)
+
+
+def test_weights_are_rounded_as_torch_rounds_them():
+    """Also between two levels, where dividing by the scale and multiplying by its inverse part."""
+    shape = (40, 3, 3, 3)
+    scale = np.random.default_rng(3).uniform(0.001, 0.1, shape[0]).astype(np.float32)
+    factor = scale.reshape(-1, 1, 1, 1)
+    weight = (np.random.default_rng(4).integers(-300, 300, shape) / np.float32(2) * factor).astype(np.float32)
+    b = Builder()
+    quantized = b.pair(b.tensor("w", weight), scale, "w", axis=0)
+    b.nodes.append(helper.make_node("Conv", ["images", quantized], ["output0"], name="/Conv", pads=[1] * 4))
+    result = passes.clean_up(b.model("output0", [shape[0], SIZE, SIZE]))
+    stored = numpy_helper.to_array(next(tensor for tensor in result.graph.initializer if tensor.name == "w"))
+    zeros = torch.zeros(shape[0], dtype=torch.int32)
+    in_torch = torch.fake_quantize_per_channel_affine(
+        torch.from_numpy(weight), torch.from_numpy(scale), zeros, 0, -128, 127
+    )
+    np.testing.assert_array_equal(stored, in_torch.numpy())
+    by_division = np.clip(np.rint(weight / factor), -128, 127) * factor
+    assert (by_division != stored).any(), "no weight of this test lies where the two part"
+    np.testing.assert_array_equal(run(qdq_passes.store_int8_weights(result)), run(result))
 
 
 def test_int8_weights_shrink_the_file_and_round_like_quantizelinear():

@@ -112,10 +112,10 @@ def convolution_inputs(graph: Context) -> Check:
     for node in graph.convolutions:
         if graph.is_float(node):
             continue
-        missing = [
-            kind for kind, name in zip(("input", "weight"), node.input, strict=False) if not graph.dequantizer(name)
-        ]
-        yield node.name, f"its {' and '.join(missing)} not quantized" if missing else None
+        sides = zip(("input", "weight"), node.input, strict=False)
+        missing = [kind for kind, name in sides if not graph.dequantizer(name)]
+        verb = "are" if len(missing) > 1 else "is"
+        yield node.name, f"its {' and '.join(missing)} {verb} not quantized" if missing else None
 
 
 def before_activation(graph: Context) -> Check:

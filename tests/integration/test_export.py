@@ -1,0 +1,391 @@
+"""Exported files compute what the torch networks compute, and export_qat.py says what it did or why it cannot."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import ModelProto
+
+import export_qat
+from models.quantize import checkpoint, placement
+from models.quantize.errors import InputError, QatError
+from models.quantize.recipe import Recipe
+from utils.onnx_graph import export
+from utils.onnx_graph.context import Context
+from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.onnx_graph.graph import metadata_of
+from utils.onnx_graph.network import Network, load_network
+from utils.onnx_graph.verify import verify_file
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from onnx_agreement import compare
+from random_networks import TINY, random_network, save_float, save_quantized
+
+SIDE = 64
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small network with random weights: a float checkpoint and a quantized one made from it."""
+    folder = tmp_path_factory.mktemp("weights")
+    floating = save_float(folder / "tiny.pt", random_network(TINY))
+    return {"float": floating, "quantized": save_quantized(folder / "tiny-int8.pt", floating)}
+
+
+@pytest.fixture(scope="module")
+def networks(weights: dict[str, Path]) -> dict[str, Network]:
+    return {kind: load_network(path, CPU) for kind, path in weights.items()}
+
+
+def pictures(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
+    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(5))
+
+
+def run(path: Path, images: torch.Tensor, optimize: bool = False) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session.run(["output0"], {"images": images.numpy()})[0]
+
+
+def predict(network: Network, images: torch.Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return network.model(images)[0].numpy()
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, pixels: float, score: float) -> None:
+    """Boxes within `pixels`, scores within `score`."""
+    assert found.shape == expected.shape
+    difference = np.abs(found - expected)
+    assert difference[:, :4].max() <= pixels
+    assert difference[:, 4:].max() <= score
+
+
+CONFIGS = {
+    "static": {},
+    "opset 13": {"opset": 13},
+    "opset 20": {"opset": 20},
+    "simplified": {"simplify": True},
+    "in place": {"inplace": True},
+    "dynamic batch": {"dynamic": "batch"},
+    "dynamic": {"dynamic": "all"},
+    "dynamic, simplified": {"dynamic": "all", "simplify": True},
+    "one picture, dynamic": {"dynamic": "all", "batch_size": 1},
+}
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+def test_files_compute_what_torch_computes(kind: str, options: dict, networks: dict[str, Network], tmp_path: Path):
+    network = networks[kind]
+    config = ExportConfig(**{"imgsz": (SIDE, SIDE), "batch_size": 2, **options})
+    result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
+    onnx.checker.check_model(str(result.path), full_check=True)
+    assert (result.report is None) == (kind == "float")
+    assert result.report is None or result.report.ok, result.report.findings
+    # float: the same arithmetic in another order; quantized: single values move by a step, see the tests below
+    pixels, score = (1e-3, 1e-5) if kind == "float" else (0.25, 1e-3)
+    shapes = {"none": [(2, SIDE, SIDE)], "batch": [(2, SIDE, SIDE), (1, SIDE, SIDE), (3, SIDE, SIDE)]}
+    for shape in shapes.get(config.dynamic, [(2, SIDE, SIDE), (1, 96, 128), (3, 32, 64)]):
+        images = pictures(*shape)
+        expected = predict(network, images)
+        assert_close(run(result.path, images), expected, pixels, score)
+        assert_close(run(result.path, images, optimize=True), expected, pixels, score)
+
+
+@pytest.mark.parametrize("options", [{"simplify": True}, {"opset": 13}, {"int8_weights": True}, {"dynamic": "all"}])
+def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[str, Network], tmp_path: Path):
+    network = networks["quantized"]
+    config = ExportConfig(imgsz=(SIDE, SIDE), batch_size=2)
+    plain = onnx.load(export_onnx(network.model, config, tmp_path / "plain.onnx", {}).path)
+    other = onnx.load(export_onnx(network.model, replace(config, **options), tmp_path / "other.onnx", {}).path)
+    for graph in (plain, other):
+        agreement = compare(network.model, graph, pictures(), like=plain)
+        assert agreement.tensors == len(Context(graph).activations)
+        assert agreement.steps <= 1
+        assert agreement.fraction < 1e-4
+
+
+def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str, Network], tmp_path: Path):
+    network = networks["quantized"]
+    result = export_onnx(network.model, ExportConfig((SIDE, SIDE), 2), tmp_path / "network.onnx", {})
+    for name in ("/model.0/act/Mul/scale", "model.0.conv.bias"):
+        graph = onnx.load(result.path)
+        tensor = next(item for item in graph.graph.initializer if item.name == name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(1.2), name))
+        assert compare(network.model, graph, pictures()).fraction > 1e-3
+
+
+def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Network], tmp_path: Path):
+    """Also where a weight lies between two levels, as half of the largest one does."""
+    network = networks["quantized"]
+    result = export_onnx(network.model, ExportConfig((SIDE, SIDE), 1), tmp_path / "network.onnx", {})
+    context = Context(onnx.load(result.path))
+    modules = dict(network.model.named_modules())
+    for conv in context.convolutions:
+        module = modules[context.path(conv)]
+        with torch.no_grad():
+            expected = module.weight_quantizer(module.weight).numpy()
+        np.testing.assert_array_equal(context.view.array(context.weight_name(conv)), expected)
+
+
+@pytest.mark.parametrize("name", ["demo", "gelan-c"])
+def test_networks_at_320_pixels(name: str, checkout: Path, upstream_yaml: Callable[[str], Path], tmp_path: Path):
+    """Every convolution is quantized, every property holds, and tensors are one step apart at most."""
+    config = checkout / "data/demo/gelan-digits.yaml" if name == "demo" else upstream_yaml(name)
+    floating = save_float(tmp_path / "network.pt", random_network(config, nc=3))
+    quantized = load_network(save_quantized(tmp_path / "network-int8.pt", floating), CPU)
+    result = export_onnx(quantized.model, ExportConfig((320, 320), 1), tmp_path / "network.onnx", quantized.metadata())
+    assert result.report is not None
+    assert result.report.ok, result.report.findings
+    assert result.report.counts["float_convolutions"] == 0
+    assert result.report.counts["convolutions"] == len(quantized.model.quantization_plan.convolutions)
+    assert result.report.checked["concat"] > 0
+    assert result.outputs == {"output0": (1, 7, 2100)}
+    agreement = compare(quantized.model, onnx.load(result.path), pictures(1, 320, 320))
+    assert agreement.steps <= 1
+    assert agreement.fraction < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "floats"),
+    [
+        (Recipe(head="last-conv-float"), 6),
+        (Recipe(head="float"), 18),
+        (Recipe(float=("model.0", "model.3.cv2.*")), 7),
+    ],
+)
+def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict[str, Path], tmp_path: Path):
+    network = load_network(save_quantized(tmp_path / "some.pt", weights["float"], recipe), CPU)
+    assert len(network.model.quantization_plan.float_convolutions) == floats
+    result = export_onnx(network.model, ExportConfig((SIDE, SIDE), 1), tmp_path / "some.onnx", network.metadata())
+    report = verify_file(result.path)
+    assert report.ok, report.findings
+    assert report.counts["float_convolutions"] == floats
+    graph = onnx.load(result.path)
+    onnx.helper.set_model_props(graph, {})
+    onnx.save(graph, tmp_path / "nameless.onnx")
+    assert {f.rule for f in verify_file(tmp_path / "nameless.onnx").findings} >= {"convolutions"}
+
+
+def test_half_is_for_float_networks(networks: dict[str, Network], tmp_path: Path):
+    config = ExportConfig((SIDE, SIDE), 2, half=True, dynamic="all")
+    full = export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE), 2), tmp_path / "full.onnx", {})
+    half = export_onnx(networks["float"].model, config, tmp_path / "half.onnx", {})
+    assert half.size_bytes < 0.65 * full.size_bytes
+    images = pictures(1, 96, 64)
+    assert_close(run(half.path, images), predict(networks["float"], images), pixels=0.1, score=1e-3)
+    with pytest.raises(InputError, match="--half is for float weights"):
+        export_onnx(networks["quantized"].model, config, tmp_path / "no.onnx", {})
+
+
+def state_of(model: torch.nn.Module) -> dict[str, object]:
+    """Everything that an export could leave behind."""
+    head = model.model[-1]
+    attributes = {key: value for key, value in vars(head).items() if not key.startswith("_")}
+    return {
+        "attributes": {key: id(value) for key, value in attributes.items()},
+        "training": [module.training for module in model.modules()],
+        "modules": [(name, id(module)) for name, module in model.named_modules()],
+        "parameters": [(name, id(value), value.requires_grad) for name, value in model.named_parameters()],
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+    }
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_network_is_left_as_it_was(
+    kind: str, fails: bool, weights: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = load_network(weights[kind], CPU).model
+    model.model[2].train()
+    with torch.no_grad():
+        before = model.eval()(pictures())[0].clone()
+    model.model[2].train()
+    state, values = state_of(model), {name: value.clone() for name, value in model.state_dict().items()}
+    config = ExportConfig((96, 96), 1, dynamic="all", inplace=True)
+    if fails:
+        monkeypatch.setattr(torch.onnx, "export", lambda *_args, **_options: (_ for _ in ()).throw(RuntimeError("no")))
+        with pytest.raises(QatError, match="cannot export this network: no"):
+            export_onnx(model, config, tmp_path / "network.onnx", {})
+    else:
+        export_onnx(model, config, tmp_path / "network.onnx", {})
+    assert state_of(model) == state
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(model.eval()(pictures())[0], before)
+
+
+def test_file_appears_whole_or_not_at_all(
+    networks: dict[str, Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "network.onnx"
+    path.write_bytes(b"the file before")
+
+    def break_off(graph: ModelProto, target: Path) -> None:
+        Path(target).write_bytes(graph.SerializeToString()[:1000])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export.onnx, "save", break_off)
+    with pytest.raises(OSError, match="No space"):
+        export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE)), path, {})
+    assert [item.name for item in tmp_path.iterdir()] == ["network.onnx"]
+    assert path.read_bytes() == b"the file before"
+
+
+def test_invalid_graph_is_not_written(networks: dict[str, Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def damage(graph: ModelProto) -> ModelProto:
+        graph.graph.node[0].op_type = "Unheard"
+        return graph
+
+    monkeypatch.setattr(export.passes, "clean_up", damage)
+    with pytest.raises(QatError, match="not valid ONNX"):
+        export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE)), tmp_path / "network.onnx", {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_warnings_that_users_cannot_act_on(networks: dict[str, Network], tmp_path: Path, recwarn, capfd):
+    for network in networks.values():
+        export_onnx(network.model, ExportConfig((SIDE, SIDE), dynamic="all"), tmp_path / "network.onnx", {})
+    assert [str(item.message) for item in recwarn] == []
+    assert capfd.readouterr() == ("", "")
+
+
+# the program
+
+
+def program(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], list[str]]:
+    """Exit code, lines on standard output, lines on standard error."""
+    code = export_qat.main([str(word) for word in words])
+    streams = capsys.readouterr()
+    return code, streams.out.splitlines(), streams.err.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "file.onnx"
+    code, out, err = program(
+        capsys, "--weights", weights[kind], "--output", path, "--imgsz", 64, 96, "--batch-size", 2, "--device", "cpu"
+    )
+    assert (code, err) == (0, [])
+    name = {"float": "float", "quantized": "QAT"}[kind]
+    size = path.stat().st_size / 1e6
+    assert out[0] == f"{path}: {name}, opset 17, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
+    assert [line.endswith("all 13 properties hold") for line in out[1:]] == ([True] if kind == "quantized" else [])
+    entries = metadata_of(onnx.load(path))
+    expected = {"stride": "32", "task": "detect", "batch": "2", "opset": "17", "dynamic": "none"}
+    assert expected.items() <= entries.items()
+    assert json.loads(entries["imgsz"]) == [64, 96]
+    assert json.loads(entries["names"]) == {str(index): f"class {index}" for index in range(10)}
+    assert entries["kind"] == ("float" if kind == "float" else "qat")
+    assert entries["version"]
+    if kind == "quantized":
+        assert Recipe.from_dict(json.loads(entries["recipe"])) == checkpoint.load(weights[kind]).recipe
+    else:
+        assert "recipe" not in entries
+
+
+def test_program_writes_beside_the_weights_and_rounds_the_size_up(
+    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    copy = tmp_path / "mine.pt"
+    copy.write_bytes(weights["float"].read_bytes())
+    code, out, err = program(capsys, "--weights", copy, "--img-size", 50, "--dynamic", "--half", "--simplify")
+    assert (code, err) == (0, [])
+    assert out[0] == "image size 50 is no multiple of the stride 32; using 64" == out[1]
+    assert out[2].startswith(f"{tmp_path / 'mine.onnx'}: float, FP16, opset 17, images [batch, 3, height, width]")
+
+
+def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "file.onnx"
+    assert program(capsys, "--weights", weights["quantized"], "--output", path, "--imgsz", SIDE)[0] == 0
+    code, out, err = program(capsys, "--verify", path)
+    assert (code, err) == (0, [])
+    assert out[-1].endswith("all 13 properties hold")
+    graph = onnx.load(path)
+    node = next(node for node in graph.graph.node if node.op_type == "Concat")
+    dequantizer = next(other for other in graph.graph.node if node.input[0] in other.output)
+    node.input[0] = next(o for o in graph.graph.node if dequantizer.input[0] in o.output).input[0]
+    onnx.save(graph, path)
+    code, out, err = program(capsys, "--verify", path)
+    assert (code, err) == (1, [])
+    assert any(line.startswith(f"concat: {node.name}: its input") for line in out)
+    assert out[-1].endswith("1 breach")
+
+
+def test_export_with_breaches_shows_the_table(
+    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A plan that leaves out more than the recipe says is seen."""
+    original = placement.plan
+
+    def forgetful(*arguments):
+        plan = original(*arguments)
+        plan.convolutions["model.0.conv"] = "forgotten"
+        return plan
+
+    monkeypatch.setattr(placement, "plan", forgetful)
+    path = save_quantized(tmp_path / "forgetful.pt", weights["float"])
+    code, out, _ = program(capsys, "--weights", path, "--imgsz", SIDE)
+    assert code == 0
+    assert any(line.startswith("convolutions: /model.0/conv/Conv: its weight is not quantized") for line in out)
+
+
+def test_program_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    quantized, floating = weights["quantized"], weights["float"]
+    truncated = tmp_path / "truncated.pt"
+    truncated.write_bytes(quantized.read_bytes()[:5000])
+    (tmp_path / "val").mkdir()
+    data = tmp_path / "three.yaml"
+    data.write_text(f"path: {tmp_path}\nval: val\nnc: 3\nnames: [a, b, c]\n")
+    no_network = tmp_path / "text.onnx"
+    no_network.write_text("text")
+    plain = tmp_path / "plain.onnx"
+    assert program(capsys, "--weights", floating, "--output", plain, "--imgsz", SIDE)[0] == 0
+    cases = {
+        "--weights is missing": [],
+        "does not exist": ["--weights", tmp_path / "none.pt"],
+        "truncated": ["--weights", truncated],
+        "--half is for float weights": ["--weights", quantized, "--half", "--imgsz", SIDE],
+        "available: onnx": ["--weights", floating, "--include", "onnx", "engine"],
+        "--opset 25 is outside 13 to 20": ["--weights", floating, "--opset", 25],
+        "not 3 numbers": ["--weights", floating, "--imgsz", 1, 2, 3],
+        "must be positive": ["--weights", floating, "--batch-size", 0],
+        "detects 10 classes": ["--weights", floating, "--data", data],
+        "not the name of an .onnx file": ["--weights", floating, "--output", tmp_path / "file.engine"],
+        "is not an ONNX file": ["--verify", no_network],
+        "nothing to verify": ["--verify", plain],
+        "none.onnx does not exist": ["--verify", tmp_path / "none.onnx"],
+    }
+    for message, words in cases.items():
+        code, out, err = program(capsys, *words)
+        assert (code, len(err)) == (2, 1), (message, code, err)
+        assert err[0].startswith("error: "), err
+        assert message in err[0], err
+        assert not [line for line in out if "multiple of the stride" not in line]
+
+
+def test_help_is_quick(checkout: Path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "export_qat.py", "-h"], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1, "seconds of processor time"
+    for flag in ("--weights", "--data", "--imgsz", "--img-size", "--batch-size", "--device", "--include", "--dynamic",
+                 "--simplify", "--inplace", "--opset", "--half", "--verify"):  # fmt: skip
+        assert flag in done.stdout

@@ -1,0 +1,71 @@
+"""Checkpoints of upstream networks with random weights, float and quantized, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.quantize import checkpoint, placement
+from models.quantize.calibration import calibrate
+from models.quantize.recipe import Recipe
+from utils import upstream
+
+# Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
+TINY: dict[str, Any] = {
+    "nc": 10,
+    "depth_multiple": 1.0,
+    "width_multiple": 1.0,
+    "anchors": 3,
+    "backbone": [
+        [-1, 1, "Conv", [8, 3, 2]],
+        [-1, 1, "AConv", [16]],
+        [-1, 1, "ADown", [16]],
+        [-1, 1, "RepNCSPELAN4", [16, 16, 8, 1]],  # 3: stride 8
+        [-1, 1, "ADown", [24]],  # 4: stride 16
+    ],
+    "head": [
+        [-1, 1, "AConv", [16]],
+        [-1, 1, "SPPELAN", [16, 8]],  # 6: stride 32
+        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
+        [[-1, 4], 1, "Concat", [1]],  # 8: stride 16
+        [[3, 8, 6], 1, "DDetect", ["nc"]],
+    ],
+}
+
+
+def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
+    """Upstream's network with batch norms that have seen data, unfused, so that activations keep their magnitude."""
+    torch.manual_seed(seed)
+    model = upstream.build_model(config, nc)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
+    return model
+
+
+def save_float(path: Path, model: nn.Module) -> Path:
+    """A checkpoint as upstream's train.py writes it."""
+    torch.save({"epoch": -1, "model": model.half(), "ema": None}, path)
+    return path
+
+
+def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgsz: int = 96) -> Path:
+    """A checkpoint as `qat.py quantize` writes it, calibrated on two random pictures."""
+    recipe = recipe or Recipe()
+    source = upstream.load_float(weights)
+    model = upstream.fuse(source.model)
+    placement.apply(model, placement.plan(model, recipe))
+    torch.manual_seed(1)
+    settings = replace(recipe.calibration, method="max")
+    calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings, progress=False)
+    checkpoint.save(
+        path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml
+    )
+    return path
