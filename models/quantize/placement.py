@@ -349,7 +349,10 @@ def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, lis
 def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
     """Each wanted tensor → the first tensor of those that it shares its scale with."""
     parent = {value: value for value in wanted}
-    order = {value: place for place, value in enumerate(_in_order(graph))}
+    order: dict[Value, int] = {}
+    for operation in graph.operations:
+        for value in (*operation.inputs, *operation.outputs):
+            order.setdefault(value, len(order))
 
     def find(value: Value) -> Value:
         while parent[value] is not value:
@@ -365,12 +368,6 @@ def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
         for root in joined:
             parent[root] = first
     return {value: find(value) for value in wanted}
-
-
-def _in_order(graph: Graph) -> Iterator[Value]:
-    for operation in graph.operations:
-        yield from operation.inputs
-        yield from operation.outputs
 
 
 def _flat(x: Any) -> list[Value]:

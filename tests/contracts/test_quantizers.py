@@ -1,0 +1,114 @@
+"""One contract for both quantizer libraries, against plain NumPy and ONNX Runtime."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from models.quantize import backend
+from models.quantize.errors import DependencyError, InputError
+
+pytestmark = pytest.mark.parametrize("library", backend.QUANTIZERS)
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def reference(x: np.ndarray, amax: np.ndarray) -> np.ndarray:
+    scale = (amax / np.float32(127)).astype(np.float32)
+    return np.clip(np.rint(x / scale), -128, 127) * scale
+
+
+def test_values_per_tensor_and_per_channel(library):
+    one = backend.create(None, library)
+    backend.set_amax(one, torch.tensor(1.5))
+    np.testing.assert_allclose(one(X).numpy(), reference(X.numpy(), np.float32(1.5)), atol=1e-6)
+    each = backend.create(4, library)
+    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+    amax = weight.abs().amax((1, 2, 3), keepdim=True)
+    backend.set_amax(each, amax)
+    np.testing.assert_allclose(each(weight).numpy(), reference(weight.numpy(), amax.numpy()), atol=1e-6)
+
+
+def test_gradient_passes_where_the_value_is_in_range(library):
+    quantizer = backend.create(None, library)
+    backend.set_amax(quantizer, torch.tensor(1.0))
+    x = torch.tensor([-3.0, -0.5, 0.0, 0.7, 1.4], requires_grad=True)
+    quantizer(x).sum().backward()
+    assert x.grad.tolist() == [0, 1, 1, 1, 0]
+
+
+def test_off_it_returns_its_input_itself(library):
+    quantizer = backend.create(None, library)
+    backend.enable(quantizer, False)
+    assert quantizer(X) is X
+    backend.enable(quantizer)
+    assert quantizer(X) is not X
+
+
+def test_half_precision_is_rounded_in_full_precision(library):
+    quantizer = backend.create(None, library)
+    backend.set_amax(quantizer, torch.tensor(1.5))
+    assert torch.equal(quantizer(X.half()), quantizer(X.half().float()))
+
+
+def test_zero_amax_becomes_a_positive_scale_and_nan_is_refused(library):
+    quantizer = backend.create(2, library)
+    backend.set_amax(quantizer, torch.zeros(2, 1, 1, 1))
+    assert (backend.get_amax(quantizer) > 0).all()
+    with pytest.raises(ValueError, match="not finite"):
+        backend.set_amax(quantizer, torch.full((2, 1, 1, 1), float("nan")))
+
+
+def test_state_is_one_buffer_that_loads_back(library):
+    source, target = backend.create(3, library), backend.create(3, library)
+    backend.set_amax(source, torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1, 1))
+    assert list(source.state_dict()) == ["_amax"]
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(backend.get_amax(target), backend.get_amax(source))
+    assert backend.is_quantizer(source)
+
+
+def test_exported_graph_is_native_and_computes_the_same(library):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 3, 3, bias=False)
+            self.inputs, self.weights = backend.create(None, library), backend.create(3, library)
+            backend.set_amax(self.inputs, torch.tensor(1.5))
+            backend.set_amax(self.weights, self.conv.weight.detach().abs().amax((1, 2, 3), keepdim=True))
+
+        def forward(self, x):
+            return nn.functional.conv2d(self.inputs(x), self.weights(self.conv.weight))
+
+    torch.manual_seed(0)
+    net, file = Net().eval(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (X,), file, dynamo=False, opset_version=17, input_names=["x"])
+    graph = onnx.load_from_string(file.getvalue())
+    kinds = [node.op_type for node in graph.graph.node if node.op_type != "Constant"]
+    assert kinds.count("QuantizeLinear") == kinds.count("DequantizeLinear") == 2
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        np.testing.assert_allclose(session.run(None, {"x": X.numpy()})[0], net(X).numpy(), atol=1e-5)
+
+
+def test_unknown_library_and_one_that_is_not_installed(library, monkeypatch):
+    with pytest.raises(InputError, match="none of modelopt"):
+        backend.create(None, "tensorflow")
+    backend._factory.cache_clear()
+    package = {"modelopt": "modelopt.torch.quantization.config", "pytorch-quantization": "pytorch_quantization.nn"}[
+        library
+    ]
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(DependencyError, match="cannot be imported"):
+        backend.create(None, library)
+    backend._factory.cache_clear()

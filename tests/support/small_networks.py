@@ -1,0 +1,104 @@
+"""Networks of a few channels in upstream's shape (`model` is a list of layers with `i` and `f`), for unit tests.
+
+The blocks carry the names of upstream's classes, so that the table in rules.py finds their rows; each is written from
+what its row says, and stands for a fused module.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def _named_like_upstream(cls: type[nn.Module]) -> type[nn.Module]:
+    cls.__module__ = "models.common"
+    return cls
+
+
+@_named_like_upstream
+class Conv(nn.Module):
+    def __init__(self, c1: int, c2: int, k: int = 1, s: int = 1, act: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c1, c2, k, s, k // 2)
+        self.act = nn.SiLU() if act else nn.Identity()
+
+    def forward(self, x):
+        return self.act(self.conv(x))
+
+
+@_named_like_upstream
+class Concat(nn.Module):
+    def __init__(self, dimension: int = 1) -> None:
+        super().__init__()
+        self.d = dimension
+
+    def forward(self, x):
+        return torch.cat(x, self.d)
+
+
+@_named_like_upstream
+class RepNBottleneck(nn.Module):
+    def __init__(self, c: int, add: bool = True) -> None:
+        super().__init__()
+        self.cv1, self.cv2, self.add = Conv(c, c, 3), Conv(c, c, 3), add
+
+    def forward(self, x):
+        y = self.cv2(self.cv1(x))
+        return x + y if self.add else y
+
+
+@_named_like_upstream
+class ADown(nn.Module):
+    def __init__(self, c1: int, c2: int) -> None:
+        super().__init__()
+        self.cv1, self.cv2 = Conv(c1 // 2, c2 // 2, 3, 2), Conv(c1 // 2, c2 // 2)
+
+    def forward(self, x):
+        left, right = nn.functional.avg_pool2d(x, 2, 1, 0, False, True).chunk(2, 1)
+        return torch.cat((self.cv1(left), self.cv2(nn.functional.max_pool2d(right, 3, 2, 1))), 1)
+
+
+class Unknown(nn.Module):
+    """A user's own block: no row describes it."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(c, c, 1)
+
+    def forward(self, x):
+        return self.inner(x).relu()
+
+
+class Network(nn.Module):
+    """Runs layers as upstream's BaseModel does."""
+
+    def __init__(self, layers: list[tuple[int | list[int], nn.Module]]) -> None:
+        super().__init__()
+        for index, (source, layer) in enumerate(layers):
+            layer.i, layer.f = index, source
+        self.model = nn.Sequential(*(layer for _, layer in layers))
+
+    def forward(self, x):
+        results = []
+        for layer in self.model:
+            if layer.f != -1:
+                x = results[layer.f] if isinstance(layer.f, int) else [x if f == -1 else results[f] for f in layer.f]
+            x = layer(x)
+            results.append(x)
+        return x
+
+
+def chain() -> Network:
+    """Conv → ADown → bottleneck → upsample → Concat with the first → Conv → Conv2d."""
+    torch.manual_seed(0)
+    return Network(
+        [
+            (-1, Conv(3, 8, 3, 2)),
+            (-1, ADown(8, 8)),
+            (-1, RepNBottleneck(8)),
+            (-1, nn.Upsample(None, 2, "nearest")),
+            ([-1, 0], Concat()),
+            (-1, Conv(16, 8)),
+            (-1, nn.Conv2d(8, 4, 1)),
+        ]
+    ).eval()

@@ -1,0 +1,122 @@
+"""Calibration against brute force on the raw values; statistics do not depend on how data is cut into batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_networks import Conv, Network, chain
+from torch import nn
+
+from models.quantize import backend, calibration, placement
+from models.quantize.calibration import Histogram, Statistics
+from models.quantize.errors import QatError
+from models.quantize.recipe import Calibration, Recipe
+
+GENERATOR = torch.Generator().manual_seed(3)
+NORMAL = torch.randn(200_000, generator=GENERATOR)
+LONG_TAIL = NORMAL * torch.rand(200_000, generator=GENERATOR).pow(-0.4)
+SAMPLES = {"normal": NORMAL, "long tail": LONG_TAIL, "uniform": torch.rand(200_000, generator=GENERATOR) * 3}
+
+
+def statistics(values: torch.Tensor, pieces: int = 1) -> Statistics:
+    parts = values.chunk(pieces)
+    histogram = Histogram.of(parts[0])
+    for part in parts[1:]:
+        histogram.add(part.abs())
+    return Statistics({"t": histogram})
+
+
+def squared_error(values: np.ndarray, amax: float) -> float:
+    scale = amax / 127
+    return float(np.mean((np.clip(np.round(values / scale), -128, 127) * scale - values) ** 2))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_max_is_exact(name):
+    assert float(statistics(SAMPLES[name], 7).amax("max")["t"]) == float(SAMPLES[name].abs().max())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99])
+def test_percentile_is_numpys_to_a_bin(name, percentile):
+    values = SAMPLES[name]
+    histogram = statistics(values, 5)
+    expected = np.percentile(values.abs().numpy(), percentile)
+    bin_width = histogram.histograms["t"].top / calibration.BINS
+    assert abs(float(histogram.amax("percentile", percentile)["t"]) - expected) <= 2 * bin_width
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_mse_finds_what_brute_force_on_the_values_finds(name):
+    values = SAMPLES[name]
+    found = float(statistics(values, 3).amax("mse")["t"])
+    raw = values.numpy().astype(np.float64)
+    best = min(squared_error(raw, amax) for amax in np.linspace(0.02, 1, 150) * float(values.abs().max()))
+    assert squared_error(raw, found) <= best * 1.03
+
+
+def test_mse_and_entropy_cut_a_long_tail_and_keep_a_uniform_range():
+    for method in ("mse", "entropy"):
+        assert float(statistics(LONG_TAIL).amax(method)["t"]) < 0.7 * float(LONG_TAIL.abs().max())
+        assert float(statistics(SAMPLES["uniform"]).amax(method)["t"]) > 0.9 * 3
+
+
+def test_batches_and_a_growing_range_give_the_same_statistics():
+    ordered = LONG_TAIL.abs().sort().values  # each piece brings larger values: the range doubles several times
+    cut, whole = statistics(ordered, 20), statistics(ordered)
+    assert cut.histograms["t"].counts.sum() == whole.histograms["t"].counts.sum() == len(ordered)
+    for method in ("max", "percentile", "mse"):
+        assert float(cut.amax(method)["t"]) == pytest.approx(float(whole.amax(method)["t"]), rel=0.02)
+
+
+def test_all_scales_at_once_as_one_by_one():
+    together = Statistics({name: Histogram.of(values) for name, values in SAMPLES.items()})
+    for method in ("max", "percentile", "mse", "entropy"):
+        amax = together.amax(method)
+        for name, values in SAMPLES.items():
+            assert float(amax[name]) == pytest.approx(float(statistics(values).amax(method)["t"]))
+
+
+def test_tensor_of_zeros_gets_a_positive_scale():
+    for method in ("max", "percentile", "mse", "entropy"):
+        network = chain()
+        placement.apply(network, placement.plan(network, Recipe()))
+        calibration.load(network, {"images": statistics(torch.zeros(100)).amax(method)["t"]})
+        assert 0 < float(backend.get_amax(network.activation_quantizers["images"])) < 1e-3
+
+
+def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors():
+    network = chain()
+    original = chain()
+    placement.apply(network, placement.plan(network, Recipe()))
+    batches = [torch.rand(2, 3, 32, 32, generator=GENERATOR) for _ in range(3)]
+    calibration.calibrate(network, batches, Calibration(method="max", batches=2), progress=False)
+    seen = []
+    original.model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
+    original.model[2].register_forward_hook(lambda _m, _i, out: seen.append(out.abs().max()))
+    with torch.no_grad():
+        for images in batches[:2]:  # the third is over the limit
+            original(images)
+    shared = next(name for name in network.activation_quantizers if name == "model/0")
+    assert float(backend.get_amax(network.activation_quantizers[shared])) == pytest.approx(float(max(seen)))
+
+
+def test_no_pictures_and_weights_that_are_not_finite_are_refused():
+    network = chain()
+    placement.apply(network, placement.plan(network, Recipe()))
+    with pytest.raises(QatError, match="no pictures"):
+        calibration.collect(network, [], 4, progress=False)
+    broken = Network([(-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]).eval()
+    broken.model[0].conv.weight.data[0] = float("nan")
+    plan = placement.plan(broken, Recipe())
+    with pytest.raises(ValueError, match="NaN"):
+        placement.apply(broken, plan)
+
+
+def test_activations_that_are_not_finite_are_refused_with_their_name():
+    network = chain()
+    placement.apply(network, placement.plan(network, Recipe()))
+    network.model[0].conv.bias.data[0] = float("inf")
+    with pytest.raises(QatError, match=r"infinity at model\.0"):
+        calibration.collect(network, [torch.rand(1, 3, 32, 32)], 1, progress=False)

@@ -1,0 +1,184 @@
+"""Placement on small networks: what asks for INT8, what shares a scale, what stays in float, and why."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from small_networks import Concat, Conv, Network, RepNBottleneck, Unknown, chain
+from torch import nn
+
+from models.quantize import backend, modules, placement
+from models.quantize.errors import QatError, RecipeError
+from models.quantize.recipe import Recipe
+
+X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def placed(network: Network, **recipe) -> tuple[Network, placement.Plan]:
+    plan = placement.plan(network, Recipe(**recipe))
+    placement.apply(network, plan)
+    return network, plan
+
+
+def tensor(plan: placement.Plan, name: str) -> placement.QuantizedTensor:
+    return next(item for item in plan.tensors if item.name == name)
+
+
+def test_every_convolution_reads_a_quantized_tensor_and_weight():
+    network, plan = placed(chain())
+    assert set(plan.convolutions.values()) == {"int8"}
+    seen = {}
+    for name, module in network.named_modules():
+        if isinstance(module, modules.QuantConv2d):
+            module.register_forward_pre_hook(lambda _m, args, name=name: seen.update({name: args[0]}))
+    for _, quantizer in backend.quantizers(network):
+        backend.set_amax(quantizer, torch.full_like(backend.get_amax(quantizer), 0.5))
+    with torch.no_grad():
+        network(X)
+    assert set(seen) == set(plan.convolutions)
+    for name, value in seen.items():
+        if name not in plan.picture_readers:  # those quantize the picture themselves
+            levels = value * 127 / 0.5
+            assert torch.allclose(levels, levels.round(), atol=1e-4), (
+                f"{name} reads a tensor that is not on the INT8 grid"
+            )
+            assert levels.abs().max() <= 128.0001
+
+
+def test_concat_inputs_and_result_share_one_scale_and_the_result_is_redundant():
+    _, plan = placed(chain())
+    concat = tensor(plan, "model.4.out")
+    assert concat.redundant
+    assert (
+        concat.scale
+        == tensor(plan, "model.0").scale
+        == tensor(plan, "model.3").scale
+        == tensor(plan, "model.2.out").scale
+    )
+
+
+def test_average_pool_has_a_scale_on_each_side_and_what_moves_its_result_shares_it():
+    _, plan = placed(chain())
+    before, after = tensor(plan, "model.0"), tensor(plan, "model.1.p")
+    assert before.scale != after.scale
+    assert not after.redundant
+    assert after.scale == tensor(plan, "model.1.b").scale == tensor(plan, "model.1.v").scale
+
+
+def test_residual_input_is_quantized_and_the_branch_from_the_convolution_is_not():
+    _, plan = placed(chain())
+    names = {item.name for item in plan.tensors}
+    assert "model.1.out" in names  # the shortcut
+    assert "model.2.cv2" not in names  # stays in the accumulator
+    assert "model.2.out" in names  # read by the upsampling, which the Concat wants
+
+
+def test_result_of_the_last_convolution_is_not_quantized():
+    _, plan = placed(chain())
+    assert "model.6" not in {item.name for item in plan.tensors}
+
+
+def test_shortcut_from_a_convolution_with_two_readers():
+    network = Network([(-1, Conv(3, 4)), (-1, RepNBottleneck(4)), (-1, nn.Conv2d(4, 4, 1))])
+    _, plan = placed(network)
+    assert tensor(plan, "model.0").readers == ("model.1.cv1", "model.1")
+
+
+@pytest.mark.parametrize("library", backend.QUANTIZERS)
+def test_with_quantizers_off_outputs_are_the_float_networks_bit_for_bit(library):
+    original = chain()
+    network = copy.deepcopy(original)
+    placement.apply(network, placement.plan(network, Recipe()), library)
+    with torch.no_grad(), placement.quantizers_off(network):
+        assert torch.equal(network(X), original(X))
+    with torch.no_grad():
+        assert not torch.equal(network(X), original(X))
+
+
+def test_redundant_sites_change_nothing():
+    network, _ = placed(chain())
+    with torch.no_grad():
+        eager = network(X)
+        with modules.export_mode():
+            exported = network(X)
+    assert torch.equal(eager, exported)
+
+
+def test_state_names_are_those_of_the_original_plus_scales():
+    original = set(chain().state_dict())
+    network, _ = placed(chain())
+    assert original <= set(network.state_dict())
+    assert all("quantizer" in name for name in set(network.state_dict()) - original)
+
+
+def test_a_copy_has_quantizers_of_its_own():
+    network, _ = placed(chain())
+    other = copy.deepcopy(network)
+    backend.set_amax(other.activation_quantizers["images"], torch.tensor(9.0))
+    assert other.model[0].conv.input_site.quantizer is other.activation_quantizers["images"]
+    assert backend.get_amax(network.activation_quantizers["images"]) == 1
+
+
+def test_float_pattern_frees_tensors_that_nobody_else_reads():
+    _, plan = placed(chain(), float=("model.5",))
+    assert plan.float_convolutions == {"model.5.conv": "the recipe's float pattern model.5"}
+    names = {item.name for item in plan.tensors}
+    assert "model.4.out" not in names  # the Concat is read by nothing in INT8
+    assert "model.3" not in names
+    assert "model.0" in names  # ADown still reads it
+    assert "model.5" in names  # the last convolution reads it
+
+
+@pytest.mark.parametrize("pattern", ["model.*", "model.2.*", "model.2.cv1", "*cv1"])
+def test_patterns_name_subtrees_and_globs(pattern):
+    _, plan = placed(chain(), float=(pattern,))
+    assert plan.float_convolutions
+
+
+def test_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(RecipeError, match=r"'model\.77' matches no convolution"):
+        placement.plan(chain(), Recipe(float=("model.77",)))
+
+
+def test_head_options_keep_the_last_layer_or_its_plain_convolutions_in_float():
+    class_names = {"float": "the recipe's head: float", "last-conv-float": "the recipe's head: last-conv-float"}
+    for option, why in class_names.items():
+        _, plan = placed(chain(), head=option)
+        assert plan.float_convolutions == {} or set(plan.float_convolutions.values()) == {why}
+    network = Network([(-1, Conv(3, 4)), (-1, nn.Sequential(Conv(4, 4), nn.Conv2d(4, 4, 1)))])
+    assert set(placed(copy.deepcopy(network), head="float")[1].float_convolutions) == {"model.1.0.conv", "model.1.1"}
+    assert set(placed(copy.deepcopy(network), head="last-conv-float")[1].float_convolutions) == {"model.1.1"}
+
+
+def test_module_without_a_row_falls_back_to_its_convolutions_with_a_warning(caplog):
+    network = Network(
+        [(-1, Conv(3, 4)), (-1, Unknown(4)), (-1, Conv(4, 4)), ([-1, 1], Concat()), (-1, nn.Conv2d(8, 2, 1))]
+    )
+    original = copy.deepcopy(network)
+    with caplog.at_level(logging.WARNING):
+        network, plan = placed(network)
+    assert "model.1 is a Unknown" in caplog.text
+    assert plan.unknown == {"model.1": "Unknown"}
+    assert "model.1.inner" in plan.fallback
+    assert network.model[1].inner.input_site is not None
+    assert "model.2.conv" in plan.fallback  # reads the unknown module's result, which nobody quantizes
+    with torch.no_grad(), placement.quantizers_off(network):
+        assert torch.equal(network(X), original(X))
+
+
+def test_unfused_network_is_refused():
+    network = chain()
+    network.model[0].bn = nn.BatchNorm2d(8)
+    with pytest.raises(QatError, match="fuse"):
+        placement.plan(network, Recipe())
+
+
+def test_description_names_scales_and_float_parts():
+    _, plan = placed(chain(), float=("model.5",))
+    text = placement.describe(plan)
+    assert "6 of 7 convolutions in INT8" in text
+    assert "float: model.5.conv: the recipe's float pattern model.5" in text
+    assert "one scale: model.1.p, model.1.a, model.1.b, model.1.v" in text

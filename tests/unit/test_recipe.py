@@ -1,0 +1,83 @@
+"""Recipes: defaults, files, and one clear line for each mistake."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from models.quantize.errors import RecipeError
+from models.quantize.recipe import Recipe
+
+
+def test_round_trip_through_yaml(tmp_path):
+    recipe = Recipe.from_dict(
+        {
+            "calibration": {"method": "entropy", "batches": 3},
+            "finetune": {"lr": {0: 1e-4, 2: 1e-5}},
+            "float": ["model.3"],
+            "head": "float",
+        }
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe.to_dict()))
+    assert Recipe.from_file(path) == recipe
+
+
+def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("calibration: {}\n")
+    assert Recipe.from_file(None) == Recipe.from_file(path) == Recipe()
+
+
+def test_rates_hold_until_the_next_entry():
+    training = Recipe.from_dict({"finetune": {"lr": {0: 1e-6, 5: 1e-5, 6: 1e-6}}}).finetune
+    assert [training.rate(epoch) for epoch in (0, 4, 5, 6, 9)] == [1e-6, 1e-6, 1e-5, 1e-6, 1e-6]
+
+
+def test_one_rate_for_all_epochs():
+    assert Recipe.from_dict({"finetune": {"lr": 3e-5}}).finetune.rate(7) == 3e-5
+
+
+def test_replace_reaches_into_sections():
+    changed = Recipe().replace(calibration_method="max", finetune_epochs=2, finetune_iters=7, head="float")
+    assert (changed.calibration.method, changed.finetune.epochs, changed.finetune.iters, changed.head) == (
+        "max",
+        2,
+        7,
+        "float",
+    )
+    assert changed.calibration.batches == Recipe().calibration.batches
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("calibration: {method: median}", "'median' is none of max, percentile, mse, entropy"),
+        ("calibration: {percentile: 101}", "percentile 101 is outside 50..100"),
+        ("calibration: {batches: 0}", "batches 0 is below 1"),
+        ("calibration: 3", "calibration is 3; expected keys such as method"),
+        ("finetune: {lr: {1: 1.0e-6}}", "needs a rate for epoch 0"),
+        ("finetune: {lr: {0: -1}}", "not positive"),
+        ("finetune: {lr: fast}", "neither a number nor a mapping"),
+        ("finetune: {epochs: many}", "wrong type"),
+        ("head: half", "'half' is none of int8"),
+        ("float: model.22", "is not a list of module paths"),
+        ("colour: red", "recipe has no key colour; it knows calibration"),
+        ("finetune: {momentum: 1}", "finetune has no key momentum"),
+        ("- a", "holds a list"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_mistakes_are_named_with_the_file(tmp_path, content, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(RecipeError) as error:
+        Recipe.from_file(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(RecipeError, match="No such file"):
+        Recipe.from_file(tmp_path / "none.yaml")
