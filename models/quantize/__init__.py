@@ -10,7 +10,10 @@ A map of this package, in the order of the work:
     calibration.py   statistics once, then max | percentile | mse | entropy from the same pass
     finetune.py      QAT: the float network supervises the quantized one
     session.py       one run of `qat.py quantize`: float → PTQ → QAT → best, resumable
-    checkpoint.py    recipe + state on disk; loading never runs code from the file
+    options.py       what its command line can say; inputs.py: what it works on, checked before anything is written;
+                     run_state.py: its files, and the state from which a killed run continues
+    measure.py       evaluation of networks in PyTorch, as report rows
+    checkpoint.py    recipe + state on disk; loading never runs code from the file; storage.py: nothing half written
     ranges.py        amax of every scale, for reports
     errors.py        typed errors that say the fix
 

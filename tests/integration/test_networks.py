@@ -1,0 +1,133 @@
+"""Placement on upstream's own networks: nothing but rounding changes, and a saved network comes back as it was."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from random_networks import TINY, random_network, save_float, save_quantized
+from torch import nn
+
+from models.quantize import backend, checkpoint, placement
+from models.quantize.errors import CheckpointError
+from models.quantize.modules import QuantConv2d
+from models.quantize.recipe import Recipe
+from utils import upstream
+
+X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+DEMO = "data/demo/gelan-digits.yaml"
+
+
+def outputs(model: nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        result, features = model(X)
+    return [result, *features]
+
+
+def pair(config) -> tuple[nn.Module, nn.Module]:
+    """The fused float network, and a copy with quantizers."""
+    original = upstream.fuse(random_network(config))
+    quantized = copy.deepcopy(original)
+    placement.apply(quantized, placement.plan(quantized, Recipe()))
+    return upstream.call_fused(original), quantized
+
+
+def check(config) -> None:
+    original, quantized = pair(config)
+    plan = quantized.quantization_plan
+    assert plan.unknown == {}
+    assert plan.fallback == ()
+    convolutions = {name for name, module in quantized.named_modules() if isinstance(module, nn.Conv2d)}
+    assert convolutions - set(plan.convolutions) == {f"model.{len(quantized.model) - 1}.dfl.conv"}
+    with placement.quantizers_off(quantized):
+        for ours, theirs in zip(outputs(quantized), outputs(original), strict=True):
+            assert torch.equal(ours, theirs)
+    assert not torch.equal(outputs(quantized)[0], outputs(original)[0])
+
+
+def test_demo_network_without_rounding_is_the_float_network_bit_for_bit():
+    check(DEMO)
+
+
+@pytest.mark.parametrize("name", ["gelan-t", "gelan-s", "gelan-m", "gelan-c"])
+def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(name, upstream_yaml):
+    check(upstream_yaml(name))
+
+
+def test_every_concat_of_gelan_c_has_one_scale_for_inputs_and_result(upstream_yaml):
+    model = upstream.fuse(random_network(upstream_yaml("gelan-c")))
+    graph = placement.read(model)
+    plan = placement.plan(model, Recipe())
+    scale = {tensor.name: tensor.scale for tensor in plan.tensors}
+    concats = [op for op in graph.operations if op.kind == "move" and len(op.inputs) > 1]
+    assert len(concats) == 4 + 3 * 8 + 1 + 4  # top level, three in each RepNCSPELAN4, SPPELAN, one in each ADown
+    for operation in concats:
+        joined = {scale[value.name] for value in (*operation.inputs, *operation.outputs)}
+        assert len(joined) == 1
+
+
+def test_head_options_on_a_real_head():
+    model = upstream.fuse(random_network(TINY))
+    head = len(model.model) - 1
+    for option, count in (("int8", 0), ("last-conv-float", 6), ("float", 18)):
+        plan = placement.plan(model, Recipe(head=option))
+        kept = plan.float_convolutions
+        assert len(kept) == count
+        assert all(path.startswith(f"model.{head}.") for path in kept)
+
+
+def test_weights_have_one_positive_scale_an_output_channel():
+    _, quantized = pair(TINY)
+    convolutions = [module for module in quantized.modules() if isinstance(module, QuantConv2d)]
+    assert convolutions
+    for conv in convolutions:
+        amax = backend.get_amax(conv.weight_quantizer).flatten()
+        expected = conv.weight.detach().abs().amax((1, 2, 3)).clamp(min=backend.SMALLEST_AMAX)
+        assert torch.equal(amax, expected)
+
+
+def test_saved_network_computes_the_same_in_a_fresh_process(tmp_path, checkout):
+    weights = save_float(tmp_path / "float.pt", random_network(TINY))
+    file = save_quantized(tmp_path / "int8.pt", weights, Recipe(head="last-conv-float", float=("model.3.cv1",)))
+    here = checkpoint.load(file)
+    assert here.recipe.float == ("model.3.cv1",)
+    torch.save({"x": X, "y": outputs(here.model)[0]}, tmp_path / "expected.pt")
+    code = (
+        "import sys, torch; from models.quantize import checkpoint\n"
+        "e = torch.load(sys.argv[2]); m = checkpoint.load(sys.argv[1]).model\n"
+        "with torch.no_grad(): assert torch.equal(m(e['x'])[0], e['y'])\n"
+    )
+    command = [sys.executable, "-c", code, str(file), str(tmp_path / "expected.pt")]
+    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=250)
+    assert result.returncode == 0, result.stderr[-800:]
+
+
+def test_checkpoint_holds_no_code_and_full_precision(tmp_path):
+    weights = save_float(tmp_path / "float.pt", random_network(TINY))
+    file = save_quantized(tmp_path / "int8.pt", weights)
+    content = torch.load(file, weights_only=True)
+    assert {value.dtype for value in content["quantized_state"].values() if value.is_floating_point()} == {
+        torch.float32
+    }
+    assert content["recipe"] == Recipe().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["quantized_state"].popitem(), "placed quantizers differently"),
+        (lambda content: content.update(format_version=99), "has format 99"),
+        (lambda content: content.pop("yaml"), "lacks 'yaml'"),
+    ],
+)
+def test_checkpoint_of_another_version_or_not_whole_is_refused(tmp_path, change, message):
+    weights = save_float(tmp_path / "float.pt", random_network(TINY))
+    file = save_quantized(tmp_path / "int8.pt", weights)
+    content = torch.load(file, weights_only=True)
+    change(content)
+    torch.save(content, file)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.load(file)

@@ -1,0 +1,186 @@
+"""The door to upstream: its checkpoints load without running code from them, and what cannot be used is named."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from pathlib import Path, PosixPath
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from random_networks import TINY, random_network, save_float, save_quantized
+from torch import nn
+
+from models.quantize import checkpoint
+from models.quantize.errors import CheckpointError, InputError
+from utils import upstream
+
+
+class Writes:
+    """A pickle that would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.write_text, (self.path, "ran"))
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    return random_network(TINY)
+
+
+def test_demo_weights_load_as_upstream_wrote_them(demo_weights):
+    found = upstream.load_float(demo_weights)
+    assert (found.nc, found.stride, found.names[3]) == (10, 32, "3")
+    assert next(found.model.parameters()).dtype == torch.float32
+    assert not found.model.training
+    assert checkpoint.kind(demo_weights) == "float"
+
+
+def test_full_training_checkpoint_with_ema_optimizer_numpy_and_paths(tmp_path, network):
+    file = tmp_path / "last.pt"
+    content = {
+        "epoch": 7,
+        "best_fitness": np.array([0.5]),
+        "model": copy.deepcopy(network).half(),
+        "ema": copy.deepcopy(network).half(),
+        "optimizer": {"state": {}, "param_groups": [{"lr": np.float64(0.1)}]},
+        "opt": {"save_dir": PosixPath("/elsewhere/runs"), "weights": ""},
+        "git": None,
+        "date": "2024-01-01",
+    }
+    with torch.no_grad():
+        content["ema"].model[0].conv.weight.fill_(0.25)
+    torch.save(content, file)
+    found = upstream.load_float(file)
+    assert float(found.model.model[0].conv.weight.detach().mean()) == 0.25  # ema wins
+    assert found.names[1] == "class 1"
+
+
+def test_checkpoint_of_pypis_package_names_its_modules_differently(tmp_path, network, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yolov9", ModuleType("yolov9"))
+    for name in ("models", "models.common", "models.yolo"):
+        monkeypatch.setitem(sys.modules, f"yolov9.{name}", sys.modules[name])
+    other = copy.deepcopy(network)
+    classes = {type(module) for module in other.modules() if type(module).__module__.startswith("models.")}
+    names = {cls: cls.__module__ for cls in classes}
+    try:
+        for cls in classes:
+            cls.__module__ = f"yolov9.{cls.__module__}"
+        file = save_float(tmp_path / "pip.pt", other)
+    finally:
+        for cls, name in names.items():
+            cls.__module__ = name
+    assert b"yolov9.models.yolo" in file.read_bytes()
+    assert upstream.load_float(file).nc == 10
+
+
+@pytest.mark.parametrize("where", ["model", "opt"])
+def test_code_in_a_pickle_is_refused_by_name_and_does_not_run(tmp_path, network, where):
+    target = tmp_path / "written"
+    content = {"model": network, "ema": None, where: Writes(target)}
+    file = tmp_path / "evil.pt"
+    torch.save(content, file)
+    with pytest.raises(CheckpointError, match=r"write_text|getattr|pathlib"):
+        upstream.load_float(file)
+    assert not target.exists()
+    pickle.loads(pickle.dumps(Writes(target)))  # it would have
+    assert target.read_text() == "ran"
+
+
+def test_module_class_of_somebody_else_is_refused_by_name(tmp_path):
+    class Foreign(nn.Module):
+        pass
+
+    Foreign.__qualname__ = "Foreign"
+    Foreign.__module__ = __name__
+    globals()["Foreign"] = Foreign
+    file = tmp_path / "foreign.pt"
+    torch.save({"model": Foreign()}, file)
+    with pytest.raises(CheckpointError, match="Foreign, which is no module class of YOLOv9"):
+        upstream.load_float(file)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 1000, -100])
+def test_truncated_and_foreign_files(tmp_path, network, keep):
+    whole = save_float(tmp_path / "whole.pt", copy.deepcopy(network)).read_bytes()
+    file = tmp_path / "part.pt"
+    file.write_bytes(whole[:keep])
+    for read in (upstream.load_float, checkpoint.kind, checkpoint.load):
+        with pytest.raises(CheckpointError, match="not a PyTorch checkpoint, or it is truncated"):
+            read(file)
+
+
+def test_missing_file_and_a_pickle_that_is_no_network(tmp_path):
+    for read in (upstream.load_float, checkpoint.kind, checkpoint.load):
+        with pytest.raises(CheckpointError, match="does not exist"):
+            read(tmp_path / "none.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="holds a list"):
+        upstream.load_float(tmp_path / "list.pt")
+    torch.save({"state_dict": {}}, tmp_path / "dict.pt")
+    with pytest.raises(CheckpointError, match="no YOLOv9 network under 'ema' or 'model'"):
+        upstream.load_float(tmp_path / "dict.pt")
+
+
+def test_auxiliary_branch_names_the_command_that_removes_it(tmp_path):
+    config = copy.deepcopy(TINY)
+    config["head"][-1] = [[3, 8, 6, 3, 8, 6], 1, "DualDDetect", ["nc"]]
+    file = save_float(tmp_path / "dual.pt", upstream.build_model(config))
+    with pytest.raises(CheckpointError, match=r"DualDDetect.*python reparameterization.py --weights"):
+        upstream.load_float(file)
+
+
+def test_quantized_where_float_is_needed_and_the_reverse(tmp_path, network):
+    weights = save_float(tmp_path / "float.pt", copy.deepcopy(network))
+    quantized = save_quantized(tmp_path / "int8.pt", weights)
+    assert checkpoint.kind(quantized) == "quantized"
+    with pytest.raises(CheckpointError, match="is a quantized checkpoint"):
+        upstream.load_float(quantized)
+    with pytest.raises(CheckpointError, match="is a float checkpoint"):
+        checkpoint.load(weights)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        [-1, 1, "__import__('os').system", ["touch ran"]],
+        [-1, 1, "Conv", ["__import__('os').system('touch ran')", 3, 2]],
+        [-1, 1, "(lambda: 1)", []],
+    ],
+)
+def test_yaml_of_a_checkpoint_is_not_evaluated_as_code(layer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="where a plain name was expected"):
+        upstream.build_model({**TINY, "backbone": [layer]})
+    with pytest.raises(InputError, match=r"is not a torch\.nn module"):
+        upstream.build_model({**TINY, "activation": "nn.ReLU(__import__('os').system('touch ran'))"})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_description_that_cannot_be_built(tmp_path):
+    with pytest.raises(InputError, match="lacks nc, backbone"):
+        upstream.build_model({"depth_multiple": 1, "width_multiple": 1, "head": []})
+    with pytest.raises(InputError, match="No such file"):
+        upstream.build_model(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="cannot build this model description"):
+        upstream.build_model({**TINY, "backbone": [[-1, 1, "NoSuchModule", [8]]]})
+
+
+def test_a_yamls_activation_does_not_stay_for_the_next_network():
+    upstream.build_model({**TINY, "activation": "nn.ReLU()"})
+    assert isinstance(upstream.build_model(TINY).model[0].act, nn.SiLU)
+
+
+def test_fusing_keeps_outputs_and_is_what_upstream_computes(network):
+    x = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    ours = upstream.call_fused(upstream.fuse(copy.deepcopy(network)))
+    theirs = copy.deepcopy(network).fuse()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x)[0], network(x)[0], atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], atol=1e-4, rtol=1e-5)

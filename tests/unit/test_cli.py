@@ -1,0 +1,109 @@
+"""The frame of the programs: exit codes, one line an error, run folders, files that appear whole."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import stat
+
+import pytest
+import torch
+
+from models.quantize.errors import CheckpointError, InputError, QatError
+from utils import cli
+
+
+def run(error: BaseException | None, *arguments: str) -> int:
+    def handler(_args):
+        if error is not None:
+            raise error
+
+    return cli.run_program(argparse.ArgumentParser("p"), handler, arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (None, 0, ""),
+        (InputError("a file\nis wrong"), 2, "error: a file is wrong\n"),
+        (CheckpointError("x.pt is truncated"), 2, "error: x.pt is truncated\n"),
+        (QatError("it failed"), 1, "error: it failed\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (ZeroDivisionError("division"), 1, "error: ZeroDivisionError: division (--debug shows the traceback)\n"),
+        (OSError(errno.ENOSPC, "No space left", "f.pt"), 1,
+         "error: no space left on the disk while writing f.pt; earlier files are intact\n"),
+    ],
+)  # fmt: skip
+def test_errors_become_one_line_and_an_exit_code(error, code, line, capsys):
+    assert run(error) == code
+    assert capsys.readouterr().err == line
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(InputError):
+        run(InputError("wrong"), "--debug")
+
+
+def test_debug_is_an_option_of_each_subcommand():
+    parser = argparse.ArgumentParser("p")
+    commands = parser.add_subparsers()
+    commands.add_parser("first")
+    commands.add_parser("second")
+    assert cli.run_program(parser, lambda args: 0 if args.debug is False else 9, ["second"]) == 0
+
+
+def test_run_folders_are_numbered_and_exist_ok_takes_the_first(tmp_path):
+    names = [cli.make_run_dir(tmp_path / "runs", "exp").name for _ in range(3)]
+    assert names == ["exp", "exp2", "exp3"]
+    assert cli.make_run_dir(tmp_path / "runs", "exp", exist_ok=True).name == "exp"
+
+
+def test_run_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot create the run folder"):
+        cli.make_run_dir(tmp_path / "file", "exp")
+
+
+@pytest.mark.parametrize("text", ["cpu", "CPU", ""])
+def test_device_cpu(text):
+    if text == "" and torch.cuda.is_available():
+        assert cli.select_device(text).type == "cuda"
+    else:
+        assert cli.select_device(text) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("gpu", "neither 'cpu' nor"), ("0,1", "neither"), ("99", "CUDA devices")]
+)
+def test_device_that_is_not_there(text, message):
+    with pytest.raises(InputError, match=message):
+        cli.select_device(text)
+
+
+def test_file_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "new" / "file.bin"
+    with cli.atomic_path(target) as temporary:
+        temporary.write_bytes(b"whole")
+        assert not target.exists()
+    assert target.read_bytes() == b"whole"
+
+    def fail() -> None:
+        with cli.atomic_path(target) as temporary:
+            temporary.write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert target.read_bytes() == b"whole"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_file_gets_the_users_usual_permissions(tmp_path):
+    before = os.umask(0o022)
+    try:
+        with cli.atomic_path(tmp_path / "file") as temporary:
+            temporary.write_text("x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
