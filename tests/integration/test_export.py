@@ -118,16 +118,20 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
         assert agreement.tensors == len(Context(graph).activations)
         assert agreement.steps <= 1
         assert agreement.fraction < 1e-4
+        assert agreement.output < 1e-3
 
 
 def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str, Network], tmp_path: Path):
     network = networks["quantized"]
     result = export_onnx(network.model, ExportConfig((SIDE, SIDE), 2), tmp_path / "network.onnx", {})
-    for name in ("/model.0/act/Mul/scale", "model.0.conv.bias"):
+    for name in ("/model.0/act/Mul/scale", "model.0.conv.bias", "model.9.cv2.0.2.bias"):
         graph = onnx.load(result.path)
         tensor = next(item for item in graph.graph.initializer if item.name == name)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(1.2), name))
-        assert compare(network.model, graph, pictures()).fraction > 1e-3
+        value = onnx.numpy_helper.to_array(tensor)
+        changed = value * np.linspace(1.1, 1.3, value.size, dtype=np.float32).reshape(value.shape)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(changed, name))
+        agreement = compare(network.model, graph, pictures())
+        assert agreement.output > 0.01 if name.startswith("model.9") else agreement.fraction > 1e-3
 
 
 def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Network], tmp_path: Path):
@@ -159,6 +163,7 @@ def test_networks_at_320_pixels(name: str, checkout: Path, upstream_yaml: Callab
     agreement = compare(quantized.model, onnx.load(result.path), pictures(1, 320, 320))
     assert agreement.steps <= 1
     assert agreement.fraction < 1e-4
+    assert agreement.output < 1e-3
 
 
 @pytest.mark.parametrize(

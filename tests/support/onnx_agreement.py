@@ -22,11 +22,19 @@ from utils.onnx_graph.context import Context
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the INT8 tensors are apart: in steps at most, and the fraction of values that differ at all."""
+    """How far a graph is from the network, each stretch between quantizers by itself.
+
+    Attributes:
+        tensors: how many quantized tensors were compared.
+        steps: the largest difference of two integers.
+        fraction: of the values that differ at all.
+        output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
+    """
 
     tensors: int
     steps: int
     fraction: float
+    output: float
 
 
 def compare(model: nn.Module, graph: ModelProto, images: Tensor, like: ModelProto | None = None) -> Agreement:
@@ -36,7 +44,7 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, like: ModelProt
         images: `[B, 3, H, W]` in 0..1.
         like: the same graph with its nodes in the order of the trace, where `graph` has been reordered.
     """
-    values = _torch_values(model, images)
+    values, result = _torch_values(model, images)
     cut, names = _cut(graph, [node.name for node in Context(like or graph).activations])
     assert len(values) == len(names), f"{len(values)} quantizers run in torch, {len(names)} are in the graph"
     feeds = {"images": images.numpy(), **{entry.real: value for entry, value in zip(names, values, strict=True)}}
@@ -45,12 +53,13 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, like: ModelProt
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     taken = {entry.name for entry in session.get_inputs()}
-    levels = session.run([entry.integers for entry in names], {k: v for k, v in feeds.items() if k in taken})
+    wanted = ["output0", *(entry.integers for entry in names)]
+    output, *levels = session.run(wanted, {key: value for key, value in feeds.items() if key in taken})
     steps, differing, total = 0, 0, 0
     for entry, value, level in zip(names, values, levels, strict=True):
         apart = np.abs(np.rint(value / entry.scale) - level)
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
-    return Agreement(len(names), steps, differing / total)
+    return Agreement(len(names), steps, differing / total, float(np.abs(output - result).max()))
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,8 @@ class _Pair:
     scale: float
 
 
-def _torch_values(model: nn.Module, images: Tensor) -> list[np.ndarray]:
-    """Results of the activation quantizers in the order of their calls."""
+def _torch_values(model: nn.Module, images: Tensor) -> tuple[list[np.ndarray], np.ndarray]:
+    """Results of the activation quantizers in the order of their calls, and the network's."""
     values: list[np.ndarray] = []
     hooks = [
         quantizer.register_forward_hook(lambda _module, _inputs, output: values.append(output.numpy()))
@@ -69,11 +78,11 @@ def _torch_values(model: nn.Module, images: Tensor) -> list[np.ndarray]:
     ]
     try:
         with torch.no_grad(), export_mode():
-            model(images)
+            result = model(images)[0].numpy()
     finally:
         for hook in hooks:
             hook.remove()
-    return values
+    return values, result
 
 
 def _cut(graph: ModelProto, order: list[str]) -> tuple[ModelProto, list[_Pair]]:
@@ -89,7 +98,7 @@ def _cut(graph: ModelProto, order: list[str]) -> tuple[ModelProto, list[_Pair]]:
     cut.CopyFrom(graph)
     reals = {pair.real for pair in pairs}
     kept = [node for node in graph.graph.node if node.output[0] not in reals]
-    del cut.graph.node[:], cut.graph.value_info[:], cut.graph.output[:]
+    del cut.graph.node[:], cut.graph.value_info[:]
     cut.graph.node.extend(kept)
     cut.graph.input.extend(helper.make_tensor_value_info(pair.real, TensorProto.FLOAT, None) for pair in pairs)
     cut.graph.output.extend(helper.make_tensor_value_info(pair.integers, TensorProto.INT8, None) for pair in pairs)
