@@ -74,6 +74,17 @@ def test_scores_below_the_confidence_are_not_shown(data):
     assert samples[0].confidence == 0.3
 
 
+def test_of_two_classes_in_one_place_the_better_is_shown(data):
+    class Undecided(OneBox):
+        def _infer(self, feeds):
+            output = super()._infer(feeds)["output0"].clone()
+            output[:, 4] = self.score - 0.1
+            return {"output0": output}
+
+    (found,) = collect({"float": Undecided(0.6)}, data, imgsz=64, count=1)[0].predictions["float"]
+    assert found.name == "one"
+
+
 def test_a_network_of_fixed_batch_size_is_fed_what_it_takes(data):
     runner = OneBox(0.9, batch=4)
     assert len(collect({"INT8": runner}, data, imgsz=64, count=1)[0].predictions["INT8"]) == 1

@@ -125,11 +125,12 @@ def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence
         for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
             axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
         text = box.name if box.score is None else f"{box.name} {box.score:.2f}"
-        inside = y0 < 0.05 * height  # the label would leave the picture
+        inside, right = y0 < 0.05 * height, x0 > 0.85 * breadth  # else the label would leave the picture
         axes.text(
-            x0,
+            x1 if right else x0,
             y0,
             text,
+            ha="right" if right else "left",
             fontsize=7.5,
             color="white",
             va="top" if inside else "bottom",

@@ -83,8 +83,8 @@ def _sample(sample: Sample) -> dict[str, Any]:
                 }
             )
     except InputError as error:
-        return {"name": sample.image, "error": str(error), "panels": []}
-    return {"name": sample.image, "error": "", "panels": panels}
+        return {"name": Path(sample.image).name, "error": str(error), "panels": []}
+    return {"name": Path(sample.image).name, "error": "", "panels": panels}
 
 
 def _versions(report: Report) -> dict[str, str]:

@@ -21,7 +21,7 @@ def collect(
     imgsz: int,
     count: int = 4,
     confidence: float = 0.25,
-    iou: float = 0.7,
+    iou: float = 0.45,
     split: str = "val",
 ) -> list[Sample]:
     """Run every network on `count` pictures, evenly spread over a split, so that nobody chose them.
@@ -51,10 +51,18 @@ def collect(
                 continue  # the picture cannot be decoded
             labels = labels_in_pictures(targets, images.shape, shapes, targets.device)[0]
             predictions = {
-                name: _boxes(detector(images, shapes)[0], data.names) for name, detector in detectors.items()
+                name: _boxes(_best_class(detector(images, shapes)[0], iou), data.names)
+                for name, detector in detectors.items()
             }
             samples.append(Sample(paths[0], predictions, _boxes(labels[:, [1, 2, 3, 4, 0]], data.names), confidence))
     return samples
+
+
+def _best_class(found: Tensor, iou: float) -> Tensor:
+    """Of boxes in one place the best one: AP counts a box for several classes, a reader sees one object."""
+    import torchvision
+
+    return found[torchvision.ops.nms(found[:, :4], found[:, 4], iou)]
 
 
 def _boxes(rows: Tensor, names: Mapping[int, str]) -> list[Box]:
