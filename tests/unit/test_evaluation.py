@@ -15,6 +15,7 @@ from known_pictures import MIXED, SQUARE, KnowingModel, coco_json, export_answer
 
 from models.quantize.errors import DataError, InputError
 from utils.engine import open_runner
+from utils.engine.runner import TensorSpec
 from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.dataset import load_data
@@ -63,6 +64,7 @@ def test_ap_agrees_with_pycocotools_and_does_not_depend_on_the_batch(mixed, tmp_
         assert result.coco is not None
         assert result.ap == pytest.approx(result.coco["ap"], abs=0.005)
         assert result.ap50 == pytest.approx(result.coco["ap50"], abs=0.005)
+        assert (result.ap_coco, result.ap50_coco) == pytest.approx((result.coco["ap"], result.coco["ap50"]), abs=5e-4)
         assert numbers(result) == pytest.approx(numbers(results[0]), abs=1e-6)
     assert results[0].images == 40
     assert results[0].instances == sum(len(sample.labels) for sample in mixed.samples)
@@ -157,17 +159,49 @@ def test_input_plan(square, tmp_path, caplog):
         plan(square, tmp_path, 96, rect=True, size=96)
 
 
+class Shell(TorchRunner):
+    """The knowing network behind other inputs or outputs than it has."""
+
+    def __init__(self, known, inputs=None, outputs=None):
+        super().__init__(known.model, "cpu")
+        self.inputs = inputs or self.inputs
+        self.outputs = outputs or self.outputs
+
+    def _infer(self, feeds):
+        (images,) = feeds.values()
+        result = super()._infer({"images": images.float() / (255 if images.dtype == torch.uint8 else 1)})
+        return {self.outputs[0].name: result["output0"]}
+
+
+def test_other_names_and_bytes_as_input(square):
+    """Some exports take bytes, and call their tensors otherwise; half a fixed size is read as the whole."""
+    spec = TensorSpec("pixels", (None, 3, 64, None), "uint8")
+    runner = Shell(square, (spec,), (TensorSpec("boxes", (None, None, None), "float32"),))
+    result = evaluate(runner, square.data, replace(CONFIG, imgsz=None), progress=False)
+    assert numbers(result) == pytest.approx(numbers(square.evaluate()), abs=1e-6)
+    assert "64x64" in result.measured_on
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([TensorSpec("a", (1, 3, 64, 64), "float32")] * 2, r"64\], a float32 .*; expected one input"),
+        ([TensorSpec("a", (1, 1, 64, 64), "float32")], "expected one input"),
+        ([TensorSpec("a", (1, 3, 64, 64), "int64")], "expected float32, float16 or uint8"),
+    ],
+)  # fmt: skip
+def test_a_network_that_takes_no_pictures(square, inputs, message):
+    with pytest.raises(InputError, match=message):
+        evaluate(Shell(square, inputs), square.data, CONFIG, progress=False)
+
+
 def test_a_rectangular_fixed_input(tmp_path):
     """A network exported for 32×64: every picture is fitted into it, and its boxes come back."""
     known = Known(tmp_path, ((64, 32), (60, 20)), 16)
     plain = known.evaluate()
 
-    class Wide(TorchRunner):
-        def __init__(self):
-            super().__init__(known.model, "cpu")
-            self.inputs = (replace(self.inputs[0], shape=(None, 3, 32, 64)),)
-
-    result = evaluate(Wide(), known.data, CONFIG, progress=False)
+    runner = Shell(known, (TensorSpec("images", (None, 3, 32, 64), "float32"),))
+    result = evaluate(runner, known.data, CONFIG, progress=False)
     assert "32x64" in result.measured_on
     assert numbers(result) == pytest.approx(numbers(plain), abs=0.002)
 

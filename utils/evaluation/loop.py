@@ -95,7 +95,8 @@ class EvalResult:
     """What an evaluation found.
 
     Attributes:
-        ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over IoU 0.50:0.95.
+        ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over
+            IoU 0.50:0.95, and defined as upstream's val.py does.
         per_class: those classes.
         images, instances: pictures evaluated and labels on them.
         ms: milliseconds per picture for `preprocess`, `inference` and `nms`, without the first batch if there are more.
@@ -103,6 +104,7 @@ class EvalResult:
         seconds: wall time of all of it.
         left_out: pictures that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
+        ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
     """
 
     ap: float
@@ -117,6 +119,8 @@ class EvalResult:
     seconds: float
     left_out: tuple[str, ...]
     measured_on: str
+    ap_coco: float | None = None
+    ap50_coco: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -171,6 +175,8 @@ def evaluate(
     precision, recall, ap50, ap = scores.mean()
     result = EvalResult(
         ap=ap, ap50=ap50, precision=precision, recall=recall,
+        ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,
+        ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
         per_class=_per_class(scores, data, len(statistics.paths), config.single_cls),
         images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
@@ -274,6 +280,8 @@ def table(result: EvalResult, *, per_class: bool) -> list[str]:
     lines.append(_line("all", result))
     if per_class:
         lines += [_line(one.name, one) for one in result.per_class]
+    if result.ap_coco is not None:
+        lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
     if result.left_out:
         lines.append(f"{len(result.left_out)} pictures were left out because they cannot be read")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())

@@ -1,0 +1,71 @@
+"""val_trt.py in a patched checkout, as users start it, on an ONNX file of the demo network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from utils import upstream
+from utils.engine.torch_runner import TorchRunner
+from utils.evaluation.dataset import load_data
+from utils.evaluation.loop import EvalConfig, evaluate
+
+PICTURES = 40
+
+
+@pytest.fixture(scope="module")
+def some_pictures(tmp_path_factory, demo_data):
+    """A data.yaml for some pictures of the demo set, without annotations."""
+    demo = load_data(demo_data)
+    folder = tmp_path_factory.mktemp("some")
+    pictures = sorted((demo.root / "images/val").iterdir())[:PICTURES]
+    (folder / "val.txt").write_text("".join(f"{path}\n" for path in pictures))
+    content = {"path": str(folder), "train": "val.txt", "val": "val.txt", "names": dict(demo.names)}
+    (folder / "data.yaml").write_text(yaml.safe_dump(content))
+    return folder / "data.yaml"
+
+
+@pytest.fixture(scope="module")
+def onnx_file(checkout, demo_weights, tmp_path_factory):
+    """The float demo network, exported by export_qat.py for batches of 16."""
+    path = tmp_path_factory.mktemp("onnx") / "digits.onnx"
+    words = ["--weights", demo_weights, "--imgsz", "320", "--batch-size", "16", "--output", path, "--device", "cpu"]
+    run(checkout, "export_qat.py", *words)
+    return path
+
+
+def run(checkout, program, *words, code=0):
+    """Standard output and error of a program in the checkout, which must end with `code`."""
+    command = [sys.executable, program, *map(str, words)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_the_onnx_scores_as_the_network_it_was_made_from(checkout, demo_weights, some_pictures, onnx_file, tmp_path):
+    words = ["--engine-file", onnx_file, "--data", some_pictures, "--project", tmp_path, "--save-json", "--workers", 2]
+    out, _ = run(checkout, "val_trt.py", *words)
+    row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
+    model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
+    config = EvalConfig(imgsz=320, batch_size=16, workers=0)
+    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_pictures), config, progress=False)
+    assert expected.ap > 0.5
+    assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
+    assert "batch 16, 320x320" in row["measured_on"]
+    assert f"results: {tmp_path / 'exp'}" in out
+    assert "no annotations for this split" in out
+    assert len(json.loads((tmp_path / "exp/digits_predictions.json").read_text())) > PICTURES
+
+
+def test_bad_input_is_one_line(checkout, some_pictures, tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"not an ONNX file")
+    words = ["--engine-file", tmp_path / "a.onnx", "--data", some_pictures, "--project", tmp_path]
+    _, err = run(checkout, "val_trt.py", *words, code=2)
+    assert err.startswith("error: ONNX Runtime ")
+    assert len(err.splitlines()) == 1
+    _, err = run(checkout, "val_trt.py", *words, "--debug", code=1)
+    assert "Traceback" in err
