@@ -148,7 +148,9 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     Args:
         recall, precision: `[n]`, after each detection, best score first.
     """
-    envelope = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0.0)  # nothing beyond the last recall
+    envelope: np.ndarray = np.append(
+        np.maximum.accumulate(precision[::-1])[::-1], 0.0
+    )  # nothing beyond the last recall
     return float(envelope[np.searchsorted(recall, np.linspace(0, 1, 101))].mean())
 
 
