@@ -101,7 +101,10 @@ quantize() {
   local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
-  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
+  local status=0
+  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || status=$?
+  [ "$status" != 130 ] || say "the same command with --resume continues this run"
+  [ "$status" = 0 ] || exit "$status"
   local found=("$run"/weights/qat_best_*.pt)
   best=${found[0]}
 }
