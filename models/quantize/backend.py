@@ -9,6 +9,7 @@ and torch's exporter writes it as QuantizeLinear + DequantizeLinear.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -96,6 +97,7 @@ def _modelopt() -> Callable[[int | None], nn.Module]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional plugins
+            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
             from modelopt.torch.quantization.config import QuantizerAttributeConfig
             from modelopt.torch.quantization.nn import TensorQuantizer, register_quant_backend
     except ImportError as error:

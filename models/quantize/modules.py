@@ -246,5 +246,6 @@ def _evaluate(node: ast.expr, values: dict[str, Any], module: Any) -> Any:
 def _take_over(cls: Any, original: nn.Module) -> Any:
     stand_in = cls.__new__(cls)
     stand_in.__dict__.update(original.__dict__)
+    stand_in.__dict__.pop("forward", None)  # upstream's fuse() leaves a bound method, which would win over ours
     stand_in._modules = dict(original._modules)
     return stand_in

@@ -182,3 +182,12 @@ def test_description_names_scales_and_float_parts():
     assert "6 of 7 convolutions in INT8" in text
     assert "float: model.5.conv: the recipe's float pattern model.5" in text
     assert "one scale: model.1.p, model.1.a, model.1.b, model.1.v" in text
+
+
+def test_bound_forward_of_upstreams_fuse_does_not_bypass_the_quantizers():
+    network = chain()
+    for module in network.modules():
+        if isinstance(module, Conv):
+            module.forward = lambda x, module=module: module.act(module.conv(x))
+    network, _ = placed(network)
+    assert not any("forward" in vars(module) for module in network.modules())
