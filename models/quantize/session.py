@@ -151,6 +151,7 @@ class Session:
         seed_everything(self.options.seed)
         student = self._inputs.network()
         placement.apply(student, self._inputs.plan, self.options.quantizer)
+        student.to(self._device)  # the quantizers are new
         self._explain(self._inputs.plan)
         images = pictures(self._inputs.training_loader(self.options))
         batches = (as_input(batch, self._device) for batch in images)
@@ -207,7 +208,7 @@ class Session:
         rate = settings.rate(epoch)
         with tqdm(
             itertools.islice(pictures(loader), settings.iters),
-            f"QAT epoch {epoch} of 0-{settings.epochs - 1}",
+            f"QAT epoch {epoch}/{settings.epochs - 1}",
             total,
         ) as bar:
             return tuner.run_epoch(

@@ -140,19 +140,31 @@ def test_taps_are_removed_when_the_forward_fails(teacher):
     assert not teacher.model[0]._forward_hooks
 
 
-def test_loss_is_the_sum_of_mean_squared_errors():
+def test_loss_is_the_sum_of_relative_squared_errors():
     rng = np.random.default_rng(0)
     ours = [[rng.standard_normal((2, 3)), rng.standard_normal((4,))], [rng.standard_normal((5,))]]
-    theirs = [[rng.standard_normal((2, 3)), rng.standard_normal((4,))], [rng.standard_normal((5,))]]
-    expected = sum(((a - b) ** 2).mean() for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
+    theirs = [[rng.standard_normal((2, 3)), 9 * rng.standard_normal((4,))], [rng.standard_normal((5,))]]
+    pairs = [(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
+    expected = sum(((a - b) ** 2).mean() / b.var() for a, b in pairs)
     tensors = [[[torch.from_numpy(a) for a in layer] for layer in side] for side in (ours, theirs)]
     assert float(finetune.supervision_loss(*tensors)) == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_layers_scale_does_not_weigh():
+    torch.manual_seed(0)
+    ours, theirs = torch.randn(2, 100)
+    small, large = (finetune.supervision_loss([[k * ours]], [[k * theirs]]) for k in (1e-2, 1e2))
+    assert float(small) == pytest.approx(float(large), rel=1e-5)
+
+
 def test_loss_of_half_precision_outputs_does_not_vanish():
-    ours = [[torch.full((8,), 1.0, dtype=torch.float16)]]
-    theirs = [[torch.full((8,), 1.0 + 2**-10, dtype=torch.float16)]]
-    assert float(finetune.supervision_loss(ours, theirs)) == pytest.approx(2.0**-20)
+    theirs = torch.tensor([1.0, 3.0] * 4, dtype=torch.float16)
+    loss = finetune.supervision_loss([[theirs + 2**-9]], [[theirs]])  # the square of that is below half precision
+    assert float(loss) == pytest.approx(2.0**-18)
+
+
+def test_a_constant_layer_gives_a_finite_loss():
+    assert torch.isfinite(finetune.supervision_loss([[torch.ones(4)]], [[torch.zeros(4)]]))
 
 
 def test_raw_head_switches_only_the_head_itself(teacher):
