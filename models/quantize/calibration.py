@@ -72,7 +72,7 @@ class Statistics:
 
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
-    def amax(self, method: str, percentile: float = 99.99) -> dict[str, Tensor]:
+    def amax(self, method: str, percentile: float = 99.999) -> dict[str, Tensor]:
         """Amax (scalar, float32) of every scale.
 
         Args:

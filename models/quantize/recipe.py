@@ -2,7 +2,7 @@
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: mse, percentile: 99.99, batches: 25}
+    calibration: {method: percentile, percentile: 99.999, batches: 25}
     finetune: {epochs: 10, iters: 200, lr: {0: 1.0e-6, 5: 1.0e-5, 6: 1.0e-6}, supervision_stride: 1}
     head: int8                          # int8 | last-conv-float | float
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
@@ -25,8 +25,8 @@ HEAD_OPTIONS = ("int8", "last-conv-float", "float")
 class Calibration:
     """How amax is found from statistics of the activations."""
 
-    method: str = "mse"
-    percentile: float = 99.99  # of the magnitudes; used by method 'percentile'
+    method: str = "percentile"
+    percentile: float = 99.999  # of the magnitudes; used by method 'percentile'
     batches: int = 25
 
     def __post_init__(self) -> None:

@@ -330,7 +330,7 @@ class TestMistakes:
             (["--recipe", "nowhere.yaml"], "--recipe nowhere.yaml"),
             (["--device", "99"], "--device"),
             (["--batch-size", "0"], "--batch-size"),
-            (["--percentile", "99"], "--calib-method percentile"),
+            (["--calib-method", "max", "--percentile", "99"], "--calib-method percentile"),
             (["--calib-method", "percentile", "--percentile", "200"], "percentile"),
         ],
     )
