@@ -109,10 +109,13 @@ def _pkg_resources() -> types.ModuleType:
 
 
 def _ipython() -> None:
-    """Upstream imports IPython at start only to ask whether it runs in a notebook."""
+    """Upstream imports IPython at start only to ask whether it runs in a notebook.
+
+    Who finds a module of that name reads its version too: matplotlib does.
+    """
     package, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
     vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
-    vars(package).update(get_ipython=lambda: None, display=display)
+    vars(package).update(get_ipython=lambda: None, display=display, version_info=(9, 0, 0, ""), __version__="9.0.0")
     sys.modules.update({"IPython": package, "IPython.display": display})
 
 
