@@ -8,7 +8,7 @@
 #   --data FILE     data set's YAML with train and val (default: the demo set, which is drawn in build/digits)
 #   --imgsz PX      input size (default: 320 for the demo, else 640)
 #   --batch-size N  pictures a batch (default: 10)
-#   --epochs N      epochs of QAT (default: 7)
+#   --epochs N      epochs of QAT (default: 5)
 #   --iters N       iterations an epoch, at most (default: 20; both so that it takes minutes on two CPU cores)
 #   --device D      cpu, or a CUDA device such as 0 (default: 0 if there is one)
 #   --output DIR    where the results go (default: runs/quickstart); an earlier run's results there are replaced
@@ -40,7 +40,7 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=7 iters=20 device='' run=runs/quickstart resume=no evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters=20 device='' run=runs/quickstart resume=no evaluated=()
   local option
   while [ $# -gt 0 ]; do
     option=$1
