@@ -257,7 +257,7 @@ def test_a_float_checkpoint_opens_as_a_runner(mixed_demo, demo_model, demo_weigh
 
 
 def test_augmented_training_pictures_come_from_upstream(demo_data):
-    hyp = yaml.safe_load((upstream.CHECKOUT / "data/hyps/hyp.scratch-high.yaml").read_text())
+    hyp = yaml.safe_load((upstream.CHECKOUT / "data/demo/hyp.digits.yaml").read_text())
     data = load_data(demo_data)
     loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)
     images, labels, paths, _ = next(iter(loader))
