@@ -8,6 +8,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent / "support"))
 
-# A shell starts background jobs with SIGINT ignored, and programs inherit that: tests that send Ctrl-C would wait forever.
+# A shell starts background jobs with SIGINT ignored, and programs inherit that: tests could send no Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
