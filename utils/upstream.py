@@ -1,4 +1,4 @@
-"""The one door to upstream YOLOv9: models, checkpoints, data sets, metrics.
+"""The one door to upstream YOLOv9: models, checkpoints, augmented pictures.
 
 Nothing else in this project imports upstream's modules. Upstream is imported when it is first needed, from the
 checkout that this file was copied into.
@@ -22,9 +22,8 @@ from models.quantize.errors import CheckpointError, DataError, InputError
 from utils import upstream_shims
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 AUXILIARY_HEADS = ("DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect", "DualDSegment")
@@ -214,32 +213,6 @@ def make_dataset(
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
         raise DataError(str(error).split("\n")[0]) from error
-
-
-def ap_per_class(
-    tp: np.ndarray, conf: np.ndarray, pred_cls: np.ndarray, target_cls: np.ndarray, names: Mapping[int, str]
-) -> tuple[Any, ...]:
-    """Upstream's AP: (tp, fp, precision, recall, f1, ap `[classes, 10]`, class ids)."""
-    ensure()
-    from utils.metrics import ap_per_class as upstream_ap
-
-    return upstream_ap(tp, conf, pred_cls, target_cls, names=dict(names))
-
-
-def scale_boxes(shape: Sequence[int], boxes: Tensor, original: Sequence[int], ratio_pad: Any = None) -> Tensor:
-    """Upstream's mapping of xyxy boxes (pixels, in place) from the letterboxed picture back to the original."""
-    ensure()
-    from utils.general import scale_boxes as upstream_scale
-
-    return upstream_scale(shape, boxes, original, ratio_pad)
-
-
-def coco80_to_coco91() -> list[int]:
-    """COCO's category id of each of the 80 classes."""
-    ensure()
-    from utils.general import coco80_to_coco91_class
-
-    return coco80_to_coco91_class()
 
 
 def allowed_globals() -> list[tuple[Any, str]]:

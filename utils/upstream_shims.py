@@ -28,7 +28,7 @@ def install() -> None:
 
 def after_import() -> None:
     """Make the font check of upstream's data-set reader ignore a missing network: fonts only serve plot labels."""
-    from utils import general
+    import utils.general as general
 
     if not getattr(general.check_font, "offline_safe", False):
         general.check_font = _ignore_network_errors(general.check_font)

@@ -85,6 +85,14 @@ def _detect(module: Any) -> Flow:
 
 
 _CSP = ("a = cv1(x)", "b = m(a)", "c = cv2(x)", "z = concat(b, c)", "out = cv3(z)")
+_ELAN = (
+    "y = cv1(x)",
+    "a, b = chunk(y, 2)",
+    "c = cv2(b)",
+    "d = cv3(c)",
+    "z = concat(a, b, c, d)",
+    "out = cv4(z)",
+)
 
 RULES: tuple[Rule, ...] = (
     # --- leaves ------------------------------------------------------------------------------------------------------
@@ -108,28 +116,9 @@ RULES: tuple[Rule, ...] = (
         "RepNCSPELAN4",
         "flow",
         "the split, the two inner branches and the Concat share one scale: nothing is requantized inside the block",
-        (
-            "y = cv1(x)",
-            "a, b = chunk(y, 2)",
-            "c = cv2(b)",
-            "d = cv3(c)",
-            "z = concat(a, b, c, d)",
-            "out = cv4(z)",
-        ),
+        _ELAN,
     ),
-    Rule(
-        "ELAN1",
-        "flow",
-        "as RepNCSPELAN4, with plain convolutions inside",
-        (
-            "y = cv1(x)",
-            "a, b = chunk(y, 2)",
-            "c = cv2(b)",
-            "d = cv3(c)",
-            "z = concat(a, b, c, d)",
-            "out = cv4(z)",
-        ),
-    ),
+    Rule("ELAN1", "flow", "as RepNCSPELAN4, with plain convolutions inside", _ELAN),
     Rule("SP", "flow", "a MaxPool in a module of its own", ("out = m(x)",)),
     Rule(
         "SPPELAN",

@@ -142,8 +142,11 @@ def test_scores_are_upstreams(seed):
     confidence = rng.permutation(np.linspace(0.001, 0.999, count))
     correct = rng.random((count, 1)) < confidence[:, None] * np.linspace(0.9, 0.1, 10)
     labels = rng.integers(10, size=1200)  # two classes without detections
-    _, _, precision, recall, _, ap, ids = upstream.ap_per_class(
-        correct, confidence, classes, labels, dict(enumerate("abcdefghij"))
+    upstream.ensure()
+    from utils.metrics import ap_per_class
+
+    _, _, precision, recall, _, ap, ids = ap_per_class(
+        correct, confidence, classes, labels, names=dict(enumerate("abcdefghij"))
     )
     ours = score(correct, confidence, classes, labels)
     np.testing.assert_array_equal(ours.classes, ids)

@@ -11,7 +11,7 @@ import torch
 from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
 
-from models.quantize import backend, checkpoint, placement
+from models.quantize import backend, checkpoint, graph, placement
 from models.quantize.errors import CheckpointError
 from models.quantize.modules import QuantConv2d
 from models.quantize.recipe import Recipe
@@ -59,10 +59,10 @@ def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(nam
 
 def test_every_concat_of_gelan_c_has_one_scale_for_inputs_and_result(upstream_yaml):
     model = upstream.fuse(random_network(upstream_yaml("gelan-c")))
-    graph = placement.read(model)
+    operations = graph.read(model).operations
     plan = placement.plan(model, Recipe())
     scale = {tensor.name: tensor.scale for tensor in plan.tensors}
-    concats = [op for op in graph.operations if op.kind == "move" and len(op.inputs) > 1]
+    concats = [op for op in operations if op.kind == "move" and len(op.inputs) > 1]
     assert len(concats) == 4 + 3 * 8 + 1 + 5  # top level, three in each RepNCSPELAN4, SPPELAN, one in each ADown
     for operation in concats:
         joined = {scale[value.name] for value in (*operation.inputs, *operation.outputs)}
