@@ -89,9 +89,8 @@ def select_device(text: str) -> torch.device:
     if not name.isdigit():
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
     if int(name) >= torch.cuda.device_count():
-        raise InputError(
-            f"--device {text}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; --device cpu works"
-        )
+        found = f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices"
+        raise InputError(f"--device {text}: {found}; --device cpu works")
     return torch.device("cuda", int(name))
 
 

@@ -24,7 +24,7 @@ def parse(*words: str) -> dict:
 def test_defaults_are_those_that_users_know():
     options = QuantizeOptions(**given_options(parse("quantize", "--weights", "yolov9-c.pt"), QuantizeOptions))
     assert (options.batch_size, options.imgsz, options.seed, options.project) == (10, 640, 57, "runs/qat")
-    assert not (options.no_eval_origin or options.no_eval_ptq or options.ptq_only)
+    assert [options.no_eval_origin, options.no_eval_ptq, options.ptq_only] == [False] * 3
     recipe = merged_recipe(options)
     assert (recipe.finetune.iters, recipe.finetune.epochs, recipe.finetune.supervision_stride) == (200, 10, 1)
     assert options.stem == "yolov9-c"
@@ -72,8 +72,8 @@ def test_nothing_given_is_the_default_recipe():
 
 def test_every_recipe_flag_arrives():
     given = given_options(
-        parse("quantize", "--calib-method", "percentile", "--percentile", "99.5", "--calib-batches", "2", "--epochs", "3",
-              "--iters", "4", "--supervision-stride", "5", "--patience", "6"),
+        parse("quantize", "--calib-method", "percentile", "--percentile", "99.5", "--calib-batches", "2",
+              "--epochs", "3", "--iters", "4", "--supervision-stride", "5", "--patience", "6"),
         QuantizeOptions,
     )  # fmt: skip
     recipe = merged_recipe(QuantizeOptions(**given))
