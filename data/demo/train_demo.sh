@@ -5,7 +5,7 @@
 #   usage, in a patched YOLOv9 checkout: data/demo/train_demo.sh [--epochs N] [--batch-size N] [--data DIR]
 #                                        [--device D] [--workers N] [--seed N] [--name NAME] [--output FILE]
 #
-#   --epochs N      passes over the 1,000 training pictures (default: 110, 16 minutes on an H100; the last fifth without mosaic)
+#   --epochs N      passes over the 1,000 training pictures (default: 110, 14 minutes on an H100; the last fifth without mosaic)
 #   --batch-size N  pictures per step (default: 64, the batch that upstream's learning rates are meant for)
 #   --data DIR      the demo set; drawn there when it is missing (default: datasets/digits)
 #   --device D      0, or cpu (default: 0)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-# One thread, here and in the programs that tests start: sums depend on how many threads share them, and tests compare
-# runs
-# bit for bit. Set before torch is imported.
+# One thread, here and in the programs that tests start: sums depend on how many threads share them, and tests
+# compare runs bit for bit. Set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 HERE = Path(__file__).resolve().parent
