@@ -3,7 +3,7 @@
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
     calibration: {method: percentile, percentile: 99.999, batches: 25}
-    finetune: {epochs: 10, iters: 200, lr: {0: 1.0e-6, 5: 1.0e-5, 6: 1.0e-6}, supervision_stride: 1}
+    finetune: {epochs: 10, iters: 200, lr: {0: 1.0e-6, 6: 1.0e-5, 7: 1.0e-6}, supervision_stride: 1}
     head: int8                          # int8 | last-conv-float | float
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 """
@@ -44,7 +44,7 @@ class Finetune:
 
     epochs: int = 10
     iters: int = 200  # optimizer steps an epoch
-    lr: dict[int, float] = field(default_factory=lambda: {0: 1e-6, 5: 1e-5, 6: 1e-6})  # from epoch (0-based) → rate
+    lr: dict[int, float] = field(default_factory=lambda: {0: 1e-6, 6: 1e-5, 7: 1e-6})  # from epoch (0-based) → rate
     supervision_stride: int = 1  # every n-th top-level layer is compared
     grad_clip: float = 10.0  # largest gradient norm
     patience: int = 0  # epochs without a better AP before it stops; 0: never
