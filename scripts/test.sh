@@ -28,12 +28,7 @@ main() {
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts; fi
-  if wanted integration; then
-    local tests=$OVERLAY_ROOT/tests/integration
-    run_pytest integration "$YOLOV9_CHECKOUT" "$tests" --ignore="$tests/test_resume.py"
-    # Compares runs bit for bit: in a process of its own, which no other test has left its mark on.
-    run_pytest resume "$YOLOV9_CHECKOUT" "$tests/test_resume.py"
-  fi
+  if wanted integration; then run_pytest integration "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
   if [ ${#parts[@]} = 3 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
   say "results, after $((SECONDS - started)) s"
   printf '   %s\n' "${results[@]}"
