@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=MODELS, help="variant (default: found from the weights)")
     parser.add_argument(
         "--cfg", metavar="FILE",
-        help="the deployed model's YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
+        help="the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
     )  # fmt: skip
     parser.add_argument(
         "--classes_num", "--classes-num", type=int, metavar="N", help="classes (default: found from the weights)"
