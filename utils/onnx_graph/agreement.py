@@ -59,6 +59,7 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Sequence
     """Compare every quantized activation of a network with the exported graph's.
 
     Args:
+        model: on the CPU.
         images: `[B, 3, H, W]` in 0..1.
         order: the traced graph's `quantizer_order`, where `graph` has been reordered since.
     Raises:
@@ -72,7 +73,7 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Sequence
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {place.fed: level for place, level in zip(places, levels, strict=True)}
-    feeds[graph.graph.input[0].name] = images.cpu().numpy()
+    feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
     wanted = [DETECT.prediction, *(place.integers for place in places)]
     output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
@@ -89,12 +90,12 @@ def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         scale = scales[len(levels)] if len(levels) < len(scales) else 1.0
-        levels.append((output.float() / scale).round().clamp(-128, 127).to(torch.int8).cpu().numpy())
+        levels.append((output.float() / scale).round().clamp(-128, 127).to(torch.int8).numpy())
 
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
     try:
         with torch.no_grad(), export_mode():
-            result = model(images)[0].cpu().numpy()
+            result = model(images)[0].numpy()
     finally:
         for hook in hooks:
             hook.remove()

@@ -79,12 +79,13 @@ def deliver(request: Request, say: Callable[[str], None]) -> tuple[Network, list
     images = check_pictures(request.check, config.imgsz, data) if request.check else None
     problems = []
     results = export_forms(network.model, config, request.files, network.metadata())
+    model = network.model.cpu()
     for result in results:
         for line in summary(network, config, result):
             say(line)
         if images is not None:
             limits = parity.HALF if config.half else parity.FULL
-            found = parity.check(result.path, network.model, images, result.quantizers, limits)
+            found = parity.check(result.path, model, images, result.quantizers, limits)
             say(str(found))
             problems += [f"{result.path}: {problem}" for problem in found.problems]
     if problems:

@@ -191,6 +191,8 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
                 f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
             ) from error
     graph = onnx.load_from_string(buffer.getvalue())
+    rows = (result[-1] if others else result).shape[1]
+    graph.graph.output[-1].type.tensor_type.shape.dim[1].dim_value = rows  # torch does not see it in dynamic shapes
     if others:
         del graph.graph.output[: len(others)]
         drop_unused(graph)

@@ -19,13 +19,14 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.errors import DependencyError
-from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.onnx_graph.agreement import Agreement, compare
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.forms import PLUGIN, NmsSettings
 from utils.onnx_graph.graph import metadata_of
 from utils.task import DETECT
 
+FREE_BATCH = 2  # pictures at a time where any number will do; every tensor of the network is kept for them
 BEST = 100  # anchors of a picture whose boxes are compared: those without an object have boxes of no meaning
 SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
 
@@ -72,8 +73,9 @@ class Parity:
         text = f"boxes differ by up to {self.box:.2g} px, scores by up to {self.score:.2g}"
         if self.stretches:
             text += (
-                f"; between quantizers, {self.stretches.fraction:.2%} of the INT8 values by {self.stretches.steps} "
-                f"step{'' if self.stretches.steps == 1 else 's'}, the results by {self.stretches.output:.2g}"
+                " (steps between INT8 levels add up); from quantizer to quantizer "
+                f"{100 * self.stretches.fraction:.2g} % of the INT8 values differ, by {self.stretches.steps} at most, "
+                f"and the results by {self.stretches.output:.2g}"
             )
         return f"ONNX Runtime beside PyTorch, {self.pictures} picture{'s' * (self.pictures > 1)}: {text}"
 
@@ -84,7 +86,7 @@ def check(
     """Run an exported file on pictures.
 
     Args:
-        model: what it was exported from; evaluated on its own device.
+        model: what it was exported from, on the CPU: a GPU may compute with less than float32.
         images: `[N, 3, H, W]` in 0..1; a file of fixed batch gets them in its batches, the last one filled up.
         order: of a quantized network, see `agreement.compare`.
     Raises:
@@ -93,24 +95,23 @@ def check(
     graph = onnx.load(path)
     form = metadata_of(graph)
     file = _Session(graph)
-    device = next(model.parameters()).device
     box = score = 0.0
     problems: list[str] = []
     found: list[tuple[Tensor, Tensor]] = []
     stretches: list[Agreement] = []
-    size = file.batch or len(images)
+    size = file.batch or min(len(images), FREE_BATCH)
     for part in images.split(size):
         count = len(part)
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
-            expected = _predictions(model(batch.to(device)))[:count].cpu()
+            expected = _predictions(model(batch))[:count]
         apart = (results[DETECT.prediction] - expected).abs()
         best = expected[:, 4:].amax(1).topk(min(BEST, expected.shape[2])).indices[:, None]
         box = max(box, float(apart[:, :4].gather(2, best.expand(-1, 4, -1)).max()))
         score = max(score, float(apart[:, 4:].max()))
         if order:
-            stretches.append(compare(model, graph, batch.to(device), order))
+            stretches.append(compare(model, graph, batch, order))
         found += _detections(form, results)
         problems += _form_problems(form, results)
     together = _together(stretches)
@@ -181,15 +182,9 @@ def _detections(form: dict[str, str], results: dict[str, Tensor]) -> list[tuple[
             raw = torch.cat([raw[:, :4], torch.zeros_like(raw[:, 4:]).scatter(1, label, best)], 1)
     agnostic = settings.agnostic and settings.kind != "none"
     expected = non_max_suppression(raw, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
-    return list(zip(detection_rows(results), expected, strict=True))
-
-
-def detection_rows(results: dict[str, Tensor]) -> list[Tensor]:
-    """The outputs of a file with NMS inside as the evaluation loop has detections: for each picture `[n, 6]`, x1, y1,
-    x2, y2 in pixels of the input, score, class."""
-    counts, boxes, scores, classes = (results[name] for name in DETECT.detections)
-    rows = torch.cat([boxes, scores[..., None], classes[..., None].to(boxes.dtype)], 2).float()
-    return [one[: int(count)] for one, count in zip(rows, counts.flatten(), strict=True)]
+    counts = results[DETECT.detections[0]].flatten().tolist()
+    found = [one[:count] for one, count in zip(packed_detections(results), counts, strict=True)]
+    return list(zip(found, expected, strict=True))
 
 
 def _different(found: Tensor, expected: Tensor) -> int:
