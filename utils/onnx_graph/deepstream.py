@@ -13,7 +13,7 @@ from pathlib import Path
 from models.quantize.errors import InputError
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
-SCALE = "0.0039215697906911373"  # 1 / 255, to the last digit of a float
+SCALE = repr(1 / 255)
 INT8, FP16 = 1, 2  # of nvinfer's network-mode
 QUANTIZED = """\
 # The ranges are in the ONNX file (QuantizeLinear and DequantizeLinear), so there is no calibration file: leave
