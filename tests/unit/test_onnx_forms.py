@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from models.quantize.errors import InputError
 from utils.evaluation.nms import non_max_suppression
-from utils.onnx_graph import forms
+from utils.onnx_graph import deepstream, forms
 from utils.onnx_graph.forms import NmsSettings
 from utils.onnx_graph.graph import opset_of
 
@@ -198,6 +198,12 @@ def test_deepstream_parser_finds_the_boxes(names: tuple):
         expected = [row for row in expected if row[2] >= 1 and row[3] >= 1]
         assert 10 < len(expected) == len(objects) < ANCHORS
         np.testing.assert_allclose(objects, expected, atol=1e-4)
+
+
+def test_labels_have_a_line_each():
+    assert deepstream.labels({1: "traffic light", 0: "person"}) == "person\ntraffic light\n"
+    with pytest.raises(InputError, match="class 0 is named"):
+        deepstream.labels({0: "two\nlines"})
 
 
 @pytest.mark.parametrize(
