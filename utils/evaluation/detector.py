@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.quantize.errors import InputError
-from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.evaluation.preprocess import boxes_to_picture
 from utils.task import DETECT
 
@@ -102,6 +102,10 @@ class Detector:
         self._input = image_input(runner)
         named = [spec.name for spec in runner.outputs if spec.name == DETECT.prediction]
         self._output = (named or [runner.outputs[0].name])[0]
+        self._suppressed = set(DETECT.detections) <= {spec.name for spec in runner.outputs}
+        if self._suppressed:
+            settings = runner.metadata.get("nms", "unknown thresholds")
+            logger.warning("NMS is inside the network (%s); AP is comparable only at the loop's thresholds", settings)
         self._nc = None if single_cls else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres
@@ -127,7 +131,10 @@ class Detector:
         clock = self._lap("preprocess", clock)
         raw = self._infer(inputs)
         clock = self._lap("inference", clock)
-        found = non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        if self._suppressed:
+            found = [one[one[:, 4] > self._thresholds[0]][: self._max_det] for one in raw]
+        else:
+            found = non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
         counts = [len(one) for one in found]
         rows = torch.cat(found)
         owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(self.device)
@@ -156,7 +163,8 @@ class Detector:
         for part in images.split(size):
             filler = part[-1:].expand(size - len(part), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
-            parts.append(self._check_output(raw[self._output])[: len(part)])
+            result = packed_detections(raw) if self._suppressed else self._check_output(raw[self._output])
+            parts.append(result[: len(part)])
             if len(images) > size:
                 parts[-1] = parts[-1].clone()  # the next call may overwrite it
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -164,7 +172,7 @@ class Detector:
     def _check_classes(self) -> None:
         names = self._runner.names
         spec = next(spec for spec in self._runner.outputs if spec.name == self._output)
-        rows = spec.shape[1] if len(spec.shape) == 3 else None
+        rows = spec.shape[1] if len(spec.shape) == 3 and not self._suppressed else None
         nc = rows - 4 if rows is not None else len(names) if names else None
         if self._nc is None or nc is None:
             return

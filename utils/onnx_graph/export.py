@@ -25,7 +25,10 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE
+from utils.onnx_graph.context import Context
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.forms import Form, plain
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
 from utils.onnx_graph.verify import Report, verify
 
 logger = logging.getLogger(__name__)
@@ -86,6 +89,7 @@ class ExportResult:
     Attributes:
         inputs, outputs: name → shape; a dynamic axis is its name.
         report: the verifier's, None for a float network.
+        quantizers: names of the activation quantizers in the order in which torch calls them.
     """
 
     path: Path
@@ -96,16 +100,26 @@ class ExportResult:
     quantize_nodes: int
     dequantize_nodes: int
     report: Report | None
+    quantizers: tuple[str, ...]
 
 
 def export_onnx(model: nn.Module, config: ExportConfig, path: str | Path, metadata: Mapping[str, str]) -> ExportResult:
-    """Write a network of upstream's, float or quantized, as an ONNX file.
+    """Write a network as one ONNX file of the plain form, see `export_forms`."""
+    (result,) = export_forms(model, config, {Path(path): plain()}, metadata)
+    return result
 
-    The network is left exactly as it was, also on errors. The file appears under its name only when it is whole.
+
+def export_forms(
+    model: nn.Module, config: ExportConfig, files: Mapping[Path, Form], metadata: Mapping[str, str]
+) -> list[ExportResult]:
+    """Write a network of upstream's, float or quantized, as ONNX files of several forms, from one trace.
+
+    The network is left exactly as it was, also on errors. A file appears under its name only when it is whole.
 
     Args:
         model: evaluated in float32 on its own device; fused.
-        metadata: properties for the file beside those that follow from `config` (imgsz, batch, dynamic, opset).
+        files: what to write, and in which form.
+        metadata: properties for the files beside those that follow from `config` (imgsz, batch, dynamic, opset).
     Raises:
         InputError: the image size does not fit the network, or `half` is asked of a quantized one.
         QatError: the exported graph is not valid.
@@ -117,32 +131,40 @@ def export_onnx(model: nn.Module, config: ExportConfig, path: str | Path, metada
         )
     _check_size(model, config)
     graph = passes.clean_up(trace(model, config))
+    quantizers = tuple(node.name for node in Context(graph).activations)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
     if config.half:
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    graph = passes.set_metadata(graph, {**metadata, **_metadata(config)})
-    graph = _checked(graph)
-    report = verify(graph) if quantized else None
+    entries = {**metadata, **_metadata(config)}
+    return [_write(graph, form, path, entries, quantizers if quantized else None) for path, form in files.items()]
+
+
+def _write(
+    graph: ModelProto, form: Form, path: Path, metadata: Mapping[str, str], quantizers: tuple[str, ...] | None
+) -> ExportResult:
+    graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
+    report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)
     kinds = [node.op_type for node in graph.graph.node]
     return ExportResult(
-        path=Path(path),
-        size_bytes=Path(path).stat().st_size,
-        opset=config.opset,
+        path=path,
+        size_bytes=path.stat().st_size,
+        opset=opset_of(graph),
         inputs=_shapes(graph.graph.input),
         outputs=_shapes(graph.graph.output),
         quantize_nodes=kinds.count(QUANTIZE),
         dequantize_nodes=kinds.count(DEQUANTIZE),
         report=report,
+        quantizers=quantizers or (),
     )
 
 
 def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
-    """The network's graph as torch writes it.
+    """The network's graph as torch writes it; of a training network's two results that of the main branch, the last.
 
     Raises:
         QatError: torch cannot export the network.
@@ -151,7 +173,8 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
     images = torch.zeros(config.batch_size, 3, *config.imgsz, device=device)
     buffer = io.BytesIO()
     with _exportable(model, config), torch.no_grad(), _quiet():
-        model(images)  # the head computes its anchors for this size, so that they are constants in the trace
+        result: Any = model(images)  # the head computes its anchors for this size: constants in the trace
+        others = [f"auxiliary{i}" for i in range(len(result) - 1)] if isinstance(result, (tuple, list)) else []
         try:
             torch.onnx.export(
                 model,
@@ -160,14 +183,20 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
                 dynamo=False,
                 opset_version=config.opset,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=[*others, OUTPUT],
                 dynamic_axes=AXES[config.dynamic] or None,
             )
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             raise QatError(
                 f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
             ) from error
-    return onnx.load_from_string(buffer.getvalue())
+    graph = onnx.load_from_string(buffer.getvalue())
+    rows = (result[-1] if others else result).shape[1]
+    graph.graph.output[-1].type.tensor_type.shape.dim[1].dim_value = rows  # torch does not see it in dynamic shapes
+    if others:
+        del graph.graph.output[: len(others)]
+        drop_unused(graph)
+    return graph
 
 
 @contextlib.contextmanager
