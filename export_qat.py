@@ -41,10 +41,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--inplace", action="store_true", help="upstream's switch of the same name on the head")
     parser.add_argument(
-        "--opset", type=int, default=17, metavar="N",
-        help="ONNX operator set (default: 17, the last that TensorRT 8.6 reads)",
+        "--typing", choices=("weak", "strong"),
+        help="quantized weights. strong: the float part in FP16, for TensorRT 10.12 and later, 11 and RTX (default); "
+        "weak: FP32, for TensorRT 8.6 to 10.11 (default where one of these is installed)",
     )  # fmt: skip
-    parser.add_argument("--half", action="store_true", help="float weights in FP16; inputs and outputs stay FP32")
+    parser.add_argument(
+        "--opset", type=int, metavar="N",
+        help="ONNX operator set (default: 17, the last that TensorRT 8.6 reads; strong: 19, the first with FP16 "
+        "scales). Without --typing it decides: strong from 19 on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--half", action="store_true", help="float weights in FP16, as --typing strong; inputs and outputs stay FP32"
+    )
     parser.add_argument(
         "--int8-weights", action="store_true",
         help="store quantized weights as INT8: a quarter of the size, for ONNX Runtime and TensorRT 10 and later",
@@ -91,13 +99,16 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--include {unknown[0]} is not available here; available: {', '.join(FORMATS)}")
     if len(args.imgsz) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
+    if args.half and args.typing == "weak":
+        raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     from utils.onnx_graph import forms
     from utils.onnx_graph.delivery import Request, deliver, output_files
     from utils.onnx_graph.export import ExportConfig
 
     config = ExportConfig(
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
-        simplify=args.simplify, opset=args.opset, half=args.half, inplace=args.inplace, int8_weights=args.int8_weights,
+        simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
+        inplace=args.inplace, int8_weights=args.int8_weights,
     )  # fmt: skip
     nms = forms.NmsSettings(args.nms, args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic)
     known = {"onnx": forms.plain(), "onnx_end2end": forms.end2end(nms)}

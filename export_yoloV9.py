@@ -28,7 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
         "-s", "--size", type=int, nargs="+", default=[640], metavar="PX",
         help="input size in pixels: one side, or height and width (default: 640)",
     )  # fmt: skip
-    parser.add_argument("--opset", type=int, default=17, metavar="N", help="ONNX operator set (default: 17)")
+    parser.add_argument(
+        "--opset", type=int, default=17, metavar="N",
+        help="ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
+        "typed, for TensorRT 10.12 and later",
+    )  # fmt: skip
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--dynamic", action="store_true", help="free batch; not together with --batch")
     parser.add_argument("--batch", type=int, metavar="N", help="pictures a batch (default: 1)")
@@ -56,7 +60,7 @@ def export(args: argparse.Namespace) -> None:
     batch = 1 if args.batch is None else args.batch
     config = ExportConfig(
         imgsz=(args.size[0], args.size[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
-        simplify=args.simplify, opset=args.opset,
+        simplify=args.simplify, typing="auto", opset=args.opset,
     )  # fmt: skip
     files = output_files(args.weights, args.output, [forms.deepstream()])
     network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print)

@@ -16,7 +16,7 @@ What follows from the kind of an operation, and needs no further row
 * `move`     Concat, Split, MaxPool, nearest Resize only move values: when the result is read as INT8, inputs and
              outputs are INT8 with ONE scale, and the operation runs in INT8 or vanishes.
 * `average`  has no weights: with an INT8 result it needs an INT8 input, each with a scale of its own.
-* `add`      with an INT8 result all its inputs are INT8, each with a scale of its own: the residual, and also the branch
+* `add`      with an INT8 result its inputs are INT8, each with a scale of its own: the residual, and also the branch
              that comes from a convolution, because SiLU stands between the two and TensorRT fuses no Add behind it.
 * `float`    computed in float; nothing is asked of its inputs.
 

@@ -76,6 +76,7 @@ def deliver(request: Request, say: Callable[[str], None]) -> tuple[Network, list
     if data is not None:
         check_classes(request.weights, network.names, data)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
+    config = config.resolved(network.kind == "qat")
     images = check_pictures(request.check, config.imgsz, data) if request.check else None
     problems = []
     results = export_forms(network.model, config, request.files, network.metadata())
@@ -112,7 +113,7 @@ def summary(network: Network, config: ExportConfig, result: ExportResult) -> lis
 def typing_of(network: Network, config: ExportConfig) -> str:
     """Types in the file, in words."""
     floats = "FP16" if config.half else "FP32"
-    return floats if network.kind == "float" else f"INT8 and {floats}"
+    return floats if network.kind == "float" else f"INT8 and {floats} ({config.typing}ly typed)"
 
 
 def check_pictures(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
