@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from models.quantize.errors import QatError
-from utils.cli import atomic_path, setup_logging
+from utils.cli import atomic_path, select_device, setup_logging
 from utils.comparison.variants import VARIANTS, Job, is_fresh
 from utils.engine.builder import BuildConfig, build
 
@@ -69,19 +69,25 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int) -> dic
     failed: dict[Job, str] = {}
     if not missing:
         return failed
-    with ProcessPoolExecutor(min(workers, len(missing)), mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_build_one, job, config): job for job in missing}
-        for number, future in enumerate(as_completed(running), 1):
-            job, error = running[future], future.result()
-            logger.info("[%d/%d] %s: %s", number, len(missing), job.engine.name, error or "built")
-            if error:
-                failed[job] = error
+    for number, (job, error) in enumerate(_results(missing, config, workers), 1):
+        logger.info("[%d/%d] %s: %s", number, len(missing), job.engine.name, error or "built")
+        if error:
+            failed[job] = error
     return failed
 
 
+def _results(missing: Sequence[Job], config: BuildConfig, workers: int) -> Iterator[tuple[Job, str]]:
+    """Jobs as they are done, with the reason of a failure."""
+    if workers == 1:
+        yield from ((job, _build_one(job, config)) for job in missing)
+        return
+    with ProcessPoolExecutor(min(workers, len(missing)), get_context("spawn"), initializer=setup_logging) as pool:
+        running = {pool.submit(_build_one, job, config): job for job in missing}
+        yield from ((running[future], future.result()) for future in as_completed(running))
+
+
 def _build_one(job: Job, config: BuildConfig) -> str:
-    """Build in a worker process; the timing cache belongs to the model, so that its variants learn from each other."""
-    setup_logging()
+    """Build; the timing cache belongs to the model, so that its variants learn from each other."""
     settings = BuildConfig(**{
         **asdict(config),
         "precision": "fp16" if job.variant == VARIANTS[0] else "best",
@@ -110,13 +116,12 @@ def measure(jobs: Sequence[Job], failed: dict[Job, str], iterations: int, rounds
 
 
 def _measure_group(group: Sequence[Job], failed: dict[Job, str], iterations: int, rounds: int) -> list[Row]:
-    import torch
     from tqdm import tqdm
 
     from utils.engine import tensorrt_api, timing
     from utils.engine.execution import Execution
 
-    api, device = tensorrt_api.load(), torch.device("cuda", torch.cuda.current_device())
+    api, device = tensorrt_api.load(), select_device("")
     rows = {job: Row(job.model, job.batch, job.variant, error=failed.get(job, "")) for job in group}
     running: dict[str, Execution] = {}
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,8 @@ class BuildConfig:
         workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free, over `shares`.
         shares: builds that run side by side.
         timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
-        tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS.
+        tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS; if empty, those that the
+            environment variable TRT_TACTIC_SOURCES_OFF lists.
         optimization_level: 0 to 5, TensorRT's own default if None.
         timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
@@ -124,7 +126,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         api=api.name,
         gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
         typing=typing,
-        precision=_precision(file, config),
+        precision=_precision(file, config, typing),
         profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
         metadata=dict(file.metadata),
         seconds=round(seconds, 1),
@@ -225,9 +227,11 @@ def _default_size(file: OnnxFile, word: str) -> Range:
     return (side, side, side)
 
 
-def _precision(file: OnnxFile, config: BuildConfig) -> str:
-    if file.quantized and config.precision == "best":
+def _precision(file: OnnxFile, config: BuildConfig, typing: str) -> str:
+    if file.quantized and (config.precision == "best" or typing == "strong"):
         return "int8"
+    if typing == "strong":
+        return "fp16" if file.half else "fp32"
     return "fp32" if config.precision == "fp32" else "fp16"
 
 
@@ -257,9 +261,10 @@ def _configure(
 ) -> None:
     flags = api.module.BuilderFlag
     if typing == "weak":
-        precision = _precision(file, config)
+        precision = _precision(file, config, typing)
         if precision != "fp32":
             setup.set_flag(flags.FP16)
+            setup.clear_flag(flags.TF32)  # what is left in FP32 wants its precision
         if precision == "int8":
             setup.set_flag(flags.INT8)
     workspace = config.workspace
@@ -268,8 +273,9 @@ def _configure(
     if workspace is not None:
         setup.set_memory_pool_limit(api.module.MemoryPoolType.WORKSPACE, workspace)
     setup.profiling_verbosity = api.module.ProfilingVerbosity.DETAILED
-    if config.tactic_sources_off:
-        setup.set_tactic_sources(_tactic_sources(api, setup, config.tactic_sources_off))
+    off = config.tactic_sources_off or tuple(os.environ.get("TRT_TACTIC_SOURCES_OFF", "").replace(",", " ").split())
+    if off:
+        setup.set_tactic_sources(_tactic_sources(api, setup, off))
     if config.optimization_level is not None:
         setup.builder_optimization_level = config.optimization_level
     if config.timing_iterations is not None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, cuda
 
 from models.quantize.errors import InputError, QatError
+from utils.engine import tensorrt_api
 from utils.engine.engine_file import EngineNote, load_engine
 from utils.engine.runner import TensorSpec
-from utils.engine.tensorrt_api import Api, Log, gpu
+from utils.engine.tensorrt_api import Api, Log
 
 Shape = tuple[int, ...]
 
@@ -37,7 +38,7 @@ class Execution:
         self.path, self.device, self.api = Path(path), device, api
         self.log: Log = api.log()
         self.note = EngineNote.load(self.path)
-        self.engine: Any = load_engine(path, api, self.log, gpu(device.index))
+        self.engine: Any = load_engine(path, api, self.log, tensorrt_api.gpu(device.index))
         self._context: Any = self.engine.create_execution_context()
         if self._context is None:
             raise QatError(f"{path} does not start: {self.log.reason('not enough GPU memory?')}")
@@ -108,11 +109,11 @@ class Execution:
         Empty where TensorRT has no IProfiler (TensorRT-RTX).
         """
         times: dict[str, list[float]] = defaultdict(list)
-        base = getattr(self.api.module, "IProfiler", None)
+        base: Any = getattr(self.api.module, "IProfiler", None)
         if base is None:
             return {}
 
-        class Profiler(base):  # type: ignore[misc, valid-type]
+        class Profiler(base):
             def __init__(self) -> None:
                 base.__init__(self)
 
@@ -120,7 +121,8 @@ class Execution:
                 times[layer_name].append(ms)
 
         profiled = self.engine.create_execution_context()  # a context keeps its profiler
-        profiled.profiler = Profiler()
+        profiler = Profiler()
+        profiled.profiler = profiler
         for spec in self.inputs:
             profiled.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
         for name, buffer in self.buffers.items():

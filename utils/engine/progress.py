@@ -28,10 +28,10 @@ def build_progress(api: Api, setup: Any, name: str, show: bool) -> Iterator[None
         monitor.close()
 
 
-def _monitor(base: type, name: str, show: bool) -> Any:
+def _monitor(base: Any, name: str, show: bool) -> Any:
     from tqdm import tqdm
 
-    class Monitor(base):  # type: ignore[misc, valid-type]
+    class Monitor(base):
         """One bar: the outermost phase; what runs inside it is named behind."""
 
         def __init__(self) -> None:

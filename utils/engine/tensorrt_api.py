@@ -102,7 +102,7 @@ class Log:
         self.warnings: list[str] = []
         outer = self
 
-        class Handle(module.ILogger):  # type: ignore[misc, name-defined]
+        class Handle(module.ILogger):
             def __init__(self) -> None:
                 module.ILogger.__init__(self)
 

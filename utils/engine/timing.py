@@ -59,8 +59,8 @@ def alternate(
     times: dict[str, list[float]] = {name: [] for name in executions}
     each = -(-iterations // rounds)
     for index in range(rounds):
-        names = list(executions) if index % 2 == 0 else list(reversed(executions))
-        for name in names:
+        names = list(executions)
+        for name in names if index % 2 == 0 else reversed(names):
             times[name] += measure(executions[name], each)
             on_round()
     return times
