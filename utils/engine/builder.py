@@ -250,8 +250,8 @@ def _parse(api: Api, network: Any, log: Log, file: OnnxFile) -> Any:
     if not parser.parse_from_file(str(file.path)):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         reason = tensorrt_api.readable(errors[0].desc()) if errors else log.reason("no reason given")
-        name = errors[0].node_name() if errors and hasattr(errors[0], "node_name") else ""
-        where = f" (node {name})" if name else ""
+        known = bool(errors) and hasattr(errors[0], "node_operator")  # from TensorRT 10
+        where = f" (node {errors[0].node_name() or 'without a name'}, {errors[0].node_operator()})" if known else ""
         raise InputError(f"{api.name} cannot parse {file.path}{where}: {reason}")
     return parser
 
