@@ -60,7 +60,7 @@ def test_typing_follows_from_the_file_and_from_tensorrt(
 def test_fp16_baseline_and_fp32_of_a_quantized_file(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     path = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
-    for precision, expected in (("fp16", ["FP16"]), ("fp32", ["TF32"]), ("best", ["FP16", "INT8"])):
+    for precision, expected in (("fp16", ["FP16"]), ("fp32", []), ("best", ["FP16", "INT8"])):
         build(path, tmp_path / "a.engine", dataclasses.replace(QUIET, precision=precision))
         assert flags(api) == expected
 

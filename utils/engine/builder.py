@@ -264,7 +264,7 @@ def _configure(
         precision = _precision(file, config, typing)
         if precision != "fp32":
             setup.set_flag(flags.FP16)
-            setup.clear_flag(flags.TF32)  # what is left in FP32 wants its precision
+        setup.clear_flag(flags.TF32)  # what is left in FP32 wants its precision
         if precision == "int8":
             setup.set_flag(flags.INT8)
     workspace = config.workspace
