@@ -120,7 +120,7 @@ def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     """Build and time; results are written after each model and batch. 1 if an engine is missing."""
     from utils.comparison import engines, table
     from utils.engine import tensorrt_api
-    from utils.engine.builder import BuildConfig, check_target
+    from utils.engine.build_plan import BuildConfig, check_target
 
     api = tensorrt_api.load()
     check_target(api, tensorrt_api.gpu(), ())

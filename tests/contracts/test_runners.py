@@ -18,7 +18,8 @@ from torch import nn
 
 from models.quantize.errors import DependencyError, InputError, QatError
 from utils.engine import open_runner, tensorrt_api
-from utils.engine.builder import BuildConfig, build
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
 from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
 from utils.engine.runner import Runner, TensorSpec, device_name
 from utils.engine.tensorrt_runner import TensorRTRunner

@@ -337,7 +337,7 @@ class FakeCuda:
             pass
 
     class Event:
-        def __init__(self, enable_timing=False):
+        def __init__(self, enable_timing=False, blocking=False):
             self.timed, self.tick = enable_timing, None
 
         def record(self, stream=None):

@@ -13,7 +13,8 @@ from tensorrt_stand_in import GPU, stand_in
 
 from models.quantize.errors import DependencyError, InputError, QatError
 from utils.engine import onnx_file, tensorrt_api
-from utils.engine.builder import BuildConfig, build, choose_typing, profile_shapes
+from utils.engine.build_plan import BuildConfig, choose_typing, profile_shapes
+from utils.engine.builder import build
 from utils.engine.engine_file import EngineNote
 
 QUIET = BuildConfig(progress=False)
@@ -57,12 +58,15 @@ def test_typing_follows_from_the_file_and_from_tensorrt(
     assert flags(api) == builder_flags
 
 
-def test_fp16_baseline_and_fp32_of_a_quantized_file(tmp_path, monkeypatch):
+def test_precision_of_a_float_file_can_be_chosen_and_of_a_quantized_one_not(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-    path = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
-    for precision, expected in (("fp16", ["FP16"]), ("fp32", []), ("best", ["FP16", "INT8"])):
+    path = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
+    for precision, expected in (("fp16", ["FP16"]), ("fp32", []), ("best", ["FP16"])):
         build(path, tmp_path / "a.engine", dataclasses.replace(QUIET, precision=precision))
         assert flags(api) == expected
+    path = write_onnx(tmp_path / "b.onnx", (1, 3, 64, 96), quantized=True)
+    with pytest.raises(InputError, match="holds quantizers, so its engine is INT8; an FP16 engine to compare"):
+        build(path, tmp_path / "b.engine", dataclasses.replace(QUIET, precision="fp16"))
 
 
 @pytest.mark.parametrize(
@@ -120,11 +124,11 @@ def test_tensorrt_is_not_installed_or_broken(monkeypatch):
     ("shape", "changes", "expected"),
     [
         ((2, 3, 64, 96), {}, {}),
-        (("b", 3, 64, 96), {}, {"images": ((1, 3, 64, 96),) * 3}),
+        (("b", 3, 64, 96), {}, {"images": ((1, 3, 64, 96), (8, 3, 64, 96), (16, 3, 64, 96))}),
         (("b", 3, 64, 96), {"batch": (1, 4, 8)}, {"images": ((1, 3, 64, 96), (4, 3, 64, 96), (8, 3, 64, 96))}),
         (("b", 3, "h", "w"), {"batch": (1, 2, 4)}, {"images": ((1, 3, 64, 96), (2, 3, 64, 96), (4, 3, 64, 96))}),
         (("b", 3, "h", "w"), {"height": (32, 64, 128), "width": (32, 96, 160)},
-         {"images": ((1, 3, 32, 32), (1, 3, 64, 96), (1, 3, 128, 160))}),
+         {"images": ((1, 3, 32, 32), (8, 3, 64, 96), (16, 3, 128, 160))}),
     ],
 )  # fmt: skip
 def test_profile(tmp_path, shape, changes, expected):

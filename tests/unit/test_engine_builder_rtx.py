@@ -11,7 +11,8 @@ from onnx import TensorProto
 
 from models.quantize.errors import InputError
 from utils.engine import tensorrt_api
-from utils.engine.builder import BuildConfig, build
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
 from utils.engine.engine_file import EngineNote, load_engine
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16

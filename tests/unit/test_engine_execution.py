@@ -10,7 +10,8 @@ from tensorrt_stand_in import GPU, stand_in
 
 from models.quantize.errors import InputError
 from utils.engine import tensorrt_api, timing
-from utils.engine.builder import BuildConfig, build
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
 from utils.engine.execution import Execution
 
 CPU = torch.device("cpu")

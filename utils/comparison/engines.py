@@ -12,9 +12,10 @@ from multiprocessing import get_context
 from typing import Any
 
 from models.quantize.errors import QatError
-from utils.cli import atomic_path, select_device, setup_logging
+from utils.cli import select_device, setup_logging
 from utils.comparison.variants import VARIANTS, Job, is_fresh
-from utils.engine.builder import BuildConfig, build
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
 
 logger = logging.getLogger(__name__)
 
@@ -150,13 +151,11 @@ def _random_input(execution: Any) -> Any:
 
 
 def _row(job: Job, execution: Any, times: list[float], baseline: list[float] | None) -> Row:
-    from utils.engine import inspector, timing
+    from utils.engine import engine_report, inspector, timing
 
     summary = timing.Summary.of(times)
-    text = execution.information()
-    with atomic_path(job.engine.with_suffix(".layers.json")) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    layers = inspector.with_times(inspector.parse(text), execution.layer_times())
+    layers = engine_report.layers_of(execution)
+    engine_report.save(layers, job.engine.with_suffix(".layers.json"))
     found = inspector.summarize(layers)
     return Row(
         model=job.model, batch=job.batch, variant=job.variant, ms=summary.median, p90=summary.p90,

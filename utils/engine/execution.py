@@ -83,6 +83,10 @@ class Execution:
             self.buffers[spec.name] = self._view(spec, shape)
             self._context.set_tensor_address(spec.name, self.buffers[spec.name].data_ptr())
 
+    def best_shape(self, name: str) -> Shape:
+        """The shape of an input that the engine was optimised for."""
+        return tuple(self.engine.get_tensor_profile_shape(name, 0)[1])
+
     def run(self) -> None:
         """Enqueue one run on `stream`, without waiting.
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from models.quantize.errors import InputError
@@ -61,6 +62,11 @@ class Layer:
     def reformats(self) -> bool:
         """Whether it computes nothing, but takes time."""
         return self.kind not in ("compute", "idle")
+
+
+def read(path: Path) -> str:
+    """The text of a file with an inspector's JSON; bytes that are no UTF-8 (8.6) are replaced."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def parse(text: str) -> list[Layer]:
