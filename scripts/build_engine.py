@@ -33,8 +33,10 @@ def make_parser() -> argparse.ArgumentParser:
                         help="one, or min opt max, for a file of free batch (default: 1 8 16)")  # fmt: skip
     parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
                         help="one, or min opt max, for a file of free size (default: the file's own)")  # fmt: skip
-    parser.add_argument("--precision", choices=("best", "fp16", "fp32"), default="best",
-                        help="of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)")  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=("best", "fp16", "fp32"), default="best",
+        help="of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)",
+    )  # fmt: skip
     parser.add_argument("--workspace", type=int, metavar="MB", help="memory for kernels (default: 3/4 of what is free)")
     parser.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
     parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check what an engine's evaluation needs before the export and the build, which take minutes: data, TensorRT, a GPU."""
+"""Check what evaluating an engine needs before export and build, which take minutes: data, TensorRT, a GPU."""
 
 from __future__ import annotations
 

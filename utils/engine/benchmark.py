@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,8 +94,9 @@ def prepare(
             found[entry] = entry.file
             continue
         engine = entry.file.with_name(f"{entry.file.stem}-b{batch}.engine")
-        sides = {} if size is None else {"height": (size[0],) * 3, "width": (size[1],) * 3}
-        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best", **sides)
+        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+        if size is not None:
+            wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
         try:
             if not (engine.is_file() and engine.stat().st_mtime >= entry.file.stat().st_mtime):
                 build(entry.file, engine, wanted, api)
@@ -254,7 +256,8 @@ def plot(rows: Sequence[Row], title: str) -> Figure:
 
     figure, (axes,) = new_figure(7.0, 4.2, 1)
     models = dict.fromkeys(row.model for row in rows)
-    for model, colour, marker in zip(models, (BLUE, VERMILLION, GREEN, ORANGE) * len(models), "osD^v" * len(models)):
+    looks = itertools.cycle(itertools.product("osD^", (BLUE, VERMILLION, GREEN, ORANGE)))
+    for model, (marker, colour) in zip(models, looks, strict=False):
         points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
                   for row in rows if row.model == model and row.figures]  # fmt: skip
         if points:

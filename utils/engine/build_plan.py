@@ -93,8 +93,8 @@ def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Litera
         )
     if file.quantized and config.precision != "best":
         raise InputError(
-            f"{file.path} holds quantizers, so its engine is INT8; an {config.precision.upper()} engine to compare with "
-            "is built from the float model's ONNX"
+            f"{file.path} holds quantizers, so its engine is INT8; an {config.precision.upper()} engine to compare "
+            "with is built from the float model's ONNX"
         )
     if file.half_scales and not api.strongly_typed:
         raise InputError(
