@@ -126,14 +126,14 @@ class Detector:
     def __init__(
         self,
         runner: Runner,
-        data: DataConfig,
+        data: DataConfig | None,
         *,
         conf_thres: float = 0.25,
         iou_thres: float = 0.45,
         max_det: int = 300,
         single_cls: bool = False,
     ) -> None:
-        """See `nms.non_max_suppression` for the thresholds.
+        """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
         Raises:
             InputError: the network and the data set have different numbers of classes, or the network is no detector.
@@ -146,7 +146,7 @@ class Detector:
         self._has_nms = set(DETECT.detections) <= set(given)
         prediction = DETECT.prediction if DETECT.prediction in given else given[0]
         self._outputs = DETECT.detections if self._has_nms else (prediction,)
-        self._nc = None if single_cls else data.nc
+        self._nc = None if single_cls or data is None else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres
         self._max_det = max_det
@@ -228,7 +228,7 @@ class Detector:
         spec = next(spec for spec in self._runner.outputs if spec.name == self._outputs[0])
         rows = spec.shape[1] if len(spec.shape) == 3 and not self._has_nms else None
         nc = rows - 4 if rows is not None else len(names) if names else None
-        if self._nc is None or nc is None:
+        if self._data is None or self._nc is None or nc is None:
             return
         if nc != self._nc:
             raise InputError(
@@ -243,7 +243,7 @@ class Detector:
         if raw.ndim != 3 or (self._nc is not None and raw.shape[1] != 4 + self._nc):
             wanted = f"[batch, {'4 + classes' if self._nc is None else 4 + self._nc}, anchors]"
             found = f"the network's output {self._outputs[0]} is {list(raw.shape)}"
-            raise InputError(f"{found}; expected {wanted} for {self._data.file}")
+            raise InputError(f"{found}; expected {wanted}{f' for {self._data.file}' if self._data else ''}")
 
     def _now(self) -> float:
         if self.device.type == "cuda":
