@@ -103,11 +103,11 @@ def _build_one(job: Job, config: BuildConfig) -> str:
 
 
 def _cache(job: Job) -> str:
+    from utils.engine.builder import cache_path
     from utils.engine.tensorrt_api import gpu, load
 
-    found, api = gpu(), load()
-    name = "".join(c if c.isalnum() or c == "." else "-" for c in f"{found.name if found else 'none'}-{api.name}")
-    return str(job.engine.with_name(f"{job.model}-{name}.timing.cache"))
+    path = cache_path(job.engine, BuildConfig(), load().name, gpu())
+    return "" if path is None else str(path.with_name(f"{job.model}-{path.name}"))
 
 
 def measure(jobs: Sequence[Job], failed: dict[Job, str], iterations: int, rounds: int) -> Iterator[list[Row]]:

@@ -61,7 +61,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         for name, (least, best, most) in shapes.items():
             profile.set_shape(name, least, best, most)
         setup.add_optimization_profile(profile)
-    cache = _cache_path(engine, config, api, gpu)
+    cache = cache_path(engine, config, api.name, gpu)
     began = time.perf_counter()
     with _timing_cache(api, setup, cache), build_progress(api, setup, engine.name, config.progress):
         plan = builder.build_serialized_network(network, setup)
@@ -150,12 +150,13 @@ def _tactic_sources(api: Api, setup: Any, off: Sequence[str]) -> int:
     return value
 
 
-def _cache_path(engine: Path, config: BuildConfig, api: Api, gpu: Gpu | None) -> Path | None:
+def cache_path(engine: Path, config: BuildConfig, api_name: str, gpu: Gpu | None) -> Path | None:
+    """The file of measured kernels: what `config` says, else beside the engine, by GPU and version."""
     if config.timing_cache == "" or gpu is None:  # kernels are measured on a GPU
         return None
     if config.timing_cache is not None:
         return Path(config.timing_cache)
-    key = re.sub(r"[^\w.]+", "-", f"{gpu.name}-{api.name}")
+    key = re.sub(r"[^\w.]+", "-", f"{gpu.name}-{api_name}")
     return engine.with_name(f"{key}.timing.cache")
 
 

@@ -19,6 +19,7 @@ from models.quantize.errors import DependencyError, QatError
 from utils.cli import atomic_path
 from utils.engine import onnx_file, tensorrt_api
 from utils.engine.build_plan import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
+from utils.engine.builder import cache_path
 from utils.engine.engine_file import EngineNote
 from utils.engine.timing import Summary
 
@@ -121,7 +122,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     began = time.perf_counter()
     with atomic_path(engine) as temporary:
         program.run(
-            [f"--onnx={file.path}", f"--saveEngine={temporary}", *_build_flags(program, config, typing, precision),
+            [f"--onnx={file.path}", f"--saveEngine={temporary}", *_build_flags(program, config, typing, precision, cache_path(engine, config, program.name, gpu)),
              *_shape_flags(shapes)]
         )  # fmt: skip
         seconds = time.perf_counter() - began
@@ -134,15 +135,15 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     return note
 
 
-def _build_flags(program: Trtexec, config: BuildConfig, typing: str, precision: str) -> list[str]:
+def _build_flags(program: Trtexec, config: BuildConfig, typing: str, precision: str, cache: Path | None) -> list[str]:
     flags = ["--profilingVerbosity=detailed", "--noTF32"]
     if typing == "strong" and program.weakly_typed:
         flags.append("--stronglyTyped")
     if typing == "weak":
         flags += {"int8": ["--fp16", "--int8"], "fp16": ["--fp16"], "fp32": []}[precision]
     flags.append("--skipInference" if program.knows("--skipInference") else "--buildOnly")
-    if config.timing_cache:
-        flags.append(f"--timingCacheFile={config.timing_cache}")
+    if cache is not None:
+        flags.append(f"--timingCacheFile={cache}")
     if config.workspace is not None:
         flags.append(f"--memPoolSize=workspace:{config.workspace >> 20}")
     if config.optimization_level is not None:
