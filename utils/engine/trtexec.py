@@ -120,11 +120,9 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     shapes = profile_shapes(file, config)
     precision = precision_of(file, config, typing)
     began = time.perf_counter()
+    flags = _build_flags(program, config, typing, precision, cache_path(engine, config, program.name, gpu))
     with atomic_path(engine) as temporary:
-        program.run(
-            [f"--onnx={file.path}", f"--saveEngine={temporary}", *_build_flags(program, config, typing, precision, cache_path(engine, config, program.name, gpu)),
-             *_shape_flags(shapes)]
-        )  # fmt: skip
+        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(shapes)])
         seconds = time.perf_counter() - began
     note = EngineNote(
         onnx=str(file.path), api=program.name, gpu=gpu.name if gpu else "", typing=typing, precision=precision,
