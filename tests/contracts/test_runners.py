@@ -93,6 +93,13 @@ class TestEveryRunner:
     def test_needs_no_gradient(self, runner):
         assert not runner.infer({"images": images(1, 3, 2, 2).requires_grad_()})["output0"].requires_grad
 
+    def test_runs_in_and_out_of_inference_mode(self, runner):
+        feed = images(2, 3, 4, 4)
+        with torch.inference_mode():
+            runner.infer({"images": feed})
+            first = runner.infer({"images": feed.clone()})["output0"].cpu().clone()
+        assert torch.equal(runner.infer({"images": feed})["output0"].cpu(), first)
+
     @pytest.mark.parametrize(
         ("feeds", "message"),
         [

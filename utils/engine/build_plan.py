@@ -127,7 +127,7 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
         how = (
             f"give --target with one of {', '.join(known)}"
             if known
-            else "TensorRT-RTX builds ahead of time without one: pip install tensorrt-rtx, then --target SM89"
+            else "TensorRT-RTX builds ahead of time without one (requirements/rtx.txt, then --target SM89)"
         )
         raise InputError(f"torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; {how}")
 

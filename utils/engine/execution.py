@@ -166,6 +166,7 @@ class Execution:
         if stored is None or stored.numel() < count:
             most = self.limits.get(spec.name, ((), ()))[1]
             count = max(count, torch.Size(most).numel())
-            stored = torch.zeros(count, dtype=getattr(torch, spec.dtype), device=self.device)
+            with torch.inference_mode(False):  # else they could not be written to outside of inference mode
+                stored = torch.zeros(count, dtype=getattr(torch, spec.dtype), device=self.device)
             self._storage[spec.name] = stored
         return stored[: torch.Size(shape).numel()].view(shape)

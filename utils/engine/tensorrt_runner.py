@@ -67,7 +67,8 @@ class TensorRTRunner(Runner):
             return feed
         stored = self._pinned.get(name)
         if stored is None or stored.shape != feed.shape:
-            stored = self._pinned[name] = torch.empty(feed.shape, dtype=feed.dtype, pin_memory=True)
+            with torch.inference_mode(False):
+                stored = self._pinned[name] = torch.empty(feed.shape, dtype=feed.dtype, pin_memory=True)
         elif self._ran:
             self._marks[1].synchronize()  # the last call's copy still reads it
         return stored.copy_(feed)
