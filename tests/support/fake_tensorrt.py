@@ -33,7 +33,7 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.built_for = gpu
     flags = {"TF32": 7, **({"FP16": 0, "INT8": 1} if major < 11 else {})}
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
-    creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {"STRONGLY_TYPED": 1}}
+    creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {}}
     trt.NetworkDefinitionCreationFlag = enum.IntEnum("NetworkDefinitionCreationFlag", creation[major])
     trt.DataType = enum.Enum("DataType", ["FLOAT", "HALF", "INT32", "INT8", "INT64"])
     trt.TensorIOMode = enum.Enum("TensorIOMode", ["NONE", "INPUT", "OUTPUT"])

@@ -50,7 +50,7 @@ class Api:
     @cached_property
     def strongly_typed(self) -> bool:
         """Whether a network can be built in the types that the ONNX file has (from TensorRT 9)."""
-        return hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+        return not self.weakly_typed or hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
     @cached_property
     def ahead_of_time(self) -> tuple[str, ...]:
