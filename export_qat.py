@@ -12,17 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from models.quantize.errors import InputError
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
 
-if TYPE_CHECKING:
-    from utils.onnx_graph.export import ExportConfig, ExportResult
-    from utils.onnx_graph.network import Network
-
-FORMATS = ("onnx",)
+FORMATS = ("onnx", "onnx_end2end")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,7 +30,10 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="pictures a batch (default: 1)")
     add_device(parser)
-    parser.add_argument("--include", nargs="+", default=["onnx"], metavar="FORMAT", help="onnx (default)")
+    parser.add_argument(
+        "--include", nargs="+", default=["onnx"], metavar="FORMAT",
+        help="one or several of: onnx, raw predictions (default); onnx_end2end, with NMS inside",
+    )  # fmt: skip
     parser.add_argument(
         "--dynamic", nargs="?", const="all", default="none", choices=("all", "batch"),
         help="free batch, height and width; '--dynamic batch': free batch only",
@@ -44,17 +41,45 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--inplace", action="store_true", help="upstream's switch of the same name on the head")
     parser.add_argument(
-        "--opset", type=int, default=17, metavar="N",
-        help="ONNX operator set (default: 17, the last that TensorRT 8.6 reads)",
+        "--typing", choices=("weak", "strong"),
+        help="quantized weights. strong: the float part in FP16, for TensorRT 10.12 and later, 11 and RTX (default); "
+        "weak: FP32, for TensorRT 8.6 to 10.11 (default where one of these is installed)",
     )  # fmt: skip
-    parser.add_argument("--half", action="store_true", help="float weights in FP16; inputs and outputs stay FP32")
+    parser.add_argument(
+        "--opset", type=int, metavar="N",
+        help="ONNX operator set (default: 17, the last that TensorRT 8.6 reads; strong: 19, the first with FP16 "
+        "scales). Without --typing it decides: strong from 19 on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--half", action="store_true", help="float weights in FP16, as --typing strong; inputs and outputs stay FP32"
+    )
     parser.add_argument(
         "--int8-weights", action="store_true",
         help="store quantized weights as INT8: a quarter of the size, for ONNX Runtime and TensorRT 10 and later",
     )  # fmt: skip
-    parser.add_argument("--output", metavar="FILE", help="the file to write (default: beside the weights, .onnx)")
+    _add_end2end(parser)
+    parser.add_argument(
+        "--check", type=int, default=4, metavar="N",
+        help="compare with PyTorch on N pictures in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", metavar="FILE",
+        help="the file to write (default: beside the weights, NAME.onnx and NAME-end2end.onnx)",
+    )  # fmt: skip
     parser.add_argument("--verify", metavar="FILE", help="check an exported Q/DQ ONNX instead of exporting")
     return parser
+
+
+def _add_end2end(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("NMS in the file", "of --include onnx_end2end")
+    group.add_argument(
+        "--nms", default="efficient", choices=("efficient", "onnx", "none"),
+        help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
+    )  # fmt: skip
+    group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections a picture (default: 100)")
+    group.add_argument("--iou-thres", type=float, default=0.45, metavar="P", help="overlap (default: 0.45)")
+    group.add_argument("--conf-thres", type=float, default=0.25, metavar="P", help="least score (default: 0.25)")
+    group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
 
 
 def verify(path: str) -> int:
@@ -68,49 +93,27 @@ def verify(path: str) -> int:
 
 def export(args: argparse.Namespace) -> None:
     """Check the request, load, export, say what was written."""
-    output = _output(args)
-    unknown = [name for name in args.include if name.lower() not in FORMATS]
+    names = list(dict.fromkeys(name.lower() for name in args.include))
+    unknown = [name for name in names if name not in FORMATS]
     if unknown:
         raise InputError(f"--include {unknown[0]} is not available here; available: {', '.join(FORMATS)}")
     if len(args.imgsz) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
-    from models.quantize.inputs import check_classes, fitting_size
-    from utils.evaluation.data_yaml import load_data
-    from utils.onnx_graph.export import ExportConfig, export_onnx
-    from utils.onnx_graph.network import load_network
+    if args.half and args.typing == "weak":
+        raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
+    from utils.onnx_graph import forms
+    from utils.onnx_graph.delivery import Request, deliver, output_files
+    from utils.onnx_graph.export import ExportConfig
 
     config = ExportConfig(
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
-        simplify=args.simplify, opset=args.opset, half=args.half, inplace=args.inplace, int8_weights=args.int8_weights,
+        simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
+        inplace=args.inplace, int8_weights=args.int8_weights,
     )  # fmt: skip
-    data = load_data(args.data) if args.data else None
-    network = load_network(args.weights, select_device(args.device))
-    if data is not None:
-        check_classes(args.weights, network.names, data)
-    config = config.with_size([fitting_size(size, network.stride) for size in config.imgsz])
-    result = export_onnx(network.model, config, output, network.metadata())
-    print(summary(network, config, result))
-
-
-def summary(network: Network, config: ExportConfig, result: ExportResult) -> str:
-    """What was written, and whether a Q/DQ graph has its properties."""
-    from utils.onnx_graph.verify import table
-
-    kind = {"qat": "QAT", "float": "float, FP16" if config.half else "float"}[network.kind]
-    shapes = [f"{name} [{', '.join(map(str, shape))}]" for name, shape in {**result.inputs, **result.outputs}.items()]
-    line = f"{result.path}: {kind}, opset {result.opset}, {' -> '.join(shapes)}, {result.size_bytes / 1e6:.1f} MB"
-    if result.report is None:
-        return line
-    return f"{line}\n{result.report.summary() if result.report.ok else table(result.report)}"
-
-
-def _output(args: argparse.Namespace) -> Path:
-    if not args.weights:
-        raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
-    path = Path(args.output) if args.output else Path(args.weights).with_suffix(".onnx")
-    if path.suffix != ".onnx" or path.is_dir():
-        raise InputError(f"--output {path} is not the name of an .onnx file")
-    return path
+    nms = forms.NmsSettings(args.nms, args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic)
+    known = {"onnx": forms.plain(), "onnx_end2end": forms.end2end(nms)}
+    files = output_files(args.weights, args.output, [known[name] for name in names])
+    deliver(Request(args.weights, config, files, args.device, args.data, args.check), print)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

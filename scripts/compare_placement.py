@@ -17,11 +17,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import InputError
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+
+if TYPE_CHECKING:
+    from utils.onnx_graph.export import Typing
 
 logger = logging.getLogger("utils.comparison")
 
@@ -43,7 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="recipe's YAML for both INT8 variants")
     parser.add_argument(
-        "--typing", choices=("weak", "strong"), help="how the ONNX is typed (default: as the TensorRT here needs it)"
+        "--typing",
+        choices=("weak", "strong"),
+        help="how the ONNX is typed (default: as the TensorRT here needs it; weak without one)",
     )
     parser.add_argument("--no-simplify", action="store_true", help="without onnxslim")
     parser.add_argument("--force-onnx", action="store_true", help="export again, and build again")
@@ -107,7 +113,7 @@ def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
         export(model, mine, args.imgsz, args.recipe, select_device(args.device), not args.no_simplify, typing)
 
 
-def needed_typing() -> str:
+def needed_typing() -> Typing:
     """Of the TensorRT that is installed here; weak without one, which is what 8.6 reads."""
     from utils.engine import tensorrt_api
 

@@ -7,7 +7,6 @@
 #   PYTHON           interpreter that quantizes and exports (default: python3)
 #   ENGINE_PYTHON    interpreter that has TensorRT, pytest and torch (default: PYTHON)
 #   YOLOV9_CHECKOUT  patched checkout (default: build/yolov9, as scripts/test.sh makes it)
-#   EXPORT_ARGS      more arguments for export_qat.py
 # Files lie in build/gpu and are used again. Exit code: pytest's.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -19,7 +18,6 @@ case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 PYTHON=${PYTHON:-python3}
 engine_python=${ENGINE_PYTHON:-$PYTHON}
 build=$OVERLAY_BUILD/gpu
-read -r -a export_args <<<"${EXPORT_ARGS:-}"
 [ -d "$YOLOV9_CHECKOUT/.yolov9_overlay" ] || die 2 "$YOLOV9_CHECKOUT is no patched checkout; run ./patch_yolov9.sh on one"
 mkdir -p "$build"
 export DEMO_DATA=$OVERLAY_BUILD/digits/data.yaml DEMO_ONNX=$build/int8.onnx DEMO_FLOAT_ONNX=$build/float.onnx
@@ -35,7 +33,9 @@ if [ ! -f "$DEMO_ONNX" ]; then
   program qat.py quantize --weights data/demo/gelan-digits.pt --data "$DEMO_DATA" --imgsz 320 --device cpu \
     --ptq-only --no-eval-origin --project "$build" --name demo --exist-ok
   quantized=("$build"/demo/weights/ptq_ap_*.pt)
-  common=(--imgsz 320 --dynamic batch --simplify --device cpu ${export_args[@]+"${export_args[@]}"})
+  weak='from utils.engine import tensorrt_api; print("weak" if tensorrt_api.load().weakly_typed else "strong")'
+  typing=$(cd "$OVERLAY_ROOT" && "$engine_python" -c "$weak" 2>/dev/null) || typing=strong
+  common=(--imgsz 320 --dynamic batch --simplify --device cpu --typing "$typing")
   program export_qat.py --weights data/demo/gelan-digits.pt "${common[@]}" --output "$DEMO_FLOAT_ONNX"
   program export_qat.py --weights "${quantized[0]}" "${common[@]}" --output "$DEMO_ONNX"
 fi

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 AUXILIARY_HEADS = ("DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect", "DualDSegment")
+TRAINING_HEAD = "DualDDetect"  # of yolov9-t, -s, -m, -c and -e
 DETECT_HEADS = ("Detect", "DDetect")
 OTHER_HEADS = ("Segment", "DSegment", "Panoptic", "Classify")
 
@@ -64,16 +65,43 @@ def ensure() -> None:
     logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
 
 
-def load_float(path: str | Path) -> FloatCheckpoint:
-    """Load a checkpoint that upstream's `train.py` or `reparameterization.py` wrote.
+def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
+    """Load a checkpoint that upstream's `train.py` or our `reparameterization.py` wrote.
 
     The pickle may name upstream's and torch.nn's module classes and nothing else, so no code of the file runs.
 
+    Args:
+        auxiliary: also take a network with its auxiliary branch, see `load_training`.
     Raises:
         CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or not a detector.
     """
+    model = _read_network(Path(path))
+    if not (auxiliary and type(model.model[-1]).__name__ == TRAINING_HEAD):
+        check_head(model, path)
+    return _float_checkpoint(model)
+
+
+def load_training(path: str | Path) -> FloatCheckpoint:
+    """Load a checkpoint that upstream's `train_dual.py` wrote, as `load_float` does: it has an auxiliary branch.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, quantized, already without that branch, or not such a detector.
+    """
+    model = _read_network(Path(path))
+    head = type(model.model[-1]).__name__
+    if head in DETECT_HEADS:
+        raise CheckpointError(
+            f"{path} ends in {head}, without an auxiliary branch: it is converted already and can be used as it is"
+        )
+    if head != TRAINING_HEAD:
+        raise CheckpointError(f"{path} ends in {head}; this version converts detectors that end in {TRAINING_HEAD}")
+    return _float_checkpoint(model)
+
+
+def _read_network(path: Path) -> Any:
+    """The network in a float checkpoint: the EMA where there is one, as upstream takes it."""
     ensure()
-    content = _read_pickle(Path(path))
+    content = _read_pickle(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
     if "quantized_state" in content:
@@ -85,7 +113,10 @@ def load_float(path: str | Path) -> FloatCheckpoint:
         raise CheckpointError(
             f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {', '.join(map(str, content))})"
         )
-    check_head(model, path)
+    return model
+
+
+def _float_checkpoint(model: Any) -> FloatCheckpoint:
     model = model.float().eval()
     for module in model.modules():
         if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
@@ -113,7 +144,7 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     from models.common import Conv, RepConvN
     from models.yolo import DetectionModel
 
-    description = deepcopy(dict(config)) if isinstance(config, Mapping) else _read_yaml(Path(config))
+    description = deepcopy(dict(config)) if isinstance(config, Mapping) else read_description(config)
     _check_description(description)
     defaults = Conv.default_act, RepConvN.default_act
     try:
@@ -123,6 +154,17 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
         raise InputError(f"upstream cannot build this model description: {type(error).__name__}: {error}") from error
     finally:  # a YAML's `activation` would otherwise stay for every later model
         Conv.default_act, RepConvN.default_act = defaults
+
+
+def read_description(path: str | Path) -> dict[str, Any]:
+    """A model YAML of upstream's.
+
+    Raises:
+        InputError: the file cannot be read, or is no model description.
+    """
+    description = _read_yaml(Path(path))
+    _check_description(description)
+    return description
 
 
 def fuse(model: nn.Module) -> nn.Module:

@@ -8,6 +8,8 @@ original computed, bit for bit.
 from __future__ import annotations
 
 import ast
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,6 +161,16 @@ class FlowModule(nn.Module):
         return "; ".join(step.text for step in self.steps)
 
 
+def _resize_like(x: Tensor, like: Tensor) -> Tensor:
+    """`[B, C, h, w]` → `[B, C, H, W]`; of equal size, the same tensor."""
+    return x if x.shape[2:] == like.shape[2:] else F.interpolate(x, size=like.shape[2:], mode="nearest")
+
+
+def _sum(*xs: Tensor) -> Tensor:
+    """The sum as upstream writes it; in an exported graph a chain of Adds, which need no stacked copy."""
+    return functools.reduce(operator.add, xs) if _export.active else torch.sum(torch.stack(xs), dim=0)
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "chunk": lambda x, n, dim=1: x.chunk(n, dim),
     "split": lambda x, sizes, dim=1: x.split(sizes, dim),
@@ -166,8 +178,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "identity": lambda x: x,
     "max_pool": F.max_pool2d,
     "avg_pool": F.avg_pool2d,
-    "resize_like": lambda x, like: F.interpolate(x, size=like.shape[2:], mode="nearest"),
+    "resize_like": _resize_like,
     "add": lambda x, y: x + y,
+    "sum": _sum,
 }
 
 

@@ -231,17 +231,15 @@ def _matches(path: str, pattern: str) -> bool:
 def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]]) -> set[Value]:
     """The tensors that someone reads as INT8, found from the last operation to the first."""
     wanted: set[Value] = set()
-    straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
     for operation in reversed(graph.operations):
         if operation.kind == "conv" and convolutions[operation.path] == "int8":
             wanted.update(operation.inputs)
         if not any(value in wanted for value in operation.outputs):
             continue
-        if operation.kind in ("move", "average"):
-            wanted.update(operation.inputs, operation.outputs)
-        elif operation.kind == "add":
-            inside = [value for value in operation.inputs if value in straight and len(readers[value]) == 1]
-            wanted.update(value for value in operation.inputs if value not in inside[-1:])
+        if operation.kind in ("move", "average", "add"):
+            wanted.update(operation.inputs)
+        if operation.kind == "move":
+            wanted.update(value for value in operation.outputs if readers[value])
     return wanted
 
 
@@ -262,7 +260,7 @@ def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
     for operation in graph.operations:
         if operation.kind != "move" or not any(value in wanted for value in operation.outputs):
             continue
-        joined = [find(value) for value in (*operation.inputs, *operation.outputs)]
+        joined = [find(value) for value in (*operation.inputs, *operation.outputs) if value in wanted]
         first = min(joined, key=order.__getitem__)
         for root in joined:
             parent[root] = first

@@ -16,9 +16,11 @@ What follows from the kind of an operation, and needs no further row
 * `move`     Concat, Split, MaxPool, nearest Resize only move values: when the result is read as INT8, inputs and
              outputs are INT8 with ONE scale, and the operation runs in INT8 or vanishes.
 * `average`  has no weights: with an INT8 result it needs an INT8 input, each with a scale of its own.
-* `add`      the residual input is INT8, so that Conv + activation + Add fuse; the branch that comes straight from a
-             convolution, and is read by nothing else, stays in the accumulator.
+* `add`      with an INT8 result its inputs are INT8, each with a scale of its own: the residual, and also the branch
+             that comes from a convolution, because SiLU stands between the two and TensorRT fuses no Add behind it.
 * `float`    computed in float; nothing is asked of its inputs.
+
+docs/placement.md holds what each choice brought on a GPU.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ OPS: dict[str, Kind] = {
     "resize_like": "move",
     "avg_pool": "average",
     "add": "add",
+    "sum": "add",
 }
 
 
@@ -84,13 +87,46 @@ def _detect(module: Any) -> Flow:
     return tuple(f"box{i} = cv2[{i}](x[{i}])" for i in levels) + tuple(f"cls{i} = cv3[{i}](x[{i}])" for i in levels)
 
 
+def _segment(module: Any) -> Flow:
+    levels = range(module.nl)
+    return (*_detect(module), *(f"mask{i} = cv4[{i}](x[{i}])" for i in levels), "masks = proto(x[0])")
+
+
+def _dsegment(module: Any) -> Flow:
+    return (*_segment(module)[:-1], f"masks = proto(x[{module.nl}])")
+
+
+def _panoptic(module: Any) -> Flow:
+    return (*_segment(module), "areas = uconv(x[0])")
+
+
+def _spp(module: Any) -> Flow:
+    pools = [f"p{i}" for i in range(len(module.m))]
+    pooled = tuple(f"{name} = m[{i}](a)" for i, name in enumerate(pools))
+    return ("a = cv1(x)", *pooled, f"z = concat({', '.join(['a', *pools])})", "out = cv2(z)")
+
+
+def _sppcspc(module: Any) -> Flow:
+    pools = [f"p{i}" for i in range(len(module.m))]
+    pooled = tuple(f"{name} = m[{i}](c)" for i, name in enumerate(pools))
+    joined = f"z = concat({', '.join(['c', *pools])})"
+    chain = ("a = cv1(x)", "b = cv3(a)", "c = cv4(b)", *pooled, joined, "d = cv5(z)", "e = cv6(d)")
+    return (*chain, "g = cv2(x)", "w = concat(e, g)", "out = cv7(w)")
+
+
+def _fuse(module: Any) -> Flow:
+    last = len(module.f) - 1  # every input but the last is a CBLinear's list
+    resized = tuple(f"r{i} = resize_like(x[{i}][{module.idx[i]}], x[{last}])" for i in range(last))
+    return (*resized, f"out = sum({', '.join([f'r{i}' for i in range(last)])}, x[{last}])")
+
+
 _CSP = ("a = cv1(x)", "b = m(a)", "c = cv2(x)", "z = concat(b, c)", "out = cv3(z)")
 _ELAN = (
     "y = cv1(x)",
     "a, b = chunk(y, 2)",
     "c = cv2(b)",
     "d = cv3(c)",
-    "z = concat(a, b, c, d)",
+    "z = concat(y, c, d)",  # not (a, b, c, d): a convolution's whole result needs no copy into the Concat
     "out = cv4(z)",
 )
 
@@ -103,6 +139,7 @@ RULES: tuple[Rule, ...] = (
     Rule("MaxPool2d", "move", "the maximum commutes with rounding: INT8 in, INT8 out, same scale"),
     Rule("Upsample", "move", "nearest neighbour repeats values"),
     Rule("Identity", "move", "nothing happens to the values"),
+    Rule("ZeroPad2d", "float", "TensorRT pads in float"),
     Rule("DFL", "float", "softmax over 16 bins and a fixed sum: part of the decoding, which needs its precision"),
     # --- containers --------------------------------------------------------------------------------------------------
     Rule("Sequential", "flow", "one after another", _sequence),
@@ -120,6 +157,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("ELAN1", "flow", "as RepNCSPELAN4, with plain convolutions inside", _ELAN),
     Rule("SP", "flow", "a MaxPool in a module of its own", ("out = m(x)",)),
+    Rule("MP", "flow", "as SP", ("out = m(x)",)),
+    Rule("SPP", "flow", "the MaxPools and their Concat share the scale of cv1's result", _spp),
+    Rule("SPPCSPC", "flow", "as SPP, in the longer of two branches", _sppcspc),
     Rule(
         "SPPELAN",
         "flow",
@@ -151,6 +191,20 @@ RULES: tuple[Rule, ...] = (
             "out = concat(u, w)",
         ),
     ),
+    Rule(
+        "CBLinear",
+        "flow",
+        "a convolution's result in parts, for several CBFuse: the parts share its scale",
+        ("y = conv(x)", "out = split(y, self.c2s)"),
+    ),
+    Rule("CBFuse", "flow", "adds up what CBLinear split, enlarged: every summand is INT8", _fuse),
+    Rule(
+        "Proto",
+        "flow",
+        "convolutions around a nearest Upsample",
+        ("a = cv1(x)", "b = upsample(a)", "c = cv2(b)", "out = cv3(c)"),
+    ),
+    Rule("UConv", "flow", "convolutions before a bilinear Upsample", ("a = cv1(x)", "b = cv2(a)", "out = up(b)")),
     # --- heads -------------------------------------------------------------------------------------------------------
     Rule(
         "DDetect",
@@ -159,7 +213,21 @@ RULES: tuple[Rule, ...] = (
         _detect,
     ),
     Rule("Detect", "head", "as DDetect", _detect),
+    Rule("Segment", "head", "as Detect, with the convolutions of mask coefficients and prototypes", _segment),
+    Rule("DSegment", "head", "as Segment; its prototypes come from an input of their own", _dsegment),
+    Rule("Panoptic", "head", "as Segment, with the convolutions of the semantic areas", _panoptic),
 )
+
+_INTERPOLATION = Rule("Upsample", "float", "other modes than nearest compute new values")
+
+AUXILIARY = "trained with an auxiliary branch, which reparameterization.py takes away before anything is quantized"
+NO_ROW: dict[str, str] = {  # upstream's classes that need none → why
+    "DualDetect": AUXILIARY,
+    "DualDDetect": AUXILIARY,
+    "TripleDetect": AUXILIARY,
+    "TripleDDetect": AUXILIARY,
+    "DualDSegment": AUXILIARY,
+}
 
 _BY_NAME = {rule.name: rule for rule in RULES}
 
@@ -168,4 +236,6 @@ def find(module: nn.Module) -> Rule | None:
     """The row for a module, by its exact class: a subclass of a user's may compute something else."""
     cls = type(module)
     upstream = cls.__module__.removeprefix("yolov9.").startswith(("models.", "torch.nn."))
+    if cls.__name__ == "Upsample" and getattr(module, "mode", "nearest") != "nearest":
+        return _INTERPOLATION
     return _BY_NAME.get(cls.__name__) if upstream else None

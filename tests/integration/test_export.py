@@ -22,6 +22,7 @@ from models.quantize import checkpoint, placement
 from models.quantize.errors import InputError, QatError
 from models.quantize.recipe import Recipe
 from utils.onnx_graph import export
+from utils.onnx_graph.agreement import compare, quantizer_order
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.export import ExportConfig, export_onnx
 from utils.onnx_graph.graph import metadata_of
@@ -29,7 +30,6 @@ from utils.onnx_graph.network import Network, load_network
 from utils.onnx_graph.verify import verify_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from onnx_agreement import compare
 from random_networks import TINY, random_network, save_float, save_quantized
 
 SIDE = 64
@@ -114,7 +114,7 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
     plain = onnx.load(export_onnx(network.model, config, tmp_path / "plain.onnx", {}).path)
     other = onnx.load(export_onnx(network.model, replace(config, **options), tmp_path / "other.onnx", {}).path)
     for graph in (plain, other):
-        agreement = compare(network.model, graph, pictures(), like=plain)
+        agreement = compare(network.model, graph, pictures(), quantizer_order(plain))
         assert agreement.tensors == len(Context(graph).activations)
         assert agreement.steps <= 1
         assert agreement.fraction < 1e-4
@@ -287,10 +287,11 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
         capsys, "--weights", weights[kind], "--output", path, "--imgsz", 64, 96, "--batch-size", 2, "--device", "cpu"
     )
     assert (code, err) == (0, [])
-    name = {"float": "float", "quantized": "QAT"}[kind]
+    name = {"float": "standard, DDetect, FP32", "quantized": "QAT, DDetect, INT8 and FP32"}[kind]
     size = path.stat().st_size / 1e6
     assert out[0] == f"{path}: {name}, opset 17, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
-    assert [line.endswith("all 13 properties hold") for line in out[1:]] == ([True] if kind == "quantized" else [])
+    assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 pictures: boxes differ by up to ")
+    assert [line.endswith("all 13 properties hold") for line in out[1:-1]] == ([True] if kind == "quantized" else [])
     entries = metadata_of(onnx.load(path))
     expected = {"stride": "32", "task": "detect", "batch": "2", "opset": "17", "dynamic": "none"}
     assert expected.items() <= entries.items()
@@ -312,7 +313,9 @@ def test_program_writes_beside_the_weights_and_rounds_the_size_up(
     code, out, err = program(capsys, "--weights", copy, "--img-size", 50, "--dynamic", "--half", "--simplify")
     assert (code, err) == (0, [])
     assert out[0] == "image size 50 is no multiple of the stride 32; using 64" == out[1]
-    assert out[2].startswith(f"{tmp_path / 'mine.onnx'}: float, FP16, opset 17, images [batch, 3, height, width]")
+    assert out[2].startswith(
+        f"{tmp_path / 'mine.onnx'}: standard, DDetect, FP16, opset 17, images [batch, 3, height, width]"
+    )
 
 
 def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -366,7 +369,7 @@ def test_program_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path,
         "does not exist": ["--weights", tmp_path / "none.pt"],
         "truncated": ["--weights", truncated],
         "--half is for float weights": ["--weights", quantized, "--half", "--imgsz", SIDE],
-        "available: onnx": ["--weights", floating, "--include", "onnx", "engine"],
+        "available: onnx, onnx_end2end": ["--weights", floating, "--include", "onnx", "engine"],
         "--opset 25 is outside 13 to 20": ["--weights", floating, "--opset", 25],
         "not 3 numbers": ["--weights", floating, "--imgsz", 1, 2, 3],
         "must be positive": ["--weights", floating, "--batch-size", 0],

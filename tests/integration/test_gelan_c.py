@@ -1,4 +1,4 @@
-"""Upstream's gelan-c with random weights through all programs, as a user would type them, and what its ONNX holds."""
+"""Upstream's yolov9-c, as trained but with random weights, through all programs, and what its ONNX files hold."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import sys
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
+from utils.onnx_graph import forms, parity
+from utils.onnx_graph.export import ExportConfig, export_forms
+from utils.onnx_graph.forms import NmsSettings
+from utils.onnx_graph.network import load_network
+from utils.onnx_graph.verify import verify_file
+
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory, checkout, demo_data, upstream_yaml):
-    folder = tmp_path_factory.mktemp("gelan-c")
+def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
+    """The quantized checkpoint, exported with raw predictions and with NMS inside."""
+    folder = tmp_path_factory.mktemp("yolov9-c")
     data = write_small_set(folder / "set", demo_data, train=8, val=4)
-    weights = save_float(folder / "gelan-c.pt", random_network(upstream_yaml("gelan-c"), nc=10))
+    training = save_float(folder / "best.pt", random_network(upstream_yaml("yolov9-c"), nc=10))
+    weights = folder / "gelan-c.pt"
     options = ["--data", data, "--imgsz", "320", "--batch-size", "2", "--workers", "0", "--device", "cpu"]
 
     def run(*command):
@@ -28,15 +37,38 @@ def exported(tmp_path_factory, checkout, demo_data, upstream_yaml):
         assert result.returncode == 0, result.stderr[-1500:]
         return result.stdout
 
-    training = ["--iters", "4", "--epochs", "1", "--calib-batches", "2", "--no-eval-origin", "--project", folder]
-    run("qat.py", "quantize", "--weights", weights, *options, *training, "--name", "qat")
+    run("reparameterization.py", "--weights", training, "--save", weights, "--device", "cpu")
+    schedule = ["--iters", "4", "--epochs", "1", "--calib-batches", "2", "--no-eval-origin", "--project", folder]
+    run("qat.py", "quantize", "--weights", weights, *options, *schedule, "--name", "qat")
     best = folder / "qat/weights/qat_best_gelan-c.pt"
     run("qat.py", "eval", "--weights", best, *options, "--project", folder, "--name", "eval")
-    run("export_qat.py", "--weights", best, "--imgsz", "320", "--batch-size", "2", "--include", "onnx")
-    assert "hold" in run("export_qat.py", "--verify", best.with_suffix(".onnx"))
+    said = run("export_qat.py", "--weights", best, "--imgsz", "320", "--batch-size", "2", "--check", "1",
+               "--include", "onnx", "onnx_end2end", "--nms", "onnx")  # fmt: skip
+    assert said.count(": QAT, DDetect, INT8 and FP32, opset 17, images [2, 3, 320, 320] -> ") == 2
+    for name in ("qat_best_gelan-c.onnx", "qat_best_gelan-c-end2end.onnx"):
+        assert "hold" in run("export_qat.py", "--verify", best.with_name(name))
     report = json.loads((folder / "eval/report.json").read_text())
     assert report["rows"][0]["ap"] is not None
+    return best
+
+
+@pytest.fixture(scope="module")
+def exported(best):
     return onnx.load(best.with_suffix(".onnx"))
+
+
+def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path):
+    every = {
+        "efficient": forms.end2end(NmsSettings("efficient")),
+        "none": forms.end2end(NmsSettings("none")),
+        "deepstream": forms.deepstream(),
+    }
+    network = load_network(best, torch.device("cpu"))
+    files = {tmp_path / f"{name}.onnx": form for name, form in every.items()}
+    for result in export_forms(network.model, ExportConfig((128, 128)), files, network.metadata()):
+        assert verify_file(result.path).ok
+        picture = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+        assert parity.check(result.path, network.model, picture, result.quantizers).problems == ()
 
 
 def constants(model):

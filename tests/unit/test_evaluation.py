@@ -21,6 +21,7 @@ from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector, InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate, table
+from utils.evaluation.nms import non_max_suppression
 
 NAMES = ("cat", "dog", "owl")
 CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
@@ -171,6 +172,38 @@ class Shell(TorchRunner):
         (images,) = feeds.values()
         result = super()._infer({"images": images.float() / (255 if images.dtype == torch.uint8 else 1)})
         return {self.outputs[0].name: result["output0"]}
+
+
+class Suppressed(TorchRunner):
+    """The knowing network with NMS inside, in fixed batches; behind the last detection lies anything."""
+
+    def __init__(self, known, topk=300):
+        super().__init__(known.model, "cpu")
+        self._topk = topk
+        self.inputs = (TensorSpec("images", (6, 3, 64, 64), "float32"),)
+        shapes = {"num_dets": (6, 1), "det_boxes": (6, topk, 4), "det_scores": (6, topk), "det_classes": (6, topk)}
+        self.outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
+
+    def _infer(self, feeds):
+        raw = super()._infer(feeds)["output0"]
+        found = non_max_suppression(raw, CONFIG.conf_thres, CONFIG.iou_thres, max_det=self._topk)
+        rows = torch.full((6, self._topk, 6), 0.9)
+        for row, one in zip(rows, found, strict=True):
+            row[: len(one)] = one
+        counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
+        parts = counts, rows[..., :4], rows[..., 4], rows[..., 5].int()
+        return dict(zip((spec.name for spec in self.outputs), parts, strict=True))
+
+
+def test_a_network_with_nms_inside_scores_the_same(square, caplog):
+    usual = square.evaluate()
+    result = evaluate(Suppressed(square), square.data, CONFIG, progress=False)
+    assert numbers(result) == pytest.approx(numbers(usual), abs=1e-6)
+    assert "NMS is inside the network" in caplog.text
+    few = evaluate(Suppressed(square), square.data, replace(CONFIG, max_det=1), progress=False)
+    assert numbers(few) == pytest.approx(numbers(square.evaluate(replace(CONFIG, max_det=1))), abs=1e-6)
+    high = evaluate(Suppressed(square), square.data, replace(CONFIG, conf_thres=0.5), progress=False)
+    assert numbers(high) == pytest.approx(numbers(square.evaluate(replace(CONFIG, conf_thres=0.5))), abs=1e-6)
 
 
 def test_other_names_and_bytes_as_input(square):

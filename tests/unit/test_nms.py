@@ -7,7 +7,7 @@ import torch
 from torchvision.ops import batched_nms, box_convert
 
 from utils.evaluation import nms
-from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.nms import non_max_suppression, packed_detections
 
 
 def predictions(batch=2, classes=4, anchors=400, seed=0):
@@ -152,3 +152,16 @@ def test_a_long_chain_of_boxes_that_decide_about_each_other():
     raw[0, 4] = torch.linspace(0.9, 0.1, 101)
     found = nms.suppress_together(raw, 0.05, 0.3, 300, True, False)[0]
     assert found[:, 0].tolist() == [8.0 * index - 5 for index in range(51)]
+
+
+def test_packed_detections_are_rows_and_what_lies_behind_them_is_zero():
+    boxes, scores = torch.rand(2, 5, 4), torch.rand(2, 5, dtype=torch.float16)
+    classes = torch.randint(0, 9, (2, 5), dtype=torch.int32)
+    counts = torch.tensor([[2], [0]], dtype=torch.int32)
+    outputs = {"num_dets": counts, "det_boxes": boxes, "det_scores": scores, "det_classes": classes}
+    table = packed_detections(outputs)
+    assert (table.shape, table.dtype) == ((2, 5, 6), torch.float32)
+    for row in range(2):
+        assert table[0, row].tolist() == [*boxes[0, row].tolist(), float(scores[0, row]), float(classes[0, row])]
+    assert not table[0, 2:].any()
+    assert not table[1].any()

@@ -68,12 +68,10 @@ def test_average_pool_has_a_scale_on_each_side_and_what_moves_its_result_shares_
     assert after.scale == tensor(plan, "model.1.b").scale == tensor(plan, "model.1.v").scale
 
 
-def test_residual_input_is_quantized_and_the_branch_from_the_convolution_is_not():
+def test_both_inputs_of_an_add_are_quantized_each_with_a_scale_of_its_own():
     _, plan = placed(chain())
-    names = {item.name for item in plan.tensors}
-    assert "model.1.out" in names  # the shortcut
-    assert "model.2.cv2" not in names  # stays in the accumulator
-    assert "model.2.out" in names  # read by the upsampling, which the Concat wants
+    scales = [tensor(plan, name).scale for name in ("model.1.out", "model.2.cv2", "model.2.out")]
+    assert len(set(scales)) == 3
 
 
 def test_result_of_the_last_convolution_is_not_quantized():

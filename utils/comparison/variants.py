@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from models.quantize.placement import Plan
     from models.quantize.recipe import Recipe
+    from utils.onnx_graph.export import Typing
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def is_fresh(made: Path, *sources: Path | None) -> bool:
 
 def export(
     model: Path, wanted: Sequence[Job], imgsz: int, recipe_file: Path | None, device: torch.device, simplify: bool,
-    typing: str,
+    typing: Typing,
 ) -> None:  # fmt: skip
     """Write the ONNX files of one model that are missing or older than the model or the recipe.
 
@@ -91,8 +92,7 @@ def export(
     for variant in dict.fromkeys(job.variant for job in missing):
         chosen = quantized(network, recipe, variant, device) if variant != "fp16" else _float(network)
         for job in (job for job in missing if job.variant == variant):
-            half = variant == "fp16" and typing == "strong"
-            settings = ExportConfig(imgsz=(imgsz, imgsz), batch_size=job.batch, simplify=simplify, half=half)
+            settings = ExportConfig(imgsz=(imgsz, imgsz), batch_size=job.batch, simplify=simplify, typing=typing)
             about = {"stride": str(stride), "names": json.dumps(names), "task": "detect", "variant": variant}
             result = export_onnx(chosen, settings, job.onnx, about)
             logger.info("%s: %d QuantizeLinear", result.path, result.quantize_nodes)

@@ -105,7 +105,7 @@ def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Litera
         if not file.half and not config.allow_fp32 and config.precision != "fp32":
             raise InputError(
                 f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
-                "export it with --typing strong (a float network with --half), or give --allow-fp32"
+                "export it with --typing strong (a float network too), or give --allow-fp32"
             )
         return "strong"
     return "weak"

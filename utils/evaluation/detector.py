@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.quantize.errors import InputError
-from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.evaluation.preprocess import boxes_to_picture
 from utils.task import DETECT
 
@@ -143,9 +143,11 @@ class Detector:
         self._input = image_input(runner)
         self._batch = _batch_range(runner)
         given = [spec.name for spec in runner.outputs]
-        self._has_nms = set(DETECT.detections) <= set(given)
-        prediction = DETECT.prediction if DETECT.prediction in given else given[0]
-        self._outputs = DETECT.detections if self._has_nms else (prediction,)
+        self._output = DETECT.prediction if DETECT.prediction in given else given[0]
+        self._suppressed = set(DETECT.detections) <= set(given)
+        if self._suppressed and data is not None:
+            settings = runner.metadata.get("nms", "unknown thresholds")
+            logger.warning("NMS is inside the network (%s); AP is comparable only at the loop's thresholds", settings)
         self._nc = None if single_cls or data is None else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres
@@ -197,36 +199,32 @@ class Detector:
             return images
         return images.to(getattr(torch, self._input.dtype)).div_(255)
 
-    def _infer(self, images: Tensor) -> list[Tensor]:
+    def _infer(self, images: Tensor) -> Tensor:
         """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped."""
         least, most = self._batch
         parts = []
         for part in images.split(most or len(images)):
             filler = part[-1:].expand(max(least - len(part), 0), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
-            parts.append([raw[name][: len(part)] for name in self._outputs])
+            result = packed_detections(raw) if self._suppressed else self._check_output(raw[self._output])
+            parts.append(result[: len(part)])
             if len(part) < len(images):
-                parts[-1] = [tensor.clone() for tensor in parts[-1]]  # the next call may overwrite it
-        return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+                parts[-1] = parts[-1].clone()  # the next call may overwrite it
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _detections(self, raw: list[Tensor]) -> list[Tensor]:
-        """The network's outputs → xyxy in pixels of the input, score, class, for each picture."""
-        if not self._has_nms:
-            (prediction,) = raw
-            self._check_output(prediction)
-            return non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
-        counts, boxes, scores, classes = raw
-        rows = torch.cat([boxes.float(), scores.float()[..., None], classes.float()[..., None]], -1)
-        order = scores.float().argsort(dim=1, descending=True, stable=True)
-        rows = rows.gather(1, order[..., None].expand_as(rows))
-        valid = (order < counts.view(-1, 1)) & (rows[..., 4] > self._thresholds[0])
+    def _detections(self, raw: Tensor) -> list[Tensor]:
+        """The network's output → xyxy in pixels of the input, score, class, for each picture; best first."""
+        if not self._suppressed:
+            return non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        raw = raw.gather(1, raw[..., 4].argsort(dim=1, descending=True, stable=True)[..., None].expand_as(raw))
+        valid = raw[..., 4] > self._thresholds[0]
         valid &= valid.cumsum(1) <= self._max_det
-        return list(rows[valid].split(valid.sum(1).tolist()))
+        return list(raw[valid].split(valid.sum(1).tolist()))
 
     def _check_classes(self) -> None:
         names = self._runner.names
-        spec = next(spec for spec in self._runner.outputs if spec.name == self._outputs[0])
-        rows = spec.shape[1] if len(spec.shape) == 3 and not self._has_nms else None
+        spec = next(spec for spec in self._runner.outputs if spec.name == self._output)
+        rows = spec.shape[1] if len(spec.shape) == 3 and not self._suppressed else None
         nc = rows - 4 if rows is not None else len(names) if names else None
         if self._data is None or self._nc is None or nc is None:
             return
@@ -239,11 +237,12 @@ class Detector:
             ours, theirs = _few(names), _few(self._data.names)
             logger.warning("the network's class names%s differ from those of %s%s", ours, self._data.file, theirs)
 
-    def _check_output(self, raw: Tensor) -> None:
+    def _check_output(self, raw: Tensor) -> Tensor:
         if raw.ndim != 3 or (self._nc is not None and raw.shape[1] != 4 + self._nc):
             wanted = f"[batch, {'4 + classes' if self._nc is None else 4 + self._nc}, anchors]"
-            found = f"the network's output {self._outputs[0]} is {list(raw.shape)}"
+            found = f"the network's output {self._output} is {list(raw.shape)}"
             raise InputError(f"{found}; expected {wanted}{f' for {self._data.file}' if self._data else ''}")
+        return raw
 
     def _now(self) -> float:
         if self.device.type == "cuda":

@@ -6,7 +6,10 @@ without detections when a machine is slow, and with a fixed order among equal sc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from utils.task import DETECT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +75,20 @@ def suppress_together(
         limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
         one=lambda rows: _suppress(rows, iou_thres, max_det, agnostic),
     )  # fmt: skip
+
+
+def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
+    """The outputs of a network with NMS inside (`DETECT.detections`) as one table.
+
+    Returns:
+        float32 `[B, K, 6]`: x1, y1, x2, y2 in pixels of the input, score, class; rows that hold no detection are zero.
+    """
+    import torch
+
+    counts, boxes, scores, classes = (outputs[name] for name in DETECT.detections)
+    table = torch.cat([boxes.float(), scores[..., None].float(), classes[..., None].float()], 2)
+    behind = torch.arange(table.shape[1], device=table.device) >= counts.view(-1, 1)
+    return table.masked_fill(behind[..., None], 0)
 
 
 def _candidates(rows: Tensor, conf_thres: float, multi_label: bool) -> Tensor:

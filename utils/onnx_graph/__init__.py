@@ -4,9 +4,13 @@
 - `passes.py`   pure functions, ModelProto → ModelProto; `qdq_passes.py` those over quantizers; `editing.py` their tools
 - `half.py`     the pass that turns the float body of a network to FP16
 - `network.py`  checkpoint → network and metadata, float or quantized
+- `forms.py`    what stands behind the raw predictions: NMS, DeepStream's rows; `deepstream.py` the texts for the latter
+- `parity.py`   does a file compute what the network computes? `agreement.py`: between quantizers, in INT8 steps
+- `delivery.py` all of it in order, for the programs
 - `verify.py`   does a Q/DQ graph have the properties that TensorRT turns into speed? `rules.py` holds them as data,
                 `context.py` what they ask about a graph
 - `graph.py`    look-ups that all of them need: who makes a tensor, who reads it, what is constant
 
-Nothing here imports upstream or a quantizer library; only `export.py` and `network.py` import torch.
+Nothing here imports upstream or a quantizer library; `agreement.py`, `delivery.py`, `export.py`, `network.py` and
+`parity.py` import torch.
 """

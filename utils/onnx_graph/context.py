@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -53,6 +54,7 @@ class Context:
 
     model: ModelProto
     floats: FloatParts = field(default_factory=FloatParts)
+    typing: str = ""  # weak | strong, as the exporter wrote it into the file; '': a file of others
 
     @cached_property
     def view(self) -> GraphView:
@@ -130,6 +132,12 @@ class Context:
         while (producer := self.view.producer(name)) is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
             name = producer.input[0]
         return name
+
+    def float_type(self, node: NodeProto) -> Any:
+        """The NumPy type that a convolution computes in: its dequantized weight's, which is its scale's."""
+        dequantizer = self.dequantizer(node.input[1])
+        value = self.view.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
+        return None if value is None else value.dtype
 
     def path(self, node: NodeProto) -> str:
         """Path of the torch module that a node belongs to: from its weight's name, else from its scope."""

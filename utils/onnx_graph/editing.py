@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 
-from onnx import ModelProto, NodeProto
+import numpy as np
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from utils.onnx_graph.graph import GraphView
 
@@ -48,3 +49,37 @@ def drop_unused(model: ModelProto) -> None:
     for field in (model.graph.initializer, model.graph.value_info):
         for index in reversed([i for i, entry in enumerate(field) if entry.name not in needed]):
             del field[index]
+
+
+class Tail:
+    """Adds nodes behind the last ones of a graph, in place; names start with `prefix`."""
+
+    def __init__(self, model: ModelProto, prefix: str) -> None:
+        self._graph = model.graph
+        self._prefix = prefix
+        self._count = 0
+
+    def add(
+        self, kind: str, *inputs: str, outputs: Sequence[str] = ("",), domain: str = "", **attributes: object
+    ) -> list[str]:
+        """Add a node; returns the names of its results, which are made up where `outputs` has an empty text."""
+        name = self._name(kind)
+        results = [given or f"{name}_output_{index}" for index, given in enumerate(outputs)]
+        node = helper.make_node(kind, list(inputs), results, name=name, domain=domain, **attributes)
+        self._graph.node.append(node)
+        return list(node.output)
+
+    def value(self, value: object, dtype: type[np.generic] = np.int64) -> str:
+        """Add a constant; returns its name."""
+        name = self._name("constant")
+        self._graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def outputs(self, values: Sequence[ValueInfoProto]) -> None:
+        """Make these the graph's outputs, in place of those before."""
+        del self._graph.output[:]
+        self._graph.output.extend(values)
+
+    def _name(self, kind: str) -> str:
+        self._count += 1
+        return f"/{self._prefix}/{kind}_{self._count}"

@@ -14,6 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +26,20 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE
+from utils.onnx_graph.context import Context
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.forms import Form, plain
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
 from utils.onnx_graph.verify import Report, verify
 
 logger = logging.getLogger(__name__)
 
 OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20
+Typing = Literal["auto", "weak", "strong"]
+TYPINGS: dict[Typing, range] = {  # the operator sets that each may have
+    "weak": range(13, 18),  # FP32: TensorRT 8.6 to 10.11 choose the types; 8.6 reads no newer operators
+    "strong": range(19, 21),  # FP16 and FP32 as written: TensorRT 10.12 and later; FP16 scales came with 19
+}
 INPUT, OUTPUT = "images", "output0"
 Dynamic = Literal["none", "batch", "all"]
 AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
@@ -49,8 +58,10 @@ class ExportConfig:
         batch_size: pictures a batch; with a dynamic batch only the one that is traced.
         dynamic: axes of free length: none, the batch, or batch, height and width.
         simplify: run onnxslim.
-        opset: version of the ONNX operators; 17 is the last that TensorRT 8.6 reads.
-        half: the float network in FP16 (inputs and outputs stay float32).
+        typing: 'weak': FP32, TensorRT chooses; 'strong': the float part in FP16 up to the decoding, inputs and
+            outputs FP32; 'auto': what the opset says, else what `resolved` finds.
+        opset: version of the ONNX operators; None: the last that suits a weakly typed file, the first that suits a
+            strongly typed quantized one.
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
     """
@@ -59,13 +70,13 @@ class ExportConfig:
     batch_size: int = 1
     dynamic: Dynamic = "none"
     simplify: bool = False
-    opset: int = 17
-    half: bool = False
+    typing: Typing = "weak"
+    opset: int | None = None
     inplace: bool = False
     int8_weights: bool = False
 
     def __post_init__(self) -> None:
-        if self.opset not in OPSETS:
+        if self.opset is not None and self.opset not in OPSETS:
             raise InputError(
                 f"--opset {self.opset} is outside {OPSETS[0]} to {OPSETS[-1]}; 17 suits TensorRT 8.6 and later"
             )
@@ -73,6 +84,32 @@ class ExportConfig:
             raise InputError(f"--imgsz {self.imgsz} and --batch-size {self.batch_size} must be positive")
         if self.dynamic not in AXES:
             raise InputError(f"--dynamic {self.dynamic!r} is none of {', '.join(AXES)}")
+
+    @property
+    def half(self) -> bool:
+        """Whether the float part is FP16."""
+        return self.typing == "strong"
+
+    def resolved(self, quantized: bool) -> ExportConfig:
+        """Typing and opset settled for a network.
+
+        'auto' is 'strong' for a quantized network, unless the TensorRT that is installed, or the opset, needs 'weak';
+        for a float one it is 'weak', which is FP32.
+
+        Raises:
+            InputError: the typing does not go with the opset.
+        """
+        typing: Typing = self.typing
+        if typing == "auto" and self.opset is not None:
+            typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"
+        elif typing == "auto":
+            typing = default_typing() if quantized else "weak"
+        suits = TYPINGS[typing] if quantized else OPSETS
+        opset = self.opset if self.opset is not None else (suits[0] if typing == "strong" and quantized else 17)
+        if opset not in suits:
+            why = "FP16 scales came with 19" if typing == "strong" else "TensorRT 8.6 reads nothing newer"
+            raise InputError(f"--typing {typing} takes --opset {suits[0]} to {suits[-1]}, not {opset}: {why}")
+        return replace(self, typing=typing, opset=opset)
 
     def with_size(self, size: Sequence[int]) -> ExportConfig:
         """The same for another input: height and width in pixels."""
@@ -86,6 +123,7 @@ class ExportResult:
     Attributes:
         inputs, outputs: name → shape; a dynamic axis is its name.
         report: the verifier's, None for a float network.
+        quantizers: names of the activation quantizers in the order in which torch calls them.
     """
 
     path: Path
@@ -96,53 +134,79 @@ class ExportResult:
     quantize_nodes: int
     dequantize_nodes: int
     report: Report | None
+    quantizers: tuple[str, ...]
 
 
-def export_onnx(model: nn.Module, config: ExportConfig, path: str | Path, metadata: Mapping[str, str]) -> ExportResult:
-    """Write a network of upstream's, float or quantized, as an ONNX file.
+def default_typing() -> Typing:
+    """How the TensorRT on this machine wants a quantized network: 'strong' without one, and from 10.12 on."""
+    for name in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"):
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+            major, minor = (int(part) for part in metadata.version(name).split(".")[:2])
+            return "strong" if (major, minor) >= (10, 12) else "weak"
+    return "strong"
 
-    The network is left exactly as it was, also on errors. The file appears under its name only when it is whole.
+
+def export_onnx(
+    model: nn.Module, config: ExportConfig, path: str | Path, properties: Mapping[str, str]
+) -> ExportResult:
+    """Write a network as one ONNX file of the plain form, see `export_forms`."""
+    (result,) = export_forms(model, config, {Path(path): plain()}, properties)
+    return result
+
+
+def export_forms(
+    model: nn.Module, config: ExportConfig, files: Mapping[Path, Form], properties: Mapping[str, str]
+) -> list[ExportResult]:
+    """Write a network of upstream's, float or quantized, as ONNX files of several forms, from one trace.
+
+    The network is left exactly as it was, also on errors. A file appears under its name only when it is whole.
 
     Args:
         model: evaluated in float32 on its own device; fused.
-        metadata: properties for the file beside those that follow from `config` (imgsz, batch, dynamic, opset).
+        files: what to write, and in which form.
+        properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset).
     Raises:
-        InputError: the image size does not fit the network, or `half` is asked of a quantized one.
+        InputError: the image size does not fit the network, or the opset does not suit the typing.
         QatError: the exported graph is not valid.
     """
     quantized = getattr(model, "quantization_plan", None) is not None
-    if config.half and quantized:
-        raise InputError(
-            "--half is for float weights: this version writes the float part of a quantized network in FP32"
-        )
+    config = config.resolved(quantized)
     _check_size(model, config)
     graph = passes.clean_up(trace(model, config))
+    quantizers = tuple(node.name for node in Context(graph).activations)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
     if config.half:
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    graph = passes.set_metadata(graph, {**metadata, **_metadata(config)})
-    graph = _checked(graph)
-    report = verify(graph) if quantized else None
+    entries = {**properties, **_metadata(config)}
+    return [_write(graph, form, path, entries, quantizers if quantized else None) for path, form in files.items()]
+
+
+def _write(
+    graph: ModelProto, form: Form, path: Path, metadata: Mapping[str, str], quantizers: tuple[str, ...] | None
+) -> ExportResult:
+    graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
+    report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)
     kinds = [node.op_type for node in graph.graph.node]
     return ExportResult(
-        path=Path(path),
-        size_bytes=Path(path).stat().st_size,
-        opset=config.opset,
+        path=path,
+        size_bytes=path.stat().st_size,
+        opset=opset_of(graph),
         inputs=_shapes(graph.graph.input),
         outputs=_shapes(graph.graph.output),
         quantize_nodes=kinds.count(QUANTIZE),
         dequantize_nodes=kinds.count(DEQUANTIZE),
         report=report,
+        quantizers=quantizers or (),
     )
 
 
 def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
-    """The network's graph as torch writes it.
+    """The network's graph as torch writes it; of a training network's two results that of the main branch, the last.
 
     Raises:
         QatError: torch cannot export the network.
@@ -151,7 +215,8 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
     images = torch.zeros(config.batch_size, 3, *config.imgsz, device=device)
     buffer = io.BytesIO()
     with _exportable(model, config), torch.no_grad(), _quiet():
-        model(images)  # the head computes its anchors for this size, so that they are constants in the trace
+        result: Any = model(images)  # the head computes its anchors for this size: constants in the trace
+        others = [f"auxiliary{i}" for i in range(len(result) - 1)] if isinstance(result, (tuple, list)) else []
         try:
             torch.onnx.export(
                 model,
@@ -160,14 +225,20 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
                 dynamo=False,
                 opset_version=config.opset,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=[*others, OUTPUT],
                 dynamic_axes=AXES[config.dynamic] or None,
             )
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             raise QatError(
                 f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
             ) from error
-    return onnx.load_from_string(buffer.getvalue())
+    graph = onnx.load_from_string(buffer.getvalue())
+    rows = (result[-1] if others else result).shape[1]
+    graph.graph.output[-1].type.tensor_type.shape.dim[1].dim_value = rows  # torch does not see it in dynamic shapes
+    if others:
+        del graph.graph.output[: len(others)]
+        drop_unused(graph)
+    return graph
 
 
 @contextlib.contextmanager
@@ -220,6 +291,7 @@ def _metadata(config: ExportConfig) -> dict[str, str]:
         "imgsz": json.dumps(list(config.imgsz)),
         "batch": str(config.batch_size),
         "dynamic": config.dynamic,
+        "typing": config.typing,
         "opset": str(config.opset),
     }
 

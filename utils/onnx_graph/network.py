@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +23,14 @@ class Network:
     Attributes:
         names: class id → name.
         stride: image sizes are multiples of it, pixels.
+        head: upstream's class of the last layer, such as DDetect.
         recipe: of a quantized network, None for a float one.
     """
 
     model: nn.Module
     names: dict[int, str]
     stride: int
+    head: str
     recipe: Recipe | None
     task: Task = DETECT
 
@@ -49,14 +52,20 @@ class Network:
 
 
 def load_network(weights: str | Path, device: torch.device) -> Network:
-    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`.
+    """Load a float checkpoint of upstream's, with or without auxiliary branch, or a quantized one of `qat.py`.
 
     Raises:
         CheckpointError: it is neither, or damaged, or a network that cannot be exported.
     """
     if checkpoint.kind(weights) == "quantized":
         quantized = checkpoint.load(weights)
-        return Network(quantized.model.to(device), quantized.names, quantized.stride, quantized.recipe)
-    source = upstream.load_float(weights)
+        return Network(
+            quantized.model.to(device), quantized.names, quantized.stride, _head(quantized.model), quantized.recipe
+        )
+    source = upstream.load_float(weights, auxiliary=True)
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, None)
+    return Network(model, source.names, source.stride, _head(model), None)
+
+
+def _head(model: Any) -> str:
+    return str(model.yaml["head"][-1][2])

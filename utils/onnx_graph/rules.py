@@ -155,7 +155,8 @@ def _same_scale(graph: Context, node: NodeProto) -> Check:
     elif leaving and len(before) == len(inputs):
         yield node.name, f"its input is quantized, its result {leaving[0]} is not"
     elif after and len(found := {graph.scale(item).scale for item in (*before, *after)}) > 1:
-        numbers = sorted(float(np.frombuffer(scale, np.float32)[0]) for scale in found if len(scale) == 4)
+        kinds = {2: np.float16, 4: np.float32}  # by the bytes of one number
+        numbers = sorted(float(np.frombuffer(s, kinds[len(s)])[0]) for s in found if len(s) in kinds)
         yield node.name, f"{len(found)} scales meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
     else:
         yield node.name, None
@@ -178,9 +179,7 @@ def residual(graph: Context) -> Check:
         quantized = [name for name in inputs if graph.dequantizer(name)]
         if len(inputs) < 2 or graph.is_float(node) or not (quantized or graph.quantizers(node.output[0])):
             continue
-        fused = [
-            n for n in inputs if n not in quantized and graph.from_weighted(n) and len(graph.view.consumers(n)) == 1
-        ]
+        fused = [name for name in inputs if name not in quantized and _fuses_into_add(graph, name)]
         if not quantized:
             yield node.name, "neither input is quantized"
         elif len(quantized) + len(fused) < len(inputs):
@@ -188,6 +187,25 @@ def residual(graph: Context) -> Check:
             yield node.name, f"its input {other} is neither quantized nor a convolution's own result"
         else:
             yield node.name, None
+
+
+def _fuses_into_add(graph: Context, tensor: str) -> bool:
+    """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
+    node = graph.view.producer(tensor)
+    chained = node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
+    return (chained or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
+
+
+def types(graph: Context) -> Check:
+    if graph.typing != "strong":
+        return
+    for node in graph.convolutions:
+        kind = graph.float_type(node)
+        yield node.name, None if kind == np.float16 else f"it computes in {np.dtype(kind).name}, not in float16"
+    for node in graph.nodes(*WEIGHTED):
+        if node.output[0] in graph.decoders:
+            kind = graph.float_type(node)
+            yield node.name, None if kind == np.float32 else f"it decodes in {np.dtype(kind).name}, not in float32"
 
 
 def decoding(graph: Context) -> Check:
@@ -239,5 +257,6 @@ RULES: tuple[Rule, ...] = (
     Rule("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
     Rule("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
     Rule("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
+    Rule("types", "strongly typed: FP16 up to the last convolutions, or TensorRT runs them in FP32; then FP32", types),
     Rule("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
 )

@@ -69,7 +69,7 @@ def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
         floats = FloatParts.from_metadata(metadata_of(model))
     except (ValueError, AttributeError) as error:
         raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
-    graph = Context(model, floats)
+    graph = Context(model, floats, metadata_of(model).get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Export a YOLOv9 checkpoint, quantized or float, to ONNX for DeepStream, with labels and configuration.
+
+    python export_yoloV9.py --weights yolov9-c.pt --size 640 --dynamic
+
+Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.quantize.errors import InputError
+from utils.cli import add_device, atomic_path, run_program
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser("export_yoloV9.py", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "-w", "--weights", required=True, metavar="FILE",
+        help="checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch",
+    )  # fmt: skip
+    parser.add_argument(
+        "-s", "--size", type=int, nargs="+", default=[640], metavar="PX",
+        help="input size in pixels: one side, or height and width (default: 640)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--opset", type=int, default=17, metavar="N",
+        help="ONNX operator set (default: 17, for TensorRT 8.6 to 10.11); from 19 on quantized weights are strongly "
+        "typed, for TensorRT 10.12 and later",
+    )  # fmt: skip
+    parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
+    parser.add_argument("--dynamic", action="store_true", help="free batch; not together with --batch")
+    parser.add_argument("--batch", type=int, metavar="N", help="pictures a batch (default: 1)")
+    parser.add_argument(
+        "--check", type=int, default=4, metavar="N",
+        help="compare with PyTorch on N pictures in ONNX Runtime (default: 4; 0: do not)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", metavar="FILE", help="the file to write (default: beside the weights, NAME-deepstream.onnx)"
+    )
+    add_device(parser)
+    return parser
+
+
+def export(args: argparse.Namespace) -> None:
+    """Check the request, export, write what DeepStream wants beside the file."""
+    if args.dynamic and args.batch is not None:
+        raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
+    if len(args.size) > 2:
+        raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
+    from utils.onnx_graph import deepstream, forms
+    from utils.onnx_graph.delivery import Request, deliver, output_files
+    from utils.onnx_graph.export import ExportConfig
+
+    batch = 1 if args.batch is None else args.batch
+    config = ExportConfig(
+        imgsz=(args.size[0], args.size[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
+        simplify=args.simplify, typing="auto", opset=args.opset,
+    )  # fmt: skip
+    files = output_files(args.weights, args.output, [forms.deepstream()])
+    network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print)
+    height, width = result.inputs["images"][2:]
+    texts = {
+        deepstream.LABELS: deepstream.labels(network.names),
+        deepstream.CONFIG: deepstream.infer_config(
+            result.path, (int(height), int(width)), batch, len(network.names),
+            quantized=network.kind == "qat", dynamic=args.dynamic,
+        ),
+    }  # fmt: skip
+    for name, text in texts.items():
+        with atomic_path(result.path.with_name(name)) as temporary:
+            Path(temporary).write_text(text, encoding="utf-8")
+        print(f"{result.path.with_name(name)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit code."""
+    return run_program(build_parser(), export, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

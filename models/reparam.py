@@ -1,0 +1,262 @@
+"""From a YOLOv9 network as it is trained, with an auxiliary branch, to the GELAN network that is deployed.
+
+Training networks end in a head of two halves: the first reads the auxiliary branch, the second the main branch. The
+deployed network is the main branch, renumbered. `VARIANTS` says for each of upstream's five which training layers these
+are, read off its two model YAMLs (yolov9-X.yaml and gelan-X.yaml). Nothing is trained or rounded: tensors move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.quantize.errors import CheckpointError, InputError, QatError
+from models.quantize.storage import save_torch
+from utils import upstream
+
+MAIN_HEAD = {"cv2": "cv4", "cv3": "cv5", "dfl": "dfl2"}  # part of DDetect → the same part of DualDDetect's second half
+CHECK_SIDE = 64  # pixels of the picture on which both networks are compared
+TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of upstream's networks.
+
+    Attributes:
+        layers: (first, last, source): deployed layers first to last are the training layers from source on.
+        head: the training network's head; the deployed head follows the last of `layers`.
+        auxiliary: (first, last) training layers that only the auxiliary branch needs.
+        stem: output channels of the first convolution.
+        down: class of the first layer that halves the picture with anything but a plain strided convolution.
+    """
+
+    name: str
+    layers: tuple[tuple[int, int, int], ...]
+    head: int
+    auxiliary: tuple[tuple[int, int], ...]
+    stem: int
+    down: str
+
+    @property
+    def sources(self) -> dict[int, int]:
+        """Deployed layer → training layer, the head included."""
+        found = {i: source + i - first for first, last, source in self.layers for i in range(first, last + 1)}
+        return found | {len(found): self.head}
+
+    def is_auxiliary(self, layer: int) -> bool:
+        """Whether the deployed network does without a training layer."""
+        return any(first <= layer <= last for first, last in self.auxiliary)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.head + 1} layers, {self.stem} channels first, {self.down})"
+
+
+# fmt: off
+VARIANTS = {variant.name: variant for variant in (
+    # name, deployed layers ← training layers, training head, auxiliary layers, what tells it from the others
+    Variant("t", ((0, 21, 0),), 29, ((22, 28),), 16, "AConv"),
+    Variant("s", ((0, 21, 0),), 29, ((22, 28),), 32, "AConv"),
+    # layer 0 passes the picture on, to both branches: deployed, the first convolution reads it itself
+    Variant("m", ((0, 21, 1),), 38, ((0, 0), (23, 37)), 32, "AConv"),
+    Variant("c", ((0, 21, 1),), 38, ((0, 0), (23, 37)), 64, "ADown"),
+    # two backbones, both deployed; the auxiliary branch is the neck of the first
+    Variant("e", ((0, 28, 0), (29, 41, 36)), 49, ((29, 35),), 64, "ADown"),
+)}
+# fmt: on
+
+
+def identify(model: Any) -> Variant | None:
+    """Which of upstream's variants a training network is; None for a network of somebody's own."""
+    facts = _facts(model)
+    return next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down) == facts), None)
+
+
+def choose(model: Any, name: str | None, where: str | Path) -> Variant:
+    """The variant by which to convert: the one that the checkpoint is, and that was asked for, if one was.
+
+    Raises:
+        InputError: these are two different ones, or the network is none of upstream's and has other layers than the
+            one that was asked for.
+    """
+    found = identify(model)
+    layers, stem, down = _facts(model)
+    if found is not None:
+        if name not in (None, found.name):
+            raise InputError(f"--model {name} is {VARIANTS[name or '']}, and {where} is {found}; leave --model out")
+        return found
+    own = f"{where} has {layers} layers, {stem} channels first and {down}"
+    if name is None:
+        raise InputError(
+            f"{own}: none of {', '.join(map(str, VARIANTS.values()))}; "
+            "if it has the layers of one of them and other widths, name that one with --model"
+        )
+    if layers != VARIANTS[name].head + 1:
+        raise InputError(f"{own}; --model {name} is {VARIANTS[name]}")
+    return VARIANTS[name]
+
+
+def _facts(model: Any) -> tuple[int, int, str]:
+    """Number of layers, channels of the first convolution, class of the first down-sampling block."""
+    stem = next((module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 0)
+    kinds = [type(layer).__name__ for layer in model.model]
+    down = next((kind for kind in kinds if kind in ("AConv", "ADown")), "no AConv or ADown")
+    return len(model.model), stem, down
+
+
+def deploy_description(training: Mapping[str, Any], variant: Variant, nc: int) -> dict[str, Any]:
+    """The deployed network's model description, from the training network's.
+
+    Raises:
+        InputError: the main branch reads a layer that the variant leaves out.
+        CheckpointError: the description is not of as many layers.
+    """
+    layers = [*training["backbone"], *training["head"]]
+    if len(layers) != variant.head + 1:
+        raise CheckpointError(f"the checkpoint describes {len(layers)} layers and holds {variant.head + 1}")
+    deployed = {source: index for index, source in variant.sources.items()}
+    rows = []
+    for index, source in variant.sources.items():
+        sources, count, kind, arguments = layers[source]
+        inputs = [sources] if isinstance(sources, int) else list(sources)
+        if source == variant.head:
+            inputs, kind = inputs[len(inputs) // 2 :], "DDetect"
+        inputs = [_deployed_input(one, index, source, deployed, layers) for one in inputs]
+        rows.append([inputs[0] if isinstance(sources, int) else inputs, count, kind, copy.deepcopy(arguments)])
+    backbone = sum(source < len(training["backbone"]) for source in variant.sources.values())
+    return {**copy.deepcopy(dict(training)), "nc": nc, "backbone": rows[:backbone], "head": rows[backbone:]}
+
+
+def _deployed_input(reference: int, index: int, source: int, deployed: Mapping[int, int], layers: list[Any]) -> int:
+    """What deployed layer `index` reads, where training layer `source` reads `reference` (-1: the layer before)."""
+    absolute = source + reference if reference < 0 else reference
+    if absolute >= 0 and absolute not in deployed and layers[absolute][2] == "Silence":
+        absolute = -1  # it only passes the picture on
+    if absolute < 0 and index == 0:
+        return -1
+    if absolute not in deployed:
+        raise InputError(f"layer {source} of the training network reads layer {absolute}, which is not deployed")
+    return -1 if deployed[absolute] == index - 1 else deployed[absolute]
+
+
+def check_description(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path) -> None:
+    """Raises `InputError` at the first layer in which a deployed model's YAML differs from the checkpoint's branch."""
+    for key in ("depth_multiple", "width_multiple", "activation"):
+        if found.get(key) != expected.get(key):
+            raise InputError(f"--cfg {where} has {key} {found.get(key)}, the checkpoint {expected.get(key)}")
+    ours, theirs = ([*one["backbone"], *one["head"]] for one in (expected, found))
+    for index in range(max(len(ours), len(theirs))):
+        mine, other = (_normalized(rows[index], index) if index < len(rows) else "none" for rows in (ours, theirs))
+        if mine != other:
+            raise InputError(
+                f"--cfg {where} is not what this checkpoint becomes: its layer {index} is {other}, "
+                f"the checkpoint's main branch has {mine} there"
+            )
+
+
+def _normalized(row: list[Any], index: int) -> str:
+    sources, count, kind, arguments = row
+    inputs = [index - 1 if one == -1 else one for one in ([sources] if isinstance(sources, int) else sources)]
+    return f"{kind} {arguments} x {count} reading {', '.join('the picture' if i < 0 else str(i) for i in inputs)}"
+
+
+def tensor_map(variant: Variant, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, str]:
+    """Tensor of the deployed network → tensor of the training network.
+
+    Every target has exactly one source of its own shape, and what is left of the source is the auxiliary branch.
+
+    Raises:
+        CheckpointError: one of these does not hold.
+    """
+    found: dict[str, str] = {}
+    for name, tensor in target.items():
+        _, index, rest = name.split(".", 2)
+        layer = variant.sources[int(index)]
+        if layer == variant.head:
+            part, _, inner = rest.partition(".")
+            rest = f"{MAIN_HEAD[part]}.{inner}"
+        found[name] = f"model.{layer}.{rest}"
+        if found[name] not in source:
+            raise CheckpointError(f"the training network lacks {found[name]}, which {name} is filled with")
+        if source[found[name]].shape != tensor.shape:
+            shapes = f"{list(source[found[name]].shape)}, and {name} {list(tensor.shape)}"
+            raise CheckpointError(f"{found[name]} of the training network is {shapes}")
+    used = set(found.values())
+    if len(used) < len(found):
+        raise CheckpointError("two tensors of the deployed network would be filled with the same one")
+    left = [name for name in source if name not in used and not _is_auxiliary(name, variant)]
+    if left:
+        raise CheckpointError(f"{len(left)} tensors of the main branch would be lost, such as {left[0]}")
+    return found
+
+
+def _is_auxiliary(name: str, variant: Variant) -> bool:
+    _, index, rest = name.split(".", 2)
+    return variant.is_auxiliary(int(index)) or (int(index) == variant.head and rest.split(".")[0] in MAIN_HEAD)
+
+
+def convert(training: upstream.FloatCheckpoint, variant: Variant) -> upstream.FloatCheckpoint:
+    """The deployed network of a training checkpoint, float32, not fused.
+
+    Raises:
+        InputError: the network does not have the variant's layers.
+        CheckpointError: its tensors do not fit them.
+    """
+    description = deploy_description(training.yaml, variant, training.nc)
+    model: Any = upstream.build_model(description)
+    source = training.model.state_dict()
+    names = tensor_map(variant, source, model.state_dict())
+    model.load_state_dict({name: source[origin] for name, origin in names.items()})
+    model.names = dict(training.names)
+    model.nc = training.nc
+    model.stride = model.model[-1].stride = torch.as_tensor(training.model.stride).clone()
+    return upstream.FloatCheckpoint(model, dict(training.names), training.nc, training.stride, dict(model.yaml))
+
+
+def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
+    """How far the deployed network's output is from the training network's main branch, on one random picture.
+
+    Raises:
+        QatError: by more than float arithmetic explains.
+    """
+    picture = torch.rand(1, 3, CHECK_SIDE, CHECK_SIDE, generator=torch.Generator().manual_seed(0)).to(device)
+    results = []
+    for model in (training, deployed):
+        with torch.no_grad(), _head_as_it_was(model):
+            result = model.to(device)(picture)[0]
+        results.append(result[1] if isinstance(result, (list, tuple)) else result)
+    difference = float((results[0] - results[1]).abs().max())
+    if not difference <= TOLERANCE:
+        raise QatError(f"the converted network's output differs by {difference:g} from the training network's")
+    return difference
+
+
+@contextlib.contextmanager
+def _head_as_it_was(model: Any) -> Iterator[None]:
+    """The head keeps the anchors of the last size that it saw; they would be saved with it."""
+    head = model.model[-1]
+    before = dict(head.__dict__)
+    try:
+        yield
+    finally:
+        head.__dict__.clear()
+        head.__dict__.update(before)
+
+
+def save(path: str | Path, model: nn.Module) -> None:
+    """Write a network as upstream's `train.py` leaves its best one: half precision, without optimizer.
+
+    Upstream's scripts load it. `model` is turned to half precision.
+    """
+    model = model.cpu().half()
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    keys = ("best_fitness", "ema", "updates", "optimizer", "opt", "git", "date")
+    save_torch({"epoch": -1, "model": model, **dict.fromkeys(keys)}, path)

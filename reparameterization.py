@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Convert a trained YOLOv9 (t, s, m, c, e) to the GELAN network that is deployed, without the auxiliary branch.
+
+    python reparameterization.py --weights runs/train/exp/weights/best.pt --save yolov9-c-converted.pt
+
+Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.quantize.errors import InputError
+from utils.cli import add_device, run_program, select_device
+
+MODELS = ("t", "s", "m", "c", "e")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser("reparameterization.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", required=True, metavar="FILE", help="checkpoint of upstream's train_dual.py (.pt)")
+    parser.add_argument("--model", choices=MODELS, help="variant (default: found from the weights)")
+    parser.add_argument(
+        "--cfg", metavar="FILE",
+        help="the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--classes_num", "--classes-num", type=int, metavar="N", help="classes (default: found from the weights)"
+    )
+    parser.add_argument("--save", metavar="FILE", help="file to write (default: beside the weights, NAME-converted.pt)")
+    add_device(parser)
+    return parser
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Load, check, convert, compare the two networks, save."""
+    weights = Path(args.weights)
+    target = Path(args.save) if args.save else weights.with_name(f"{weights.stem}-converted.pt")
+    if target.suffix != ".pt" or target.is_dir():
+        raise InputError(f"--save {target} is not the name of a .pt file")
+    if target.resolve() == weights.resolve():
+        raise InputError(f"--save {target} would overwrite the training weights; choose another name")
+    from models import reparam
+    from utils import upstream
+
+    device = select_device(args.device)
+    training = upstream.load_training(weights)
+    variant = reparam.choose(training.model, args.model, weights)
+    if args.classes_num is not None and args.classes_num != training.nc:
+        raise InputError(f"--classes_num {args.classes_num} was given, and {weights} has {training.nc} classes")
+    if args.cfg:
+        expected = reparam.deploy_description(training.yaml, variant, training.nc)
+        reparam.check_description(upstream.read_description(args.cfg), expected, args.cfg)
+    deployed = reparam.convert(training, variant)
+    difference = reparam.largest_difference(training.model, deployed.model, device)
+    before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
+    reparam.save(target, deployed.model)
+    print(
+        f"{target}: GELAN-{variant.name}, {deployed.nc} classes, {after:.2f} M parameters (of {before:.2f} M), FP16, "
+        f"{target.stat().st_size / 1e6:.1f} MB; largest difference from the training network's output: {difference:g}"
+    )
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit code."""
+    return run_program(build_parser(), convert, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

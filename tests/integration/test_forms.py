@@ -1,0 +1,402 @@
+"""Files with NMS inside and files for DeepStream, made by the programs; and the check that compares them with PyTorch.
+
+References of their own: the evaluation loop's NMS on the plain file's predictions, a parser after DeepStream-Yolo's
+documented layout, torch's main branch.
+"""
+
+from __future__ import annotations
+
+import configparser
+import copy
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+from random_networks import TINY, random_network, save_float, save_quantized
+from torch import nn
+
+import export_qat
+import export_yoloV9
+from utils import upstream
+from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
+from utils.evaluation.dataset import load_data
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.nms import non_max_suppression
+from utils.onnx_graph import delivery, forms, parity
+from utils.onnx_graph.export import ExportConfig, export_forms
+from utils.onnx_graph.forms import NmsSettings
+from utils.onnx_graph.graph import metadata_of
+from utils.onnx_graph.network import Network, load_network
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDE = 64
+LOW = 0.5  # score: half of what a random head says is above
+FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
+Program = Callable[..., tuple[int, list[str], list[str]]]
+
+# two branches: the head's first three inputs are the auxiliary one's
+DUAL = copy.deepcopy(TINY) | {"head": [*TINY["head"][:-1], [[3, 4, 5, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Let boxes and scores differ from anchor to anchor, and depend on every layer: random networks hardly do."""
+    torch.manual_seed(2)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.constant_(layer.weight, 2)
+    for name, layer in model.model[-1].named_modules():
+        if isinstance(layer, nn.Conv2d) and name.startswith("cv") and name.endswith(".2"):
+            nn.init.normal_(layer.weight, std=3)
+            small = torch.arange(16).repeat(4) * -0.6  # prefers the first bins of DFL: boxes of about 20 to 80 pixels
+            layer.bias.data = small if layer.out_channels == 64 else torch.zeros(layer.out_channels)
+    return model
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small network with random weights: as trained with an auxiliary branch, without, and quantized."""
+    folder = tmp_path_factory.mktemp("forms")
+    floating = save_float(folder / "tiny.pt", lively(random_network(TINY)))
+    return {
+        "float": floating,
+        "quantized": save_quantized(folder / "tiny-int8.pt", floating),
+        "dual": save_float(folder / "dual.pt", lively(random_network(DUAL))),
+    }
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Program:
+    """Runs a program; gives its exit code, lines on standard output, lines on standard error."""
+
+    def run(main: Callable[[list[str]], int], *words: object) -> tuple[int, list[str], list[str]]:
+        code = main([str(word) for word in words])
+        streams = capsys.readouterr()
+        return code, streams.out.splitlines(), streams.err.splitlines()
+
+    return run
+
+
+def pictures(batch: int = 2) -> torch.Tensor:
+    return torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
+
+
+def run(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"images": images.numpy()}), strict=True))
+
+
+# --- NMS inside -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+@pytest.mark.parametrize("nms", ["onnx", "none"])
+@pytest.mark.parametrize("dynamic", ["none", "all"])
+def test_detections_are_the_loops(
+    kind: str, nms: str, dynamic: str, weights: dict[str, Path], tmp_path: Path, program: Program
+):
+    shape = ["--dynamic"] if dynamic == "all" else ["--batch-size", 2]
+    words = ["--weights", weights[kind], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, *shape, "--nms", nms]
+    code, out, err = program(export_qat.main, *words, "--include", "onnx", "onnx_end2end", *FLAGS)
+    assert (code, err) == (0, [])
+    lines = [line for line in out if ".onnx: " in line]
+    assert [line.split(": ")[0] for line in lines] == [f"{tmp_path}/net.onnx", f"{tmp_path}/net-end2end.onnx"]
+    batch = "batch" if dynamic == "all" else 2
+    assert f"num_dets [{batch}, 1], det_boxes [{batch}, 40, 4], det_scores [{batch}, 40]" in lines[1]
+    raw = run(tmp_path / "net.onnx", pictures())["output0"]
+    found = run(tmp_path / "net-end2end.onnx", pictures())
+    overlap = 0.6 if nms == "onnx" else 1.0
+    for index, expected in enumerate(non_max_suppression(torch.from_numpy(raw), LOW, overlap, max_det=40)):
+        count = found["num_dets"][index, 0]
+        assert count == len(expected) > 10
+        np.testing.assert_allclose(found["det_boxes"][index, :count], expected[:, :4], atol=1e-2)
+        np.testing.assert_allclose(found["det_scores"][index, :count], expected[:, 4], atol=1e-6)
+        np.testing.assert_array_equal(found["det_classes"][index, :count], expected[:, 5])
+    entries = metadata_of(onnx.load(tmp_path / "net-end2end.onnx"))
+    assert (entries["form"], entries["kind"]) == ("end-to-end", "float" if kind == "float" else "qat")
+
+
+def test_ap_is_the_loops(demo_weights: Path, demo_data: Path, tmp_path: Path):
+    """At the loop's thresholds; without suppression beside a loop that suppresses nothing."""
+    network = load_network(demo_weights, torch.device("cpu"))
+    settings = {name: NmsSettings(name, 300, 0.7, 0.001) for name in ("onnx", "none")}
+    files = {tmp_path / f"{name}.onnx": forms.end2end(one) for name, one in settings.items()}
+    files[tmp_path / "plain.onnx"] = forms.plain()
+    export_forms(network.model, ExportConfig((320, 320), 10), files, network.metadata())
+
+    def score(name: str, overlap: float) -> tuple[float, float]:
+        config = EvalConfig(imgsz=320, batch_size=10, workers=0, limit=30, iou_thres=overlap)
+        with OnnxRuntimeRunner(tmp_path / f"{name}.onnx", threads=1) as runner:
+            result = evaluate(runner, load_data(demo_data), config, progress=False)
+        return result.ap, result.ap50
+
+    usual, free = score("plain", 0.7), score("plain", 1.0)
+    assert usual[0] > 0.5
+    assert free[0] < usual[0] - 0.1
+    assert score("onnx", 0.7) == pytest.approx(usual, abs=0.002)
+    assert score("none", 0.7) == pytest.approx(free, abs=0.002)
+
+
+# --- the check --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
+    """Network and results of every form, float and quantized."""
+    found = {}
+    every = [
+        forms.plain(), forms.deepstream(), forms.end2end(NmsSettings("onnx", 40, 0.6, LOW)),
+        forms.end2end(NmsSettings("efficient")),
+    ]  # fmt: skip
+    for kind in ("float", "quantized"):
+        folder = tmp_path_factory.mktemp(kind)
+        network = load_network(weights[kind], torch.device("cpu"))
+        files = {folder / f"{index}.onnx": form for index, form in enumerate(every)}
+        results = export_forms(network.model, ExportConfig((SIDE, SIDE), 3), files, network.metadata())
+        found[kind] = network, dict(zip(("plain", "deepstream", "onnx", "efficient"), results, strict=True))
+    return found
+
+
+def checked(network: Network, result, path: Path | None = None) -> parity.Parity:
+    return parity.check(path or result.path, network.model, pictures(4), result.quantizers)
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+@pytest.mark.parametrize("form", ["plain", "deepstream", "onnx", "efficient"])
+def test_check_finds_nothing_in_good_files(kind: str, form: str, exported: dict[str, tuple]):
+    network, results = exported[kind]
+    found = checked(network, results[form])
+    assert found.problems == ()
+    assert (found.pictures, found.stretches is None) == (4, kind == "float")
+    assert 0 < found.box < (0.01 if kind == "float" else 2)  # single INT8 steps are no mistake
+    assert str(found).startswith("ONNX Runtime beside PyTorch, 4 pictures: boxes differ by up to ")
+
+
+def scaled(name: str, factor: float) -> Callable[[onnx.ModelProto], None]:
+    def change(graph: onnx.ModelProto) -> None:
+        tensor = next(item for item in graph.graph.initializer if item.name == name)
+        value = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array((value * factor).astype(value.dtype), name))
+
+    return change
+
+
+def swapped_inputs(kind: str) -> Callable[[onnx.ModelProto], None]:
+    """The tail's last node of a kind reads its first two inputs the wrong way round."""
+
+    def change(graph: onnx.ModelProto) -> None:
+        node = [item for item in graph.graph.node if item.op_type == kind][-1]
+        node.input[0], node.input[1] = node.input[1], node.input[0]
+
+    return change
+
+
+def smaller_overlap(graph: onnx.ModelProto) -> None:
+    node = next(item for item in graph.graph.node if item.op_type == "NonMaxSuppression")
+    scaled(node.input[3], 0.5)(graph)
+
+
+def half_boxes(graph: onnx.ModelProto) -> None:
+    node = next(item for item in graph.graph.node if item.op_type == "Mul" and item.name.startswith("/end2end"))
+    scaled(node.input[1], 0.8)(graph)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "change", "message"),
+    [
+        ("float", "plain", scaled("model.3.cv4.conv.weight", 1.1), "box: "),
+        ("float", "plain", scaled("model.9.cv3.0.2.weight", 0.9), "score: "),
+        ("float", "efficient", scaled("model.9.cv2.0.2.bias", 1.5), "box: "),
+        ("quantized", "plain", scaled("model.0.conv.bias", 1.2), "share of INT8 values: "),
+        ("quantized", "onnx", scaled("/model.0/act/Mul/scale", 1.1), "share of INT8 values: "),
+        ("quantized", "plain", scaled("model.9.cv2.0.2.bias", 1.5), "result behind equal INT8 values: "),
+        ("float", "deepstream", swapped_inputs("Sub"), "the rows are not the predictions"),
+        ("float", "efficient", half_boxes, "the rows are not the predictions"),
+        ("quantized", "onnx", smaller_overlap, "detections differ from those of the evaluation loop's NMS"),
+    ],
+)
+def test_check_finds_mistakes(kind: str, form: str, change, message: str, exported: dict[str, tuple], tmp_path: Path):
+    network, results = exported[kind]
+    graph = onnx.load(results[form].path)
+    change(graph)
+    onnx.save(graph, tmp_path / "changed.onnx")
+    problems = checked(network, results[form], tmp_path / "changed.onnx").problems
+    assert any(message in problem for problem in problems), problems
+
+
+def test_a_file_that_differs_is_a_failure(
+    weights: dict[str, Path], tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+):
+    original = delivery.export_forms
+
+    def careless(model, *arguments):
+        results = original(model, *arguments)
+        with torch.no_grad():
+            model.model[0].conv.bias.mul_(1.5)
+        return results
+
+    monkeypatch.setattr(delivery, "export_forms", careless)
+    words = ["--weights", weights["float"], "--output", tmp_path / "net.onnx", "--imgsz", SIDE]
+    code, out, err = program(export_qat.main, *words)
+    assert (code, len(err)) == (1, 1)
+    assert err[0].startswith("error: what was exported does not compute what ")
+    assert f"{tmp_path / 'net.onnx'}: box: " in err[0]
+    assert "boxes differ by up to" in out[-1]
+    code, out, err = program(export_qat.main, *words, "--check", 0)
+    assert (code, len(out), err) == (0, 1, [])
+
+
+def test_check_takes_the_data_sets_pictures(demo_data: Path):
+    images = delivery.check_pictures(3, (96, 64), load_data(demo_data))
+    assert images.shape == (3, 3, 96, 64)
+    assert 0 <= images.min() < images.max() <= 1
+    made = delivery.check_pictures(2, (64, 96), None)
+    assert torch.equal(made, delivery.check_pictures(2, (64, 96), None))
+    assert made.shape == (2, 3, 64, 96)
+
+
+# --- DeepStream -------------------------------------------------------------------------------------------------------
+
+
+def parse_as_deepstream(buffer: np.ndarray, side: int, threshold: float) -> list[tuple[float, ...]]:
+    """A picture's flat buffer as DeepStream-Yolo's parser reads it, since DeepStream 7.1: six numbers an anchor."""
+    values, objects = buffer.astype(np.float32).ravel().tolist(), []
+    for start in range(0, len(values), 6):
+        x1, y1, x2, y2, score, label = values[start : start + 6]
+        left, top, right, bottom = (min(max(value, 0.0), side) for value in (x1, y1, x2, y2))
+        if score >= threshold and right - left >= 1 and bottom - top >= 1:
+            objects.append((left, top, right - left, bottom - top, score, label))
+    return objects
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized", "dual"])
+def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
+    path = tmp_path / "net.onnx"
+    shape = ["--dynamic"] if kind != "dual" else ["--batch", 2]
+    words = ["--weights", weights[kind], "--size", SIDE, 96, "--output", path, "--device", "cpu", "--simplify"]
+    code, out, err = program(export_yoloV9.main, *words, *shape)
+    assert (code, err) == (0, [])
+    batch = 2 if kind == "dual" else "batch"
+    model, head, types = {
+        "float": ("standard", "DDetect", "FP32"),
+        "dual": ("standard", "DualDDetect", "FP32"),
+        "quantized": ("QAT", "DDetect", "INT8 and FP32"),
+    }[kind]
+    start = f"{path}: {model}, {head}, {types}, opset 17, images [{batch}, 3, 64, 96] -> output [{batch}, 126, 6], "
+    assert out[0].startswith(start)
+    assert out[-2:] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
+
+    images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    if kind == "quantized":  # in torch it is single INT8 steps apart
+        words = [
+            "--weights",
+            weights[kind],
+            "--output",
+            tmp_path / "plain.onnx",
+            "--imgsz",
+            SIDE,
+            96,
+            "--batch-size",
+            2,
+        ]
+        assert program(export_qat.main, *words)[0] == 0
+        raw = run(tmp_path / "plain.onnx", images)["output0"]
+    else:
+        with torch.no_grad():
+            result = load_network(weights[kind], torch.device("cpu")).model(images)[0]
+        raw = (result[1] if kind == "dual" else result).numpy()
+    for rows, prediction in zip(run(path, images)["output"], raw, strict=True):
+        expected = []
+        for x, y, w, h, *scores in prediction.T.tolist():
+            left, right = (min(max(value, 0), 96) for value in (x - w / 2, x + w / 2))
+            top, bottom = (min(max(value, 0), 96) for value in (y - h / 2, y + h / 2))
+            label = int(np.argmax(scores))
+            if scores[label] >= LOW and right - left >= 1 and bottom - top >= 1:
+                expected.append((left, top, right - left, bottom - top, scores[label], label))
+        objects = parse_as_deepstream(rows, 96, LOW)
+        assert len(objects) == len(expected) > 100
+        np.testing.assert_allclose(objects, expected, atol=0.05)
+
+    assert (tmp_path / "labels.txt").read_text() == "".join(f"class {index}\n" for index in range(10))
+    config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
+    text = (tmp_path / "config_infer_primary_yoloV9.txt").read_text()
+    config.read_string(text)
+    wanted = {
+        "onnx-file": "net.onnx", "labelfile-path": "labels.txt", "infer-dims": "3;64;96", "num-detected-classes": "10",
+        "network-mode": "1" if kind == "quantized" else "2", "batch-size": "2" if kind == "dual" else "1",
+        "parse-bbox-func-name": "NvDsInferParseYolo", "network-type": "0", "maintain-aspect-ratio": "1",
+    }  # fmt: skip
+    assert wanted.items() <= dict(config["property"]).items()
+    assert float(config["property"]["net-scale-factor"]) == 1 / 255
+    assert "int8-calib-file" not in config["property"]
+    assert ("no calibration file: leave" in text) == (kind == "quantized")
+
+
+def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path], tmp_path: Path, program: Program):
+    """As its conversion would: nothing of the auxiliary branch is left in the file."""
+    path = tmp_path / "dual.onnx"
+    assert program(export_qat.main, "--weights", weights["dual"], "--output", path, "--imgsz", SIDE)[0] == 0
+    names = {tensor.name for tensor in onnx.load(path).graph.initializer}
+    assert any(name.startswith("model.9.cv4.") for name in names)
+    assert not any(name.startswith(("model.9.cv2.", "model.9.cv3.", "model.9.dfl.")) for name in names)
+    model = upstream.load_float(weights["dual"], auxiliary=True).model
+    with torch.no_grad():
+        auxiliary, expected = model(pictures(1))[0]
+    np.testing.assert_allclose(run(path, pictures(1))["output0"], expected.numpy(), atol=1e-2)
+    assert (auxiliary - expected).abs().max() > 1
+
+
+def test_deepstream_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path, program: Program):
+    cases: dict[str, list[object]] = {
+        "--dynamic leaves the batch free and --batch 4 fixes it": ["--dynamic", "--batch", 4],
+        "not 3 numbers": ["--size", 1, 2, 3],
+        "must be positive": ["--batch", 0],
+        "--opset 12 is outside 13 to 20": ["--opset", 12],
+        "--check is -1": ["--check", -1],
+        "not the name of an .onnx file": ["--output", tmp_path / "net.engine"],
+        "does not exist": ["--weights", tmp_path / "none.pt"],
+    }
+    for message, words in cases.items():
+        code, out, err = program(export_yoloV9.main, "--weights", weights["float"], *words)
+        assert (code, len(err), out) == (2, 1, []), message
+        assert err[0].startswith("error: ")
+        assert message in err[0]
+    assert not list(tmp_path.iterdir())
+
+
+# --- README -----------------------------------------------------------------------------------------------------------
+
+
+def readme_commands() -> list[str]:
+    """The commands of the table of exports."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("## Exports") :]
+    section = section[: section.index("\n## ", 1)]
+    rows = [line for line in section.splitlines() if line.startswith("|") and "python export" in line]
+    return [row.rsplit("`", 2)[1] for row in rows]
+
+
+def test_readmes_commands_do_what_their_rows_say(weights: dict[str, Path], tmp_path: Path, program: Program):
+    commands = readme_commands()
+    assert len(commands) >= 7
+    names = {"yolov9-c-converted.pt": "float", "qat_best.pt": "quantized", "yolov9-c.pt": "dual"}
+    for name, kind in names.items():
+        (tmp_path / name).write_bytes(weights[kind].read_bytes())
+    made: set[str] = set()
+    for command in commands:
+        _, file, *words = shlex.split(command)
+        main = {"export_qat.py": export_qat.main, "export_yoloV9.py": export_yoloV9.main}[file]
+        words = [str(tmp_path / word) if word in names else word for word in words]
+        code, out, err = program(main, *words, "--size" if file == "export_yoloV9.py" else "--imgsz", SIDE)
+        assert (code, err) == (0, []), command
+        assert any(line.startswith(str(tmp_path)) for line in out), command
+        made |= {line.partition(" -> ")[2].split()[0] for line in out if " -> " in line}
+    assert made == {"output0", "num_dets", "output"}

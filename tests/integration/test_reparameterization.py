@@ -1,0 +1,210 @@
+"""Every variant of a trained YOLOv9 becomes the deployed GELAN that computes what its main branch computed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from random_networks import TINY, random_network, save_float, save_quantized
+from torch import nn
+
+import reparameterization
+from models import reparam
+from models.quantize.errors import CheckpointError, InputError, QatError
+from utils import upstream, upstream_shims
+
+NAMES = ("t", "s", "m", "c", "e")
+X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_denormals() -> Iterator[None]:
+    torch.set_flush_denormal(True)  # random networks are full of them, and slow with them
+    yield
+    torch.set_flush_denormal(False)
+
+
+def layers(path: Path) -> list[list]:
+    content = yaml.safe_load(path.read_text())
+    return [*content["backbone"], *content["head"]]
+
+
+def read_by(row: list, index: int) -> list[int]:
+    """Absolute numbers of the layers that layer `index` reads; -1 is the picture."""
+    sources = [row[0]] if isinstance(row[0], int) else row[0]
+    return [index + one if one < 0 else one for one in sources]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_map_is_what_the_two_yamls_say(name: str, upstream_yaml: Callable[[str], Path]):
+    """The reference walks both networks from their heads to the picture, pairing what computes the same."""
+    training, deployed = layers(upstream_yaml(f"yolov9-{name}")), layers(upstream_yaml(f"gelan-{name}"))
+    pairs = {len(deployed) - 1: len(training) - 1}
+    half = read_by(training[-1], len(training) - 1)[3:]
+    stack = list(zip(read_by(deployed[-1], len(deployed) - 1), half, strict=True))
+    while stack:
+        ours, theirs = stack.pop()
+        if ours < 0 or ours in pairs:
+            assert pairs.get(ours, theirs) == theirs or training[theirs][2] == "Silence"
+            continue
+        pairs[ours] = theirs
+        assert deployed[ours][1:] == training[theirs][1:]
+        sources = read_by(deployed[ours], ours), read_by(training[theirs], theirs)
+        stack += zip(*sources, strict=True)
+    variant = reparam.VARIANTS[name]
+    assert variant.sources == pairs
+    unused = set(range(len(training))) - set(pairs.values())
+    assert {layer for layer in range(len(training)) if variant.is_auxiliary(layer)} == unused
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, upstream_yaml: Callable[[str], Path]) -> dict[str, Path]:
+    """Training checkpoints of -t with 3 classes: as trained, quantized, converted, truncated, other widths."""
+    folder = tmp_path_factory.mktemp("training")
+    weights = save_float(folder / "best.pt", random_network(upstream_yaml("yolov9-t"), nc=3))
+    assert reparameterization.main(["--weights", str(weights), "--device", "cpu"]) == 0
+    converted = folder / "best-converted.pt"
+    (folder / "part.pt").write_bytes(weights.read_bytes()[:100_000])
+    wide = yaml.safe_load(upstream_yaml("yolov9-t").read_text()) | {"width_multiple": 1.5}
+    tiny = save_float(folder / "tiny.pt", random_network(TINY))
+    return {
+        "training": weights,
+        "converted": converted,
+        "quantized": save_quantized(folder / "int8.pt", tiny),
+        "truncated": folder / "part.pt",
+        "wide": save_float(folder / "wide.pt", random_network(wide, nc=3)),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_converted_network_computes_the_main_branch(
+    name: str, upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    training = random_network(upstream_yaml(f"yolov9-{name}"), nc=3, seed=4)
+    weights, target = save_float(tmp_path / "best.pt", training), tmp_path / "deployed.pt"
+    words = ["--weights", weights, "--save", target, "--cfg", upstream_yaml(f"gelan-{name}"), "--device", "cpu"]
+    assert reparameterization.main([*map(str, words), "--model", name, "--classes_num", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{target}: GELAN-{name}, 3 classes")
+    assert out.endswith("from the training network's output: 0\n")
+    found = upstream.load_float(target)
+    with torch.no_grad():
+        (auxiliary, expected), _ = training.float()(X)
+        result, _ = found.model(X)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+    assert (auxiliary - expected).abs().max() > 1
+    assert found.names == {index: f"class {index}" for index in range(3)}
+    assert {value.dtype for value in upstream._read_network(target).parameters()} == {torch.float16}
+    own = random_network(upstream_yaml(f"gelan-{name}"), nc=3).state_dict()
+    assert {key: value.shape for key, value in found.model.state_dict().items()} == {
+        key: value.shape for key, value in own.items()
+    }
+
+
+def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    """It fuses, as val.py and detect.py do; train.py reads the description and the state."""
+    from models.experimental import attempt_load
+    from models.yolo import DetectionModel
+
+    monkeypatch.setattr(torch, "load", torch.load)
+    upstream_shims.load_safely_by_default(upstream.allowed_globals)
+    model = attempt_load(str(small["converted"]), device=torch.device("cpu"))
+    with torch.no_grad():
+        expected = upstream.load_float(small["training"], auxiliary=True).model(X)[0][1]
+        torch.testing.assert_close(model(X)[0], expected, atol=1e-3, rtol=1e-4)
+    content = torch.load(small["converted"])
+    assert content["epoch"] == -1
+    assert content["optimizer"] is content["ema"] is None
+    again = DetectionModel(content["model"].yaml, ch=3, nc=3)
+    again.load_state_dict(content["model"].float().state_dict())
+
+
+def test_a_network_of_other_widths_is_converted_when_its_layers_are_named(
+    small: dict[str, Path], capsys: pytest.CaptureFixture[str]
+):
+    words = ["--weights", str(small["wide"]), "--device", "cpu"]
+    assert reparameterization.main(words) == 2
+    assert "30 layers, 24 channels first and AConv: none of t (30 layers, 16 channels" in capsys.readouterr().err
+    assert reparameterization.main([*words, "--model", "s"]) == 0
+    assert reparameterization.main([*words, "--model", "c"]) == 2
+
+
+def test_mistakes_get_one_line(
+    small: dict[str, Path], tmp_path: Path, upstream_yaml: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "text.yaml").write_text("nothing")
+    target, training = tmp_path / "out.pt", small["training"]
+    cases: list[tuple[str, list]] = [
+        ("--model m is m (39 layers", [training, "--model", "m"]),
+        ("--model s is s (30 layers, 32 channels first, AConv), and", [training, "--model", "s"]),
+        ("--classes_num 80 was given, and", [training, "--classes_num", 80]),
+        ("converted already", [small["converted"]]),
+        ("truncated", [small["truncated"]]),
+        ("is a quantized checkpoint", [small["quantized"]]),
+        ("does not exist", [tmp_path / "none.pt"]),
+        ("layer 0 is Conv [32, 3, 2]", [training, "--cfg", upstream_yaml("gelan-s")]),
+        ("layer 22 is SPPELAN", [training, "--cfg", upstream_yaml("yolov9-t")]),
+        ("is not a model description", [training, "--cfg", tmp_path / "text.yaml"]),
+        ("would overwrite the training weights", [training, "--save", training]),
+        ("is not the name of a .pt file", [training, "--save", tmp_path]),
+    ]
+    for message, words in cases:
+        words = ["--save", target, "--device", "cpu", "--weights", *words]
+        assert reparameterization.main([str(word) for word in words]) == 2, message
+        out, err = capsys.readouterr()
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert message in err
+        assert out == ""
+        assert not target.exists()
+
+
+def test_a_wrong_map_is_noticed(small: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    training = upstream.load_training(small["training"])
+    source = training.model.state_dict()
+    variant = reparam.VARIANTS["t"]
+    target = reparam.convert(training, variant).model.state_dict()
+    assert len(reparam.tensor_map(variant, source, target)) == len(target)
+    for spans, message in [
+        (((0, 20, 0), (21, 21, 20)), "lacks model.20.cv1"),
+        (((0, 14, 0), (15, 15, 12), (16, 21, 16)), r"model.12.cv1.conv.weight of the training network is \[96"),
+        (((0, 8, 0), (9, 9, 22), (10, 21, 10)), r"would be lost, such as model.9.cv1"),  # of the same shapes
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            reparam.tensor_map(replace(variant, layers=spans), source, target)
+    monkeypatch.setattr(reparam, "MAIN_HEAD", {"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"})  # also of the same shapes
+    with pytest.raises(CheckpointError, match=r"would be lost, such as model.29.cv4"):
+        reparam.tensor_map(variant, source, target)
+    twice = replace(variant, layers=((0, 0, 0), (1, 1, 0)))
+    with pytest.raises(CheckpointError, match="filled with the same one"):
+        reparam.tensor_map(twice, {"model.0.w": X, "model.1.w": X}, {"model.0.w": X, "model.1.w": X})
+
+
+def test_difference_is_an_error(small: dict[str, Path]):
+    training = upstream.load_training(small["training"])
+    deployed = reparam.convert(training, reparam.VARIANTS["t"])
+    before = dict(vars(deployed.model.model[-1]))
+    assert reparam.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0
+    assert vars(deployed.model.model[-1]) == before  # anchors of the check are not kept
+    nn.init.constant_(deployed.model.model[-1].cv3[0][-1].bias, 1.0)
+    with pytest.raises(QatError, match="differs by"):
+        reparam.largest_difference(training.model, deployed.model, torch.device("cpu"))
+
+
+def test_description_must_fit_the_network(small: dict[str, Path]):
+    training = upstream.load_training(small["training"])
+    variant, description = reparam.VARIANTS["t"], copy.deepcopy(training.yaml)
+    description["head"][0][0] = 25  # the main branch reads the auxiliary one
+    with pytest.raises(InputError, match="layer 9 of the training network reads layer 25, which is not deployed"):
+        reparam.deploy_description(description, variant, 3)
+    del description["head"][3]
+    with pytest.raises(CheckpointError, match="describes 29 layers and holds 30"):
+        reparam.deploy_description(description, variant, 3)
+    expected = reparam.deploy_description(training.yaml, variant, 3)
+    with pytest.raises(InputError, match="has width_multiple 2"):
+        reparam.check_description({**expected, "width_multiple": 2}, expected, "x.yaml")

@@ -1,0 +1,220 @@
+"""The output forms against references of their own, on made-up predictions: the evaluation loop's NMS, and parsers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from models.quantize.errors import InputError
+from utils.evaluation.nms import non_max_suppression
+from utils.onnx_graph import deepstream, forms
+from utils.onnx_graph.forms import NmsSettings
+from utils.onnx_graph.graph import opset_of
+
+CLASSES, ANCHORS = 5, 90
+
+
+def raw_graph(batch: int | str = 2, anchors: int | str = ANCHORS, opset: int = 17, classes: int = CLASSES):
+    """A network whose predictions are its input."""
+    shape = (batch, 4 + classes, anchors)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("images", "output0")]
+    graph = helper.make_graph([helper.make_node("Identity", ["images"], ["output0"])], "raw", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def predictions(batch: int = 2, anchors: int = ANCHORS, classes: int = CLASSES, seed: int = 0) -> torch.Tensor:
+    """Boxes that overlap a lot, and scores on a coarse grid, so that many are equal, as an INT8 network's are."""
+    random = torch.Generator().manual_seed(seed)
+    boxes = torch.rand(batch, 4, anchors, generator=random) * torch.tensor([60, 60, 40, 40]).view(1, 4, 1) + 8
+    scores = torch.randint(0, 21, (batch, classes, anchors), generator=random) / 20
+    return torch.cat([boxes, scores], 1)
+
+
+def run(model: onnx.ModelProto, images: torch.Tensor) -> dict[str, np.ndarray]:
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs = {
+        value.name: [dim if isinstance(dim, int) else None for dim in value.shape] for value in session.get_outputs()
+    }
+    found = dict(zip(outputs, session.run(list(outputs), {"images": images.numpy()}), strict=True))
+    for name, shape in outputs.items():
+        assert all(known in (None, real) for known, real in zip(shape, found[name].shape, strict=True))
+    return found
+
+
+def rows(found: dict[str, np.ndarray], picture: int) -> np.ndarray:
+    """Detections of a picture as the loop gives them: x1, y1, x2, y2, score, class."""
+    count = found["num_dets"][picture, 0]
+    parts = found["det_boxes"][picture], found["det_scores"][picture, :, None], found["det_classes"][picture, :, None]
+    table = np.concatenate(parts, 1)
+    assert not table[count:].any()  # zeros behind the last detection
+    return table[:count]
+
+
+SETTINGS = {
+    "defaults": NmsSettings("onnx"),
+    "as in evaluation": NmsSettings("onnx", 300, 0.7, 0.001),
+    "few": NmsSettings("onnx", 3),
+    "agnostic": NmsSettings("onnx", agnostic=True),
+    "agnostic, all": NmsSettings("onnx", 300, 0.6, 0.0, agnostic=True),
+    "nothing": NmsSettings("onnx", conf_thres=1.0),
+    "none": NmsSettings("none", 50),
+    "none, all": NmsSettings("none", 600, conf_thres=0.0),
+    "none, agnostic": NmsSettings("none", agnostic=True),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("shape", ["static", "dynamic"])
+def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shape: str):
+    """Also in their order, where scores are equal. Without suppression, the loop suppresses nothing (overlap > 1)."""
+    names = {"static": (2, ANCHORS), "dynamic": ("batch", "anchors")}[shape]
+    model = forms.end2end(settings).attach(raw_graph(*names))
+    raw = predictions()
+    overlap = 1.0 if settings.kind == "none" else settings.iou_thres
+    if settings.kind == "none" and settings.agnostic:
+        best, label = raw[:, 4:].max(1, keepdim=True)
+        raw = torch.cat([raw[:, :4], torch.zeros_like(raw[:, 4:]).scatter(1, label, best)], 1)
+    expected = non_max_suppression(
+        raw, settings.conf_thres, overlap, max_det=settings.topk, agnostic=settings.agnostic and overlap < 1
+    )
+    found = run(model, predictions())
+    assert found["det_scores"].shape == (2, settings.topk)
+    assert {name: value.dtype for name, value in found.items()} == {
+        "num_dets": np.int32, "det_boxes": np.float32, "det_scores": np.float32, "det_classes": np.int32,
+    }  # fmt: skip
+    for picture, wanted in enumerate(expected):
+        np.testing.assert_allclose(rows(found, picture), wanted.numpy(), atol=1e-4)
+    assert settings.conf_thres == 1 or min(len(wanted) for wanted in expected) > 2
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 20])
+def test_operators_are_those_of_every_opset(opset: int):
+    for form in (
+        forms.end2end(NmsSettings("onnx", agnostic=True)),
+        forms.end2end(NmsSettings("none")),
+        forms.deepstream(),
+    ):
+        model = form.attach(raw_graph(opset=opset))
+        assert opset_of(model) == opset
+        run(model, predictions())
+
+
+def test_batch_and_anchors_may_vary_and_a_picture_without_detections_is_fine():
+    model = forms.end2end(NmsSettings("onnx", 30)).attach(raw_graph("batch", "anchors"))
+    for batch, anchors in ((1, 4), (3, 50)):
+        raw = predictions(batch, anchors)
+        raw[-1, 4:] = 0
+        found = run(model, raw)
+        assert found["num_dets"][-1, 0] == 0
+        assert found["det_boxes"].shape == (batch, 30, 4)
+        for picture, wanted in enumerate(non_max_suppression(raw, 0.25, 0.45, max_det=30)):
+            np.testing.assert_allclose(rows(found, picture), wanted.numpy(), atol=1e-4)
+
+
+def test_one_class():
+    found = run(forms.end2end(NmsSettings("onnx")).attach(raw_graph(1, classes=1)), predictions(1, classes=1))
+    (wanted,) = non_max_suppression(predictions(1, classes=1), 0.25, 0.45, max_det=100)
+    np.testing.assert_allclose(rows(found, 0), wanted.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_plugin_gets_what_its_description_asks_for(batch: int | str):
+    """Its inputs are computed and compared; the plugin itself runs in TensorRT only."""
+    settings = NmsSettings("efficient", 42, 0.5, 0.3, agnostic=True)
+    before = raw_graph(batch)
+    text = before.SerializeToString()
+    model = forms.end2end(settings).attach(before)
+    assert before.SerializeToString() == text
+    onnx.checker.check_model(model, full_check=True)
+    assert [(o.name, o.type.tensor_type.elem_type) for o in model.graph.output] == [
+        ("num_dets", TensorProto.INT32), ("det_boxes", TensorProto.FLOAT),
+        ("det_scores", TensorProto.FLOAT), ("det_classes", TensorProto.INT32),
+    ]  # fmt: skip
+    node = model.graph.node[-1]
+    assert (node.op_type, list(node.output)) == ("EfficientNMS_TRT", [o.name for o in model.graph.output])
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    assert attributes.pop("iou_threshold") == pytest.approx(0.5)
+    assert attributes.pop("score_threshold") == pytest.approx(0.3)
+    assert attributes == {
+        "plugin_version": b"1", "background_class": -1, "score_activation": 0, "box_coding": 0,
+        "class_agnostic": 1, "max_output_boxes": 42,
+    }  # fmt: skip
+    inputs = list(node.input)
+    del model.graph.node[-1], model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs)
+    boxes, scores = run_names(model, inputs)
+    raw = predictions()
+    middle, size = raw[:, :2].mT.numpy(), raw[:, 2:4].mT.numpy()
+    np.testing.assert_allclose(boxes, np.concatenate([middle - size / 2, middle + size / 2], 2), atol=1e-5)
+    np.testing.assert_array_equal(scores, raw[:, 4:].mT.numpy())
+
+
+def run_names(model: onnx.ModelProto, names: list[str]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(names, {"images": predictions().numpy()})
+
+
+def parse_as_deepstream(buffer: np.ndarray, width: int, height: int, thresholds: list[float]) -> list[tuple]:
+    """A parser after DeepStream-Yolo's documented layout: a flat float buffer for each picture, six numbers an anchor
+    (x1, y1, x2, y2, score, class); boxes are clipped to the network's input, those under a pixel are dropped."""
+    flat, objects = buffer.astype(np.float32).ravel(), []
+    for start in range(0, flat.size, 6):
+        x1, y1, x2, y2, score, label = flat[start : start + 6].tolist()
+        if score < thresholds[int(label)]:
+            continue
+        left, right = (min(max(x, 0.0), width) for x in (x1, x2))
+        top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))
+        if right - left >= 1 and bottom - top >= 1:
+            objects.append((left, top, right - left, bottom - top, score, int(label)))
+    return objects
+
+
+@pytest.mark.parametrize("names", [(2, ANCHORS), ("batch", ANCHORS), ("batch", "anchors")])
+def test_deepstream_parser_finds_the_boxes(names: tuple):
+    model = forms.deepstream().attach(raw_graph(*names))
+    assert [value.name for value in model.graph.output] == ["output"]
+    raw = predictions()
+    found = run(model, raw)["output"]
+    assert (found.shape, found.dtype) == ((2, ANCHORS, 6), np.float32)
+    thresholds = [0.25, 0.9, 0.25, 0.5, 0.25]
+    for picture in range(2):
+        expected = []
+        for anchor in range(ANCHORS):
+            x, y, w, h, *scores = raw[picture, :, anchor].tolist()
+            label = scores.index(max(scores))
+            if scores[label] >= np.float32(thresholds[label]):
+                x1, y1, x2, y2 = x - w / 2, y - h / 2, x + w / 2, y + h / 2
+                x1, x2 = max(x1, 0), min(x2, 64)
+                y1, y2 = max(y1, 0), min(y2, 64)
+                expected.append((x1, y1, x2 - x1, y2 - y1, scores[label], label))
+        objects = parse_as_deepstream(found[picture], 64, 64, [np.float32(t) for t in thresholds])
+        expected = [row for row in expected if row[2] >= 1 and row[3] >= 1]
+        assert 10 < len(expected) == len(objects) < ANCHORS
+        np.testing.assert_allclose(objects, expected, atol=1e-4)
+
+
+def test_labels_have_a_line_each():
+    assert deepstream.labels({1: "traffic light", 0: "person"}) == "person\ntraffic light\n"
+    with pytest.raises(InputError, match="class 0 is named"):
+        deepstream.labels({0: "two\nlines"})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"topk": 0}, "--topk-all is 0; expected 1 to 3840"),
+        ({"topk": 4000}, "--topk-all is 4000"),
+        ({"iou_thres": 1.5}, "--iou-thres is 1.5; expected 0 to 1"),
+        ({"conf_thres": -1}, "--conf-thres is -1"),
+    ],
+)
+def test_settings_are_checked(values: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        NmsSettings(**values)

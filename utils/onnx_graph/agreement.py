@@ -1,0 +1,128 @@
+"""Does a Q/DQ graph compute what the fake-quantized network computes? Tensor by tensor, in INT8 steps.
+
+The graph is cut behind every activation quantizer: the integers that the torch network had there are fed in. So every
+stretch between two quantizers is compared by itself, and differences do not add up: what remains is float arithmetic in
+another order, which may move a value across the border between two levels. (Left to run freely, such steps grow from
+layer to layer until the results of both are as far apart as quantization noise, which says nothing about the graph.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from onnx import ModelProto, TensorProto, helper
+from torch import Tensor, nn
+
+from models.quantize.modules import export_mode
+from utils.onnx_graph.context import Context
+from utils.onnx_graph.editing import drop_unused
+from utils.task import DETECT
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a graph is from the network, each stretch between quantizers by itself.
+
+    Attributes:
+        tensors: how many quantized tensors were compared.
+        steps: the largest difference of two integers.
+        fraction: of the values that differ at all.
+        output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
+    """
+
+    tensors: int
+    steps: int
+    fraction: float
+    output: float
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A quantized tensor: the name of its integers, the name under which they are fed in, and its scale."""
+
+    integers: str
+    fed: str
+    scale: float
+
+
+def quantizer_order(graph: ModelProto) -> tuple[str, ...]:
+    """Names of the activation quantizers in the order of the graph; as traced, that in which torch calls them."""
+    return tuple(node.name for node in Context(graph).activations)
+
+
+def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Sequence[str] | None = None) -> Agreement:
+    """Compare every quantized activation of a network with the exported graph's.
+
+    Args:
+        model: on the CPU.
+        images: `[B, 3, H, W]` in 0..1.
+        order: the traced graph's `quantizer_order`, where `graph` has been reordered since.
+    Raises:
+        ValueError: the network and the graph have different numbers of quantizers.
+    """
+    names = order or quantizer_order(graph)
+    cut, places = _cut(graph, names)
+    levels, result = _torch_levels(model, images, [place.scale for place in places])
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {place.fed: level for place, level in zip(places, levels, strict=True)}
+    feeds[graph.graph.input[0].name] = images.numpy()
+    taken = {entry.name for entry in session.get_inputs()}
+    wanted = [DETECT.prediction, *(place.integers for place in places)]
+    output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
+    steps, differing, total = 0, 0, 0
+    for level, integers in zip(levels, found, strict=True):
+        apart = np.abs(level.astype(np.int16) - integers)
+        steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
+    return Agreement(len(names), steps, differing / total, float(np.abs(output - result).max()))
+
+
+def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[list[np.ndarray], np.ndarray]:
+    """INT8 results of the activation quantizers in the order of their calls, and the network's predictions."""
+    levels: list[np.ndarray] = []
+
+    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        scale = scales[len(levels)] if len(levels) < len(scales) else 1.0
+        levels.append((output.float() / scale).round().clamp(-128, 127).to(torch.int8).numpy())
+
+    hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
+    try:
+        with torch.no_grad(), export_mode():
+            result = model(images)[0].numpy()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(levels) != len(scales):
+        raise ValueError(f"{len(levels)} quantizers run in torch, {len(scales)} are in the graph")
+    return levels, result
+
+
+def _cut(graph: ModelProto, order: Sequence[str]) -> tuple[ModelProto, list[_Cut]]:
+    """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs."""
+    context = Context(graph)
+    quantizers = {node.name: node for node in context.activations}
+    if set(quantizers) != set(order):
+        raise ValueError(f"the graph has {len(quantizers)} quantizers, {len(order)} were traced; their names differ")
+    places = []
+    for name in order:
+        integers = quantizers[name].output[0]
+        scale = context.view.array(quantizers[name].input[1])
+        places.append(_Cut(integers, f"{integers}/fed", float(scale) if scale is not None else 1.0))
+    cut = ModelProto()
+    cut.CopyFrom(graph)
+    fed = {place.integers: place.fed for place in places}
+    for node in cut.graph.node:
+        node.input[:] = [fed.get(name, name) for name in node.input]
+    del cut.graph.output[:], cut.graph.value_info[:]
+    outputs = [(DETECT.prediction, TensorProto.FLOAT), *((place.integers, TensorProto.INT8) for place in places)]
+    cut.graph.input.extend(helper.make_tensor_value_info(place.fed, TensorProto.INT8, None) for place in places)
+    cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
+    drop_unused(cut)
+    return ModelProto.FromString(cut.SerializeToString()), places

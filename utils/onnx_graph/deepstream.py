@@ -1,0 +1,89 @@
+"""The two files that DeepStream wants beside a network: class names, and nvinfer's configuration.
+
+The configuration assumes the parser and the engine builder of DeepStream-Yolo since its version for DeepStream 7.1
+(https://github.com/marcoslucianops/DeepStream-Yolo), which reads rows of x1, y1, x2, y2, score, class.
+Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from models.quantize.errors import InputError
+
+LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
+SCALE = repr(1 / 255)
+INT8, FP16 = 1, 2  # of nvinfer's network-mode
+QUANTIZED = """\
+# The ranges are in the ONNX file (QuantizeLinear and DequantizeLinear), so there is no calibration file: leave
+# int8-calib-file out. The builder named by engine-create-func-name then sets INT8 without calibrating; nvinfer's own
+# builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT up to 10.11)
+# also lets the float layers run in FP16; name it in model-engine-file."""
+FLOAT = "# 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this network, which is not quantized."
+TEMPLATE = """\
+# {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
+#   the parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later, compiled in the folder named below
+#   pictures letterboxed in the middle, as in training, RGB, scaled to 0..1
+[property]
+gpu-id=0
+net-scale-factor={scale}
+model-color-format=0
+onnx-file={onnx}
+model-engine-file=model_b{batch}_gpu0_{mode_name}.engine
+labelfile-path={labels}
+infer-dims=3;{height};{width}
+{batch_note}
+batch-size={batch}
+{mode_note}
+network-mode={mode}
+num-detected-classes={classes}
+interval=0
+gie-unique-id=1
+process-mode=1
+network-type=0
+# 2: nvinfer's NMS, with the thresholds at the end
+cluster-mode=2
+maintain-aspect-ratio=1
+symmetric-padding=1
+parse-bbox-func-name=NvDsInferParseYolo
+custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so
+engine-create-func-name=NvDsInferYoloCudaEngineGet
+
+[class-attrs-all]
+nms-iou-threshold=0.45
+pre-cluster-threshold=0.25
+topk=300
+"""
+
+
+def labels(names: Mapping[int, str]) -> str:
+    """One class name a line, in the order of their ids.
+
+    Raises:
+        InputError: a name has several lines.
+    """
+    for index, name in names.items():
+        if len(name.splitlines()) > 1:
+            raise InputError(f"class {index} is named {name!r}; {LABELS} takes one line a class")
+    return "".join(f"{names[index]}\n" for index in sorted(names))
+
+
+def infer_config(
+    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, quantized: bool, dynamic: bool
+) -> str:
+    """nvinfer's configuration for a file.
+
+    Args:
+        onnx: the file; the configuration is to lie beside it.
+        size: height and width of the input, pixels.
+        batch: pictures a batch.
+        dynamic: whether the file takes any batch.
+    """
+    name = Path(onnx).name
+    return TEMPLATE.format(
+        onnx=name, scale=SCALE, labels=LABELS, height=size[0], width=size[1], batch=batch, classes=classes,
+        batch_note="# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
+        mode=INT8 if quantized else FP16, mode_name="int8" if quantized else "fp16",
+        mode_note=QUANTIZED.format(onnx=name) if quantized else FLOAT,
+    )  # fmt: skip
