@@ -47,6 +47,7 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.Severity = enum.IntEnum("Severity", severities)
     for name in ("ILogger", "IProfiler", *(("IProgressMonitor",) if major >= 10 else ())):
         setattr(trt, name, type(name, (), {"__init__": lambda self: setattr(self, "initialised", True)}))
+    trt.init_libnvinfer_plugins = lambda log, namespace: trt.calls.append(("plugins", namespace)) or True
     trt.IBuilderConfig = _Config
     trt.Builder = lambda log: _Builder(trt, log)
     trt.OnnxParser = lambda network, log: _Parser(trt, network, log)
@@ -165,7 +166,10 @@ class _Parser:
 
     def parse_from_file(self, path):
         model = onnx.load(path)
-        if "Unknown" in {node.op_type for node in model.graph.node}:
+        kinds = {node.op_type for node in model.graph.node}
+        if any(kind.endswith("_TRT") for kind in kinds) and ("plugins", "") not in self.trt.calls:
+            kinds.add("Unknown")
+        if "Unknown" in kinds:
             text = "In node 0 (importNode): UNSUPPORTED_NODE: no importer for Unknown"
             self.errors = [types.SimpleNamespace(desc=lambda: text)]
             return False

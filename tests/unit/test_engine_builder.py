@@ -273,3 +273,20 @@ def test_note_that_is_damaged(tmp_path):
     (tmp_path / "a.engine.json").write_text(json.dumps({"unknown": 1}))
     with pytest.raises(InputError, match="is damaged"):
         EngineNote.load(tmp_path / "a.engine")
+
+
+def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    assert not build(file, tmp_path / "a.engine", QUIET).note.plugins
+    assert ("plugins", "") not in api.module.calls
+    model = onnx.load(file)
+    model.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", ["output0"], ["num_dets"]))
+    onnx.save(model, tmp_path / "nms.onnx")
+    monkeypatch.setattr(type(api.module.Builder(api.log().handle)), "build_serialized_network", lambda *_: b"plan")
+    assert build(
+        tmp_path / "nms.onnx", tmp_path / "nms.engine", dataclasses.replace(QUIET, timing_cache="")
+    ).note.plugins
+    assert ("plugins", "") in api.module.calls
+    delattr(api.module, "init_libnvinfer_plugins")
+    with pytest.raises(InputError, match="has no plugins here; export with --nms onnx, or without NMS"):
+        build(tmp_path / "nms.onnx", tmp_path / "nms.engine", QUIET)

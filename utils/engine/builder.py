@@ -53,6 +53,8 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     log, engine = api.log(), Path(engine)
     builder = api.module.Builder(log.handle)
     network = builder.create_network(_network_flags(api, typing))
+    if file.plugins:
+        api.register_plugins(log)
     parser = _parse(api, network, log, file)
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, file, typing, gpu)
@@ -80,6 +82,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         precision=precision_of(file, config, typing),
         profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
         metadata=dict(file.metadata),
+        plugins=file.plugins,
         seconds=round(seconds, 1),
         warnings=tuple(log.warnings),
     )

@@ -6,6 +6,7 @@ So `X.engine` is accompanied by `X.engine.json`; an engine without one (built by
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ class EngineNote:
         precision: 'int8', 'fp16' or 'fp32', as it was asked for.
         profile: input → min, opt, max shape.
         metadata: the ONNX file's.
+        plugins: whether it uses TensorRT's own plugins.
         seconds: that the build took.
         warnings: TensorRT's.
     """
@@ -40,6 +42,7 @@ class EngineNote:
     precision: str = ""
     profile: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    plugins: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
 
@@ -83,6 +86,9 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     note = EngineNote.load(path)
     if gpu is None:
         raise InputError(f"{path} needs an NVIDIA GPU, and torch sees none; the .onnx it was built from runs on a CPU")
+    if note.plugins or not note.api:
+        with contextlib.suppress(*(() if note.plugins else (InputError,))):
+            api.register_plugins(log)
     runtime = api.module.Runtime(log.handle)
     try:
         engine = runtime.deserialize_cuda_engine(path.read_bytes())

@@ -20,7 +20,7 @@ class OnnxFile:
         quantized: whether there are QuantizeLinear or DequantizeLinear nodes.
         half: whether weights or scales are FP16: the types of a strongly typed network are in the file.
         half_scales: whether quantizers have FP16 scales (opset 19), which weakly typed TensorRT does not read.
-        end2end: whether an NMS node is in the graph.
+        plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
         metadata: its properties.
     """
 
@@ -31,7 +31,7 @@ class OnnxFile:
     quantized: bool
     half: bool
     half_scales: bool
-    end2end: bool
+    plugins: bool
     metadata: Mapping[str, str]
 
     @property
@@ -90,7 +90,7 @@ def describe(model: Any, path: Path) -> OnnxFile:
         quantized=bool(quantizers),
         half=half_type in scales or half_type in weights,
         half_scales=half_type in scales,
-        end2end=any("NMS" in node.op_type or node.op_type == "NonMaxSuppression" for node in graph.node),
+        plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
         metadata={entry.key: entry.value for entry in model.metadata_props},
     )
 

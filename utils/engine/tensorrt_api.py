@@ -73,6 +73,16 @@ class Api:
         """IProgressMonitor, from TensorRT 10."""
         return getattr(self.module, "IProgressMonitor", None)
 
+    def register_plugins(self, log: Log) -> None:
+        """Make TensorRT's own plugins known, before a file or an engine that uses them is read.
+
+        Raises:
+            InputError: there are none (TensorRT-RTX), or they do not load.
+        """
+        register = getattr(self.module, "init_libnvinfer_plugins", None)
+        if register is None or not register(log.handle, ""):
+            raise InputError(f"{self.name} has no plugins here; export with --nms onnx, or without NMS")
+
     def torch_type(self, dtype: Any) -> str:
         """Name of torch's data type for TensorRT's.
 

@@ -127,7 +127,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     note = EngineNote(
         onnx=str(file.path), api=program.name, gpu=gpu.name if gpu else "", typing=typing, precision=precision,
         profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
-        metadata=dict(file.metadata), seconds=round(seconds, 1),
+        metadata=dict(file.metadata), plugins=file.plugins, seconds=round(seconds, 1),
     )  # fmt: skip
     note.save(engine)
     return note
