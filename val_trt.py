@@ -3,6 +3,7 @@
 
 python val_trt.py --engine-file gelan-c.onnx --data coco.yaml
 python val_trt.py --engine-file gelan-c.onnx --data coco.yaml --task study --imgsz 320 480 640
+python val_trt.py --engine-file gelan-c.engine --source pictures/          # draws what it finds
 """
 
 from __future__ import annotations
@@ -35,21 +36,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
-SPEED_CONFIDENCE, SPEED_OVERLAP = 0.25, 0.45
+EVERYDAY_CONFIDENCE, EVERYDAY_OVERLAP = 0.25, 0.45
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Evaluate a TensorRT engine or an ONNX file on a data set.")
+    parser = argparse.ArgumentParser(
+        description="Evaluate a TensorRT engine or an ONNX file on a data set, or draw what it finds."
+    )
     parser.add_argument("--engine-file", required=True, metavar="FILE", help="an .onnx, .engine or .plan file")
     add_data(parser)
+    parser.add_argument(
+        "--source",
+        metavar="PATH",
+        help="draw detections on this picture, video or folder instead of evaluating",
+    )
     parser.add_argument(
         *IMAGE_SIZE_FLAGS, type=int, nargs="+", metavar="N",
         help="longer side of the input in pixels (default: the file's own); several for --task study",
     )  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=32, metavar="N",
                         help="pictures at a time (default: 32); a fixed batch in the file wins")  # fmt: skip
-    parser.add_argument("--conf-thres", type=float, default=0.001, metavar="P", help="least score (default: 0.001)")
-    parser.add_argument("--iou-thres", type=float, default=0.7, metavar="P", help="NMS overlap (default: 0.7)")
+    parser.add_argument("--conf-thres", type=float, metavar="P", help="least score (default: 0.001; --source: 0.25)")
+    parser.add_argument("--iou-thres", type=float, metavar="P", help="NMS overlap (default: 0.7; --source: 0.45)")
     parser.add_argument("--max-det", type=int, default=300, metavar="N", help="detections per picture (default: 300)")
     parser.add_argument(
         "--task", default="val", choices=("val", "test", "train", "speed", "study"),
@@ -77,6 +85,13 @@ def main(args: argparse.Namespace) -> int:
     from utils.evaluation.data_yaml import load_data
     from utils.reports.schema import Report
 
+    everyday = args.source is not None  # what is drawn is for the eye, AP wants every detection
+    if args.conf_thres is None:
+        args.conf_thres = EVERYDAY_CONFIDENCE if everyday else 0.001
+    if args.iou_thres is None:
+        args.iou_thres = EVERYDAY_OVERLAP if everyday else 0.7
+    if args.source is not None:
+        return draw(args)
     data = load_data(args.data)
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         configs = make_configs(args, runner)
@@ -85,6 +100,23 @@ def main(args: argparse.Namespace) -> int:
         results = [evaluate_once(args, runner, data, config, folder, report) for config in configs]
     if args.task == "study":
         write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
+    logger.info("results: %s", folder)
+    return 0
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Draw detections on `args.source`; class names are the network's, or else the data set's."""
+    from utils.engine import open_runner
+    from utils.evaluation.data_yaml import load_data
+    from utils.evaluation.show import Artist, check_source, show
+
+    check_source(args.source)
+    with open_runner(args.engine_file, select_device(args.device)) as runner:
+        names = runner.names or (load_data(args.data).names if Path(args.data).is_file() else None)
+        artist = Artist(runner, names, imgsz=args.imgsz[0] if args.imgsz else None, conf_thres=args.conf_thres,
+                        iou_thres=args.iou_thres, max_det=args.max_det)  # fmt: skip
+        folder = make_run_dir(args.project, args.name, args.exist_ok)
+        show(artist, args.source, folder)
     logger.info("results: %s", folder)
     return 0
 
@@ -117,7 +149,7 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
         limit=args.limit,
     )
     if args.task == "speed":
-        return [replace(config, conf_thres=SPEED_CONFIDENCE, iou_thres=SPEED_OVERLAP, rect=False,
+        return [replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_OVERLAP, rect=False,
                         save_json=False, save_txt=False)]  # fmt: skip
     if args.task == "study":
         spec = image_input(runner)

@@ -33,6 +33,7 @@ IMPORTS = {
     "quantize": ("modelopt.torch.quantization", "onnxslim", "tensorboard", "sklearn", "skimage"),
     "dev": ("pytest", "coverage", "mypy"),
     "tensorrt": ("tensorrt",),
+    "rtx": ("tensorrt_rtx_bindings",),
     "pytorch-quantization": ("pytorch_quantization",),
 }
 QUICK_IMPORTS = ("torch", "cv2", "onnxruntime")

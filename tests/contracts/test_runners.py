@@ -5,28 +5,25 @@ The network is a 1×1 convolution, whose result NumPy computes again.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from one_conv import METADATA, NAMES, WEIGHT, reference, write_onnx
+from onnx import TensorProto, numpy_helper
+from tensorrt_stand_in import stand_in
 from torch import nn
 
 from models.quantize.errors import DependencyError, InputError, QatError
-from utils.engine import open_runner
+from utils.engine import open_runner, tensorrt_api
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
 from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
-from utils.engine.runner import Runner, TensorSpec
+from utils.engine.runner import Runner, TensorSpec, device_name
+from utils.engine.tensorrt_runner import TensorRTRunner
 from utils.engine.torch_runner import TorchRunner
-
-NAMES = {0: "cat", 1: "dog"}
-WEIGHT = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-
-
-def reference(images):
-    return np.einsum("oc,bchw->bohw", WEIGHT, images).reshape(len(images), 6, -1)
 
 
 class OneConv(nn.Module):
@@ -41,30 +38,30 @@ class OneConv(nn.Module):
         return raw.flatten(2), [raw]  # as upstream: predictions first, feature maps beside
 
 
-def write_onnx(path, shape=("batch", 3, "height", "width"), dtype=TensorProto.FLOAT, extra_output=False, metadata=None):
-    weight = numpy_helper.from_array(WEIGHT[..., None, None].astype(helper.tensor_dtype_to_np_dtype(dtype)), "weight")
-    target = numpy_helper.from_array(np.array([0, 6, -1], np.int64), "target")
-    nodes = [helper.make_node("Conv", ["images", "weight"], ["raw"]),
-             helper.make_node("Reshape", ["raw", "target"], ["output0"])]  # fmt: skip
-    outputs = [helper.make_tensor_value_info("output0", dtype, [shape[0], 6, "anchors"])]
-    if extra_output:
-        outputs.append(helper.make_tensor_value_info("raw", dtype, [shape[0], 6, *shape[2:]]))
-    graph = helper.make_graph(nodes, "one_conv", [helper.make_tensor_value_info("images", dtype, shape)], outputs,
-                              [weight, target])  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    metadata = {"names": json.dumps(NAMES), "stride": "32", "imgsz": "[64, 96]"} if metadata is None else metadata
-    for key, value in metadata.items():
-        model.metadata_props.add(key=key, value=value)
-    onnx.save(model, path)
-    return path
+def engine_runner(folder, api=None, device="cuda"):
+    """A float32 engine of the same network for any batch up to 4 and sizes up to 64."""
+    about = {key: value for key, value in METADATA.items() if key != "stride"}  # the sizes here are no multiples of it
+    file = write_onnx(folder / "a.onnx", metadata=about)
+    config = BuildConfig(batch=(1, 2, 4), height=(1, 8, 64), width=(1, 8, 64), precision="fp32", progress=False)
+    path = build(file, folder / "a.engine", config, api).path
+    return TensorRTRunner(path, device, api=api) if api else open_runner(path, device)
 
 
-@pytest.fixture(params=["torch", "onnxruntime"])
-def runner(request, tmp_path):
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+          pytest.mark.skipif(tensorrt_api.installed() is None, reason="TensorRT is not installed")]  # fmt: skip
+
+
+@pytest.fixture(params=["torch", "onnxruntime", "tensorrt stand-in", pytest.param("tensorrt", marks=ON_GPU)])
+def runner(request, tmp_path, monkeypatch):
+    """The stand-in has TensorRT's interface, and checks and computes on the CPU what the runner tells it."""
     if request.param == "torch":
         made: Runner = TorchRunner(OneConv(), "cpu")
-    else:
+    elif request.param == "onnxruntime":
         made = open_runner(write_onnx(tmp_path / "a.onnx"))
+    elif request.param == "tensorrt":
+        made = engine_runner(tmp_path)
+    else:
+        made = engine_runner(tmp_path, stand_in(monkeypatch), "cpu")
     with made:
         yield made
 
@@ -79,8 +76,7 @@ class TestEveryRunner:
         assert runner.outputs == (TensorSpec("output0", (None, 6, None), "float32"),)
         assert runner.names == NAMES
         assert runner.stride == 32
-        assert runner.device == torch.device("cpu")
-        assert "CPU" in runner.description
+        assert device_name(runner.device) in runner.description
 
     @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (3, 3, 8, 8)])
     def test_agrees_with_numpy(self, runner, shape):
@@ -88,14 +84,21 @@ class TestEveryRunner:
         result = runner.infer({"images": feed})
         assert set(result) == {"output0"}
         assert result["output0"].device == runner.device
-        np.testing.assert_allclose(result["output0"].numpy(), reference(feed.numpy()), atol=1e-5)
+        np.testing.assert_allclose(result["output0"].cpu(), reference(feed.numpy()), atol=1e-5)
 
     def test_takes_a_view_that_is_not_contiguous(self, runner):
         feed = images(2, 4, 4, 3).permute(0, 3, 1, 2)
-        np.testing.assert_allclose(runner.infer({"images": feed})["output0"], reference(feed.numpy()), atol=1e-5)
+        np.testing.assert_allclose(runner.infer({"images": feed})["output0"].cpu(), reference(feed.numpy()), atol=1e-5)
 
     def test_needs_no_gradient(self, runner):
         assert not runner.infer({"images": images(1, 3, 2, 2).requires_grad_()})["output0"].requires_grad
+
+    def test_runs_in_and_out_of_inference_mode(self, runner):
+        feed = images(2, 3, 4, 4)
+        with torch.inference_mode():
+            runner.infer({"images": feed})
+            first = runner.infer({"images": feed.clone()})["output0"].cpu().clone()
+        assert torch.equal(runner.infer({"images": feed})["output0"].cpu(), first)
 
     @pytest.mark.parametrize(
         ("feeds", "message"),
@@ -206,6 +209,53 @@ def test_a_network_that_fails_while_running_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+# TensorRT
+
+
+def test_graphs_are_replayed_where_shapes_repeat(tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    with engine_runner(tmp_path, api, "cpu") as runner:
+        assert runner.limits == {"images": ((1, 3, 1, 1), (4, 3, 64, 64))}
+        before = len(api.module.calls)
+        for shape in ((2, 3, 4, 4), (2, 3, 4, 4), (2, 3, 4, 4), (1, 3, 4, 4), (2, 3, 4, 4)):
+            feed = images(*shape) * sum(shape)
+            np.testing.assert_allclose(runner.infer({"images": feed})["output0"], reference(feed.numpy()), atol=1e-4)
+        # run; run, captured (a replay enqueues nothing); run; run
+        assert len(api.module.calls) - before == 5
+        assert runner.times() == {"copy": 1.0, "compute": 1.0}
+
+
+def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog):
+    from utils.engine.execution import Execution
+
+    def refuse(self):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(Execution, "graph", refuse)
+    with engine_runner(tmp_path, stand_in(monkeypatch), "cpu") as runner:
+        for _ in range(3):
+            result = runner.infer({"images": images(2, 3, 4, 4)})["output0"]
+            np.testing.assert_allclose(result, reference(images(2, 3, 4, 4).numpy()), atol=1e-5)
+    assert caplog.text.count("runs without CUDA graphs: operation not permitted when stream is capturing") == 1
+
+
+def test_shapes_outside_the_profile(tmp_path, monkeypatch):
+    with engine_runner(tmp_path, stand_in(monkeypatch), "cpu") as runner:
+        with pytest.raises(
+            InputError, match=r"takes images from \[1, 3, 1, 1\] to \[4, 3, 64, 64\], not \[5, 3, 4, 4\]"
+        ):
+            runner.infer({"images": images(5, 3, 4, 4)})
+        assert runner.infer({"images": images(4, 3, 4, 4)})["output0"].shape == (4, 6, 16)
+
+
+def test_an_engine_without_its_note(tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    engine_runner(tmp_path, api, "cpu").close()
+    (tmp_path / "a.engine.json").unlink()
+    with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
+        assert (runner.names, runner.metadata, runner.stride) == (None, {}, 32)
+
+
 # open_runner
 
 
@@ -246,13 +296,13 @@ def test_a_truncated_onnx(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".engine", ".plan"])
 def test_an_engine_without_tensorrt_says_what_to_install(tmp_path, monkeypatch, suffix):
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "tensorrt" else find(name, *a))
+    monkeypatch.setattr(tensorrt_api, "installed", lambda: None)
     path = Path(tmp_path / f"a{suffix}")
     path.write_bytes(b"engine")
     with pytest.raises(DependencyError, match=r"install_dependencies\.sh --tensorrt"):
+        open_runner(path)
+    monkeypatch.setattr(tensorrt_api, "installed", lambda: "tensorrt")
+    with pytest.raises(InputError, match=r"runs on an NVIDIA GPU only, and the device is cpu; the \.onnx"):
         open_runner(path)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -69,3 +71,26 @@ def test_bad_input_is_one_line(checkout, some_pictures, tmp_path):
     assert len(err.splitlines()) == 1
     _, err = run(checkout, "val_trt.py", *words, "--debug", code=1)
     assert "Traceback" in err
+
+
+def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, some_pictures, tmp_path):
+    """scripts/val_trt.sh, with a stand-in for TensorRT and the GPU."""
+    weights, python = tmp_path / "w.pt", tmp_path / "python"
+    weights.write_bytes(demo_weights.read_bytes())
+    script = Path(__file__).resolve().parents[1] / "support/run_on_stand_in.py"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o755)
+    variables = {"PYTHON": str(python), "BATCH": "1 8 16", "EXPORT_ARGS": "--device cpu",
+                 "VAL_ARGS": f"--workers 2 --project {tmp_path}"}  # fmt: skip
+    command = [checkout / "scripts/val_trt.sh", weights, some_pictures, "320"]
+    done = subprocess.run(command, cwd=checkout, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
+    model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
+    config = EvalConfig(imgsz=320, batch_size=16, workers=0)
+    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_pictures), config, progress=False)
+    assert (row["stage"], row["file"]) == ("TensorRT", str(tmp_path / "w.engine"))
+    assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
+    assert "batch 16, 320x320" in row["measured_on"]
+    note = json.loads((tmp_path / "w.engine.json").read_text())
+    assert note["profile"]["images"] == [[batch, 3, 320, 320] for batch in (1, 8, 16)]

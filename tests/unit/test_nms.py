@@ -117,6 +117,43 @@ def test_the_batch_does_not_matter():
         torch.testing.assert_close(rows, non_max_suppression(raw[index : index + 1], 0.01, 0.6)[0], atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("agnostic", [True, False])
+@pytest.mark.parametrize(("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 20), (0.001, 0.05, 50)])
+def test_all_pictures_at_once_give_the_same(conf, iou, max_det, agnostic, multi_label):
+    """What a GPU runs: among equal scores too, and where more than the first candidates have to take part."""
+    raw = predictions(batch=5)
+    raw[1, 4:] = (raw[1, 4:] * 8).round() / 8  # ties
+    raw[2, 4:] = 0  # nothing found
+    raw[3, 0, :50] = torch.nan
+    expected = non_max_suppression(raw, conf, iou, max_det=max_det, multi_label=multi_label, agnostic=agnostic)
+    found = nms.suppress_together(raw, conf, iou, max_det, multi_label, agnostic)
+    assert [len(one) for one in found] == [len(one) for one in expected]
+    for one, same in zip(found, expected, strict=True):
+        assert torch.equal(one, same)
+    assert any(len(one) > 5 for one in found)
+
+
+def test_all_pictures_at_once_in_small_blocks_and_without_any_detection(monkeypatch):
+    from utils.evaluation import batched_nms
+
+    raw = predictions(batch=3)
+    whole = nms.suppress_together(raw, 0.01, 0.5, 100, True, False)
+    monkeypatch.setattr(batched_nms, "BLOCK", 1)
+    assert all(map(torch.equal, whole, nms.suppress_together(raw, 0.01, 0.5, 100, True, False)))
+    assert [one.shape for one in nms.suppress_together(raw, 1.0, 0.5, 100, True, False)] == [(0, 6)] * 3
+
+
+def test_a_long_chain_of_boxes_that_decide_about_each_other():
+    """Each box overlaps only its neighbours: every second one stays, whatever the number of steps between looks."""
+    raw = torch.zeros(1, 5, 101)
+    raw[0, 0] = torch.arange(101) * 4.0
+    raw[0, 1], raw[0, 2:4] = 50, 10
+    raw[0, 4] = torch.linspace(0.9, 0.1, 101)
+    found = nms.suppress_together(raw, 0.05, 0.3, 300, True, False)[0]
+    assert found[:, 0].tolist() == [8.0 * index - 5 for index in range(51)]
+
+
 def test_packed_detections_are_rows_and_what_lies_behind_them_is_zero():
     boxes, scores = torch.rand(2, 5, 4), torch.rand(2, 5, dtype=torch.float16)
     classes = torch.randint(0, 9, (2, 5), dtype=torch.int32)

@@ -14,6 +14,7 @@ from known_pictures import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.cli import run_program
+from utils.engine import tensorrt_api
 from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -151,10 +152,7 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, words, files, message):
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "tensorrt" else find(name, *a))
+    monkeypatch.setattr(tensorrt_api, "installed", lambda: None)
     folder, _ = known
     (folder / "damaged.onnx").write_bytes((folder / "a.onnx").read_bytes()[:-300])
     (folder / "a.engine").write_bytes(b"engine")

@@ -5,7 +5,6 @@ This module imports none of them until a file is opened.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,9 +37,22 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         return OnnxRuntimeRunner(path, device)
     if suffix == ".pt":
         return _open_checkpoint(path, device)
-    if importlib.util.find_spec("tensorrt") is None:
+    return _open_engine(path, device)
+
+
+def _open_engine(path: Path, device: torch.device | str) -> Runner:
+    from utils.engine import tensorrt_api
+
+    if tensorrt_api.installed() is None:
         raise DependencyError(f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt")
-    raise InputError(f"{path}: this version runs ONNX files; give the .onnx that the engine was built from")
+    if not str(device).startswith("cuda"):
+        raise InputError(
+            f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
+            "the .onnx that it was built from runs on a CPU"
+        )
+    from utils.engine.tensorrt_runner import TensorRTRunner
+
+    return TensorRTRunner(path, device)
 
 
 def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:

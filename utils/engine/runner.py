@@ -44,6 +44,7 @@ class Runner(ABC):
     Attributes:
         inputs, outputs: by name, shape and dtype.
         metadata: what the file says about itself: stride, names, task, ... (texts).
+        limits: input → least and largest shape, where a network of variable size takes no other.
         device: where feeds are wanted and outputs come out.
         description: what runs it, and on what, in words.
     """
@@ -59,6 +60,7 @@ class Runner(ABC):
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.metadata = dict(metadata)
+        self.limits: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.device = device
         self.description = description
         self._open = True
@@ -98,7 +100,7 @@ class Runner(ABC):
             dtype = str(tensor.dtype).removeprefix("torch.")
             if dtype != spec.dtype or not spec.accepts(tensor.shape):
                 raise InputError(f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}")
-        return self._infer({spec.name: feeds[spec.name].to(self.device) for spec in self.inputs})
+        return self._infer({spec.name: self._to_device(spec.name, feeds[spec.name]) for spec in self.inputs})
 
     @property
     def names(self) -> dict[int, str] | None:
@@ -122,6 +124,10 @@ class Runner(ABC):
         value = _literal(self.metadata.get("imgsz", ""))
         pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (list, tuple)) else ()
         return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(side, int) for side in pair) else None
+
+    def _to_device(self, name: str, feed: Tensor) -> Tensor:
+        """The feed where `_infer` wants it."""
+        return feed.to(self.device)
 
     @abstractmethod
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:

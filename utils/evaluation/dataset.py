@@ -82,7 +82,7 @@ class PictureDataset(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         """(uint8 `[3, H, W]` RGB, or None when it cannot be decoded; labels float32 `[n, 6]`; path; shapes)."""
         picture = self.pictures[index]
-        image = _decode(picture.path)
+        image = decode(picture.path)
         if image is None:
             return None, torch.zeros((0, 6)), picture.path, None
         image, box = letterbox(image, self.fit, self.shapes[index])
@@ -99,7 +99,7 @@ class PictureDataset(Dataset[Item]):
         return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)
 
 
-def _decode(path: str) -> np.ndarray | None:
+def decode(path: str) -> np.ndarray | None:
     """The picture as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
     import cv2
 

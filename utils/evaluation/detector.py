@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +42,23 @@ class InputPlan:
             InputError: the network takes no pictures, or has another fixed size than was asked for.
         """
         spec = image_input(runner)
-        batch, _, height, width = spec.shape
+        batch, _, height, width = fixed_sizes(runner)
+        least, most = _limits(runner)
         if batch is not None and batch != batch_size:
             logger.info("the network has a fixed batch of %d, which is used instead of %d", batch, batch_size)
+        if batch is None and most is not None and batch_size > most[0]:
+            logger.info("the engine takes up to %d pictures at a time; using that instead of %d", most[0], batch_size)
+            batch_size = most[0]
         if height is None and width is None:
             side = imgsz or max(runner.imgsz or (640,))
             rounded = math.ceil(side / runner.stride) * runner.stride
             if rounded != side:
                 logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
+            if least and most and not all(a <= rounded <= b for a, b in zip(least[2:], most[2:], strict=True)):
+                raise InputError(
+                    f"--imgsz {rounded} was asked for, and the engine takes {least[2]}x{least[3]} to "
+                    f"{most[2]}x{most[3]}; build one for that size"
+                )
             return cls((rounded, rounded), batch or batch_size)
         fixed = (height or width or 0, width or height or 0)
         if imgsz is not None and imgsz not in fixed:
@@ -62,6 +71,38 @@ class InputPlan:
         """Such as 'batch 32, 640x640'."""
         size = f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
         return f"batch {self.batch_size}, {size}"
+
+
+def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
+    """The input's shape, None where several sizes go: an engine's profile can leave only one."""
+    least, most = _limits(runner)
+    shape = image_input(runner).shape
+    if least is None or most is None:
+        return shape
+    return tuple(
+        low if size is None and low == high else size for size, low, high in zip(shape, least, most, strict=True)
+    )
+
+
+def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
+    """Check that an engine's profile has room for these (height, width).
+
+    Raises:
+        InputError: it has not.
+    """
+    least, most = _limits(runner)
+    if least is None or most is None:
+        return
+    for height, width in sorted(set(shapes)):
+        if not (least[2] <= height <= most[2] and least[3] <= width <= most[3]):
+            raise InputError(
+                f"rectangular inference needs {height}x{width}, and the engine takes {least[2]}x{least[3]} to "
+                f"{most[2]}x{most[3]}; build one with a wider range of --imgsz, or leave out --rect"
+            )
+
+
+def _limits(runner: Runner) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    return runner.limits.get(image_input(runner).name, (None, None))
 
 
 def image_input(runner: Runner) -> TensorSpec:
@@ -85,14 +126,14 @@ class Detector:
     def __init__(
         self,
         runner: Runner,
-        data: DataConfig,
+        data: DataConfig | None,
         *,
         conf_thres: float = 0.25,
         iou_thres: float = 0.45,
         max_det: int = 300,
         single_cls: bool = False,
     ) -> None:
-        """See `nms.non_max_suppression` for the thresholds.
+        """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
         Raises:
             InputError: the network and the data set have different numbers of classes, or the network is no detector.
@@ -100,13 +141,14 @@ class Detector:
         self.device = runner.device
         self._runner = runner
         self._input = image_input(runner)
-        named = [spec.name for spec in runner.outputs if spec.name == DETECT.prediction]
-        self._output = (named or [runner.outputs[0].name])[0]
-        self._suppressed = set(DETECT.detections) <= {spec.name for spec in runner.outputs}
-        if self._suppressed:
+        self._batch = _batch_range(runner)
+        given = [spec.name for spec in runner.outputs]
+        self._output = DETECT.prediction if DETECT.prediction in given else given[0]
+        self._suppressed = set(DETECT.detections) <= set(given)
+        if self._suppressed and data is not None:
             settings = runner.metadata.get("nms", "unknown thresholds")
             logger.warning("NMS is inside the network (%s); AP is comparable only at the loop's thresholds", settings)
-        self._nc = None if single_cls else data.nc
+        self._nc = None if single_cls or data is None else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres
         self._max_det = max_det
@@ -131,10 +173,7 @@ class Detector:
         clock = self._lap("preprocess", clock)
         raw = self._infer(inputs)
         clock = self._lap("inference", clock)
-        if self._suppressed:
-            found = [one[one[:, 4] > self._thresholds[0]][: self._max_det] for one in raw]
-        else:
-            found = non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        found = self._detections(raw)
         counts = [len(one) for one in found]
         rows = torch.cat(found)
         owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(self.device)
@@ -150,6 +189,10 @@ class Detector:
         pictures = max(sum(self._counts[skip:]), 1)
         return {part: 1000 * sum(times[skip:]) / pictures for part, times in self._times.items()}
 
+    def seconds(self) -> dict[str, float]:
+        """Of each part, over all batches."""
+        return {part: sum(times) for part, times in self._times.items()}
+
     def _prepare(self, images: Tensor) -> Tensor:
         images = images.to(self.device, non_blocking=True)
         if self._input.dtype == "uint8":
@@ -157,24 +200,33 @@ class Detector:
         return images.to(getattr(torch, self._input.dtype)).div_(255)
 
     def _infer(self, images: Tensor) -> Tensor:
-        """Run in the network's fixed batch, if it has one: the last part is filled up, and the filling is dropped."""
-        size = self._input.shape[0] or len(images)
+        """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped."""
+        least, most = self._batch
         parts = []
-        for part in images.split(size):
-            filler = part[-1:].expand(size - len(part), -1, -1, -1)
+        for part in images.split(most or len(images)):
+            filler = part[-1:].expand(max(least - len(part), 0), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
             result = packed_detections(raw) if self._suppressed else self._check_output(raw[self._output])
             parts.append(result[: len(part)])
-            if len(images) > size:
+            if len(part) < len(images):
                 parts[-1] = parts[-1].clone()  # the next call may overwrite it
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _detections(self, raw: Tensor) -> list[Tensor]:
+        """The network's output → xyxy in pixels of the input, score, class, for each picture; best first."""
+        if not self._suppressed:
+            return non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        raw = raw.gather(1, raw[..., 4].argsort(dim=1, descending=True, stable=True)[..., None].expand_as(raw))
+        valid = raw[..., 4] > self._thresholds[0]
+        valid &= valid.cumsum(1) <= self._max_det
+        return list(raw[valid].split(valid.sum(1).tolist()))
 
     def _check_classes(self) -> None:
         names = self._runner.names
         spec = next(spec for spec in self._runner.outputs if spec.name == self._output)
         rows = spec.shape[1] if len(spec.shape) == 3 and not self._suppressed else None
         nc = rows - 4 if rows is not None else len(names) if names else None
-        if self._nc is None or nc is None:
+        if self._data is None or self._nc is None or nc is None:
             return
         if nc != self._nc:
             raise InputError(
@@ -188,8 +240,8 @@ class Detector:
     def _check_output(self, raw: Tensor) -> Tensor:
         if raw.ndim != 3 or (self._nc is not None and raw.shape[1] != 4 + self._nc):
             wanted = f"[batch, {'4 + classes' if self._nc is None else 4 + self._nc}, anchors]"
-            shape = list(raw.shape)
-            raise InputError(f"the network's output {self._output} is {shape}; expected {wanted} for {self._data.file}")
+            found = f"the network's output {self._output} is {list(raw.shape)}"
+            raise InputError(f"{found}; expected {wanted}{f' for {self._data.file}' if self._data else ''}")
         return raw
 
     def _now(self) -> float:
@@ -201,6 +253,15 @@ class Detector:
         now = self._now()
         self._times[part].append(now - since)
         return now
+
+
+def _batch_range(runner: Runner) -> tuple[int, int | None]:
+    """Least and largest number of pictures that the network takes at a time; None for any."""
+    least, most = _limits(runner)
+    fixed = image_input(runner).shape[0]
+    if least is None or most is None:
+        return fixed or 1, fixed
+    return least[0], most[0]
 
 
 def _few(names: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from models.quantize.errors import DataError, InputError
 from utils.evaluation.coco import CocoGroundTruth
-from utils.evaluation.dataset import DataConfig, PictureDataset, make_loader
-from utils.evaluation.detector import Detector, InputPlan
+from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
+from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.predictions import JsonWriter, TextWriter
 from utils.evaluation.preprocess import boxes_to_picture
 from utils.evaluation.scoring import ClassScores, match, score
@@ -102,6 +102,8 @@ class EvalResult:
         ms: milliseconds per picture for `preprocess`, `inference` and `nms`, without the first batch if there are more.
         coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
         seconds: wall time of all of it.
+        parts: seconds over all batches for `pictures` (waiting for the loader), `preprocess`, `inference`, `nms` and
+            `metrics`.
         left_out: pictures that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
@@ -121,6 +123,7 @@ class EvalResult:
     measured_on: str
     ap_coco: float | None = None
     ap50_coco: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -162,8 +165,12 @@ def evaluate(
     if truth:
         truth.check([picture.path for picture in dataset.pictures])
     outputs = _Outputs(config, truth, out_dir)
+    if config.rect:
+        check_shapes(runner, dataset.shapes)
     statistics = _run(loader, detector, outputs, progress)
+    before = time.perf_counter()
     scores = statistics.scores()
+    statistics.seconds["metrics"] += time.perf_counter() - before
     seen = set(statistics.paths)
     undecodable = [f"{p.path}: cannot be decoded" for p in dataset.pictures if p.path not in seen]
     for line in undecodable:
@@ -181,6 +188,7 @@ def evaluate(
         images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
         measured_on=f"{runner.description}, {plan.describe(config.rect)}",
+        parts={**statistics.seconds, **detector.seconds()},
     )  # fmt: skip
     for line in table(result, per_class=config.verbose or 1 < len(result.per_class) < 50):
         logger.info(line)
@@ -212,6 +220,7 @@ class _Statistics:
     detections: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"pictures": 0.0, "metrics": 0.0})
 
     def scores(self) -> ClassScores:
         if not self.paths:
@@ -229,19 +238,47 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     dataset: PictureDataset = loader.dataset
     bar = tqdm(total=len(dataset), desc="evaluating", unit="picture", disable=not progress)
     with torch.inference_mode(), bar:
-        for images, targets, paths, shapes in loader:
-            if not paths:
-                continue
-            found = detector(images, shapes)
-            labels = labels_in_pictures(targets, images.shape, shapes, detector.device)
-            statistics.correct += match(found, labels)
-            statistics.detections += [one[:, 4:] for one in found]
-            statistics.labels += [one[:, 0] for one in labels]
-            statistics.paths += paths
-            if outputs.text or outputs.json:
-                outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
-            bar.update(len(paths))
+        clock = time.perf_counter()
+        for images, targets, paths, shapes in ahead(loader, detector.device):
+            statistics.seconds["pictures"] += time.perf_counter() - clock
+            if paths:
+                found = detector(images, shapes)
+                clock = time.perf_counter()
+                labels = labels_in_pictures(targets, images.shape, shapes, detector.device)
+                statistics.correct += match(found, labels)
+                statistics.detections += [one[:, 4:] for one in found]
+                statistics.labels += [one[:, 0] for one in labels]
+                statistics.paths += paths
+                if outputs.text or outputs.json:
+                    outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
+                bar.update(len(paths))
+                statistics.seconds["metrics"] += time.perf_counter() - clock
+            clock = time.perf_counter()
     return statistics
+
+
+def ahead(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The loader's batches, on a GPU with the pictures of the next one being copied there while this one is used."""
+    if device.type != "cuda":
+        yield from loader
+        return
+    stream, waiting = torch.cuda.Stream(device), None
+    for images, *rest in loader:
+        with torch.cuda.stream(stream):
+            images = images.to(device, non_blocking=True)
+        copied = stream.record_event()
+        if waiting is not None:
+            yield _arrived(*waiting)
+        waiting = (images, rest, copied)
+    if waiting is not None:
+        yield _arrived(*waiting)
+
+
+def _arrived(images: Tensor, rest: Sequence[Any], copied: Any) -> Batch:
+    current = torch.cuda.current_stream(images.device)
+    current.wait_event(copied)
+    images.record_stream(current)
+    return (images, *rest)
 
 
 def labels_in_pictures(

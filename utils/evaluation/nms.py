@@ -41,11 +41,40 @@ def non_max_suppression(
     Returns:
         B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class. Boxes that are not finite are left out.
     """
+    if prediction.is_cuda:
+        return suppress_together(prediction, conf_thres, iou_thres, max_det, multi_label, agnostic)
     candidate = prediction[:, 4:].amax(1) > conf_thres
     return [
         _suppress(_candidates(one[:, keep].T.float(), conf_thres, multi_label), iou_thres, max_det, agnostic)
         for one, keep in zip(prediction, candidate, strict=True)
     ]
+
+
+def suppress_together(
+    prediction: Tensor, conf_thres: float, iou_thres: float, max_det: int, multi_label: bool, agnostic: bool
+) -> list[Tensor]:
+    """The same, computed for all pictures at once: many times as fast on a GPU, and slower on a CPU."""
+    import torch
+
+    from utils.evaluation.batched_nms import suppress_batch
+
+    scores = prediction[:, 4:].float()
+    if multi_label and scores.shape[1] > 1:
+        picture, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
+        score = scores[picture, label, anchor]
+    else:
+        best, labels = scores.max(1)
+        picture, anchor = (best > conf_thres).nonzero().unbind(1)
+        score, label = best[picture, anchor], labels[picture, anchor]
+    boxes = prediction[picture, :4, anchor].float()
+    middle, half = boxes[:, :2], boxes[:, 2:] / 2
+    rows = torch.cat([middle - half, middle + half, score[:, None], label[:, None].float()], 1)
+    finite = rows[:, :4].isfinite().all(1)
+    return suppress_batch(
+        rows[finite], picture[finite], len(prediction), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
+        limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
+        one=lambda rows: _suppress(rows, iou_thres, max_det, agnostic),
+    )  # fmt: skip
 
 
 def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
@@ -93,3 +122,10 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
         if len(keep) >= max_det or size >= len(found):
             return found[keep[:max_det]]
         size *= FIRST_CANDIDATES
+
+
+def best_class(found: Tensor, iou: float = 0.45) -> Tensor:
+    """Of boxes `[n, 6]` in one place the best one: AP counts a box for several classes, a reader sees one object."""
+    import torchvision
+
+    return found[torchvision.ops.nms(found[:, :4], found[:, 4], iou)]

@@ -41,6 +41,7 @@ def collect(
     from utils.evaluation.dataset import make_loader
     from utils.evaluation.detector import Detector
     from utils.evaluation.loop import labels_in_pictures
+    from utils.evaluation.nms import best_class
 
     loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count)
     detectors = {name: Detector(runner, data, conf_thres=confidence, iou_thres=iou) for name, runner in runners.items()}
@@ -51,18 +52,11 @@ def collect(
                 continue  # the picture cannot be decoded
             labels = labels_in_pictures(targets, images.shape, shapes, targets.device)[0]
             predictions = {
-                name: _boxes(_best_class(detector(images, shapes)[0], iou), data.names)
+                name: _boxes(best_class(detector(images, shapes)[0], iou), data.names)
                 for name, detector in detectors.items()
             }
             samples.append(Sample(paths[0], predictions, _boxes(labels[:, [1, 2, 3, 4, 0]], data.names), confidence))
     return samples
-
-
-def _best_class(found: Tensor, iou: float) -> Tensor:
-    """Of boxes in one place the best one: AP counts a box for several classes, a reader sees one object."""
-    import torchvision
-
-    return found[torchvision.ops.nms(found[:, :4], found[:, 4], iou)]
 
 
 def _boxes(rows: Tensor, names: Mapping[int, str]) -> list[Box]:

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Time engines over batch sizes, INT8 against FP16, in one run and in turns.
+
+    python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
+
+FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
+newer), or an engine. --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with
+a baseline that has it inside too. trtexec takes the times where it is installed, else our own stopwatch does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+
+from models.quantize.errors import DependencyError, InputError
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program, select_device
+
+if TYPE_CHECKING:
+    from utils.engine.trtexec import Trtexec
+
+logger = logging.getLogger("utils.benchmark")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "benchmark_trt.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ONNX file or engine")
+    parser.add_argument(
+        "--baseline", nargs="+", type=Path, default=[], metavar="FILE",
+        help="float ONNX (its engine is FP16), or an FP16 engine; two to compare with and without NMS",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[1, 4, 8, 12], metavar="N", help="default: 1 4 8 12"
+    )
+    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
+                        help="height and width, or both in one, of files of variable size")  # fmt: skip
+    times = parser.add_argument_group("timing, with trtexec's names and defaults")
+    times.add_argument("--warmUp", type=float, default=200, metavar="MS", help="before each round (default: 200)")
+    times.add_argument("--duration", type=float, default=3, metavar="S", help="of each engine (default: 3)")
+    times.add_argument("--rounds", type=int, default=3, metavar="N", help="turns that it is spread over (default: 3)")
+    times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph")
+    times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
+    times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
+    times.add_argument("--own-timing", action="store_true", help="our stopwatch, even where trtexec is installed")
+    builds = parser.add_argument_group("building")
+    builds.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
+    builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
+    builds.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    add_device(parser)
+    add_run_dir(parser, "runs/benchmark_trt")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
+    from utils.engine import benchmark, tensorrt_api
+    from utils.engine.build_plan import BuildConfig, check_target
+    from utils.engine.stopwatch import StopwatchConfig
+
+    if min(args.batch_size) < 1 or (args.imgsz and (len(args.imgsz) > 2 or min(args.imgsz) < 1)):
+        raise InputError("--batch-size and --imgsz must be positive, and --imgsz one or two numbers")
+    size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
+    entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
+    benchmark.check(entries)
+    timing = StopwatchConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
+                             not args.noDataTransfers)  # fmt: skip
+    building = BuildConfig(tactic_sources_off=tuple(args.tactic_sources_off), timing_iterations=args.timing_iterations,
+                           optimization_level=args.optimization_level)  # fmt: skip
+    api, device = tensorrt_api.load(), select_device(args.device)
+    check_target(api, tensorrt_api.gpu(device.index), ())
+    program = None if args.own_timing else _trtexec()
+    gpu = benchmark.device_information(device.index)
+    about = {
+        "device": gpu,
+        "tensorrt": api.name,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "method": _method(args, f"trtexec {program.version}" if program else "own stopwatch"),
+    }
+    logger.info("=== Device Information ===\n%s\n", "\n".join(f"{name}: {value}" for name, value in gpu.items()))
+    folder = make_run_dir(args.project, args.name, args.exist_ok)
+    rows: list[benchmark.Row] = []
+    for batch in args.batch_size:
+        engines = benchmark.prepare(entries, batch, size, building, api)
+        found = benchmark.measure(engines, batch, size, timing, api, device, program)
+        for row in found:
+            logger.info("%s, batch %d\n%s\n", row.model, batch,
+                        "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
+        rows += found
+        files = benchmark.save(rows, about, shlex.join(["python", *sys.argv]), folder)
+    logger.info("%s\n", benchmark.text(rows))
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        logger.info("%s\n", note)
+    logger.info("%s", " ".join(map(str, files)))
+    return 1 if any(row.error for row in rows) else 0
+
+
+def _trtexec() -> Trtexec | None:
+    from utils.engine import trtexec
+
+    try:
+        return trtexec.find()
+    except DependencyError:
+        return None
+
+
+def _method(args: argparse.Namespace, by: str) -> str:
+    words = ["CUDA graph"] * args.useCudaGraph + ["spin wait"] * args.useSpinWait
+    words += ["without data transfers" if args.noDataTransfers else "with data transfers"]
+    return f"{by}, {', '.join(words)}, {args.duration:g} s in {args.rounds} rounds, engines in turns; latency: median"
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

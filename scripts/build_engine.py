@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Build a TensorRT engine from an ONNX file; minutes, on the GPU that the engine is for.
+
+    python scripts/build_engine.py yolov9-c-int8.onnx --imgsz 640 --batch-size 1 8 16
+    python scripts/build_engine.py yolov9-c-int8.onnx --target SM89      # TensorRT-RTX, on a machine without a GPU
+
+Writes the engine (default: beside the ONNX file) and ENGINE.json, which says what it was built from and for what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+
+from models.quantize.errors import InputError
+from utils.cli import IMAGE_SIZE_FLAGS, run_program
+
+logger = logging.getLogger("utils.build_engine")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "build_engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("onnx", type=Path, metavar="ONNX", help="as export_qat.py writes it")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the engine (default: ONNX with .engine)")
+    parser.add_argument("--batch-size", type=int, nargs="+", metavar="N",
+                        help="one, or min opt max, for a file of free batch (default: 1 8 16)")  # fmt: skip
+    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
+                        help="one, or min opt max, for a file of free size (default: the file's own)")  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=("best", "fp16", "fp32"), default="best",
+        help="of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)",
+    )  # fmt: skip
+    parser.add_argument("--workspace", type=int, metavar="MB", help="memory for kernels (default: 3/4 of what is free)")
+    parser.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
+    parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
+    parser.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
+    parser.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
+    parser.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    parser.add_argument(
+        "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"
+    )
+    parser.add_argument("--allow-fp32", action="store_true",
+                        help="build an FP32 file where TensorRT cannot choose FP16 by itself")  # fmt: skip
+    parser.add_argument("--generate-graph", action="store_true", help="also report on its layers, and draw them as SVG")
+    parser.add_argument("--trtexec", action="store_true", help="build with NVIDIA's trtexec instead")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Build, and look inside if that was asked for."""
+    from utils.engine.build_plan import BuildConfig
+
+    for name in ("batch_size", "imgsz"):
+        if getattr(args, name) is not None and len(getattr(args, name)) not in (1, 3):
+            raise InputError(f"--{name.replace('_', '-')} takes one number, or three: min opt max")
+    sizes = _three(args.imgsz)
+    config = BuildConfig(
+        batch=_three(args.batch_size),
+        height=sizes,
+        width=sizes,
+        precision=args.precision,
+        workspace=None if args.workspace is None else args.workspace << 20,
+        timing_cache="" if args.no_timing_cache else args.timing_cache,
+        tactic_sources_off=tuple(args.tactic_sources_off),
+        optimization_level=args.optimization_level,
+        timing_iterations=args.timing_iterations,
+        targets=tuple(args.target),
+        allow_fp32=args.allow_fp32,
+    )
+    engine = args.output or args.onnx.with_suffix(".engine")
+    if args.generate_graph and not args.target:
+        from utils.engine.engine_graph import program
+
+        program()  # refuses before the long build
+    if args.trtexec:
+        from utils.engine import trtexec
+
+        trtexec.build(args.onnx, engine, config, trtexec.find())
+    else:
+        from utils.engine.builder import build
+
+        build(args.onnx, engine, config)
+    logger.info("engine: %s", engine)
+    if args.generate_graph and args.target:
+        logger.info(
+            "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
+        )
+    elif args.generate_graph:
+        from utils.engine.look import look_inside
+
+        look_inside(engine, draw=True)
+    return 0
+
+
+def _three(values: Sequence[int] | None) -> tuple[int, int, int] | None:
+    if values is None:
+        return None
+    least, best, most = list(values) * (3 // len(values))
+    return least, best, most
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

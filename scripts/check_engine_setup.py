@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Check what evaluating an engine needs before export and build, which take minutes: data, TensorRT, a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+
+from utils.cli import run_program
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("check_engine_setup.py", description=__doc__)
+    parser.add_argument("data", metavar="DATA", help="data set's YAML")
+    parser.add_argument("--generate-graph", action="store_true", help="is graphviz there too?")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Say nothing if all is there."""
+    from utils.engine import tensorrt_api
+    from utils.engine.build_plan import check_target
+    from utils.engine.engine_graph import program
+    from utils.evaluation.data_yaml import load_data
+
+    load_data(args.data).paths("val")
+    check_target(tensorrt_api.load(), tensorrt_api.gpu(), ())
+    if args.generate_graph:
+        program()
+    return 0
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Judge a placement of quantizers by the engines that TensorRT makes of it: FP16, convolutions only, and ours.
+
+    python scripts/compare_placement.py models/detect/gelan-c.yaml --imgsz 640 --batch-size 1 8 --output runs/placement
+
+MODEL is a model's YAML (random weights: the speed is the same) or float weights. Run it in a patched checkout, on the
+GPU. Files in --output are used again when they are newer than what they are made from, so that an interrupted
+comparison goes on; after a change of a rule give --force-onnx. --onnx-only and --from-onnx split the work between an
+environment that exports and one that has TensorRT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+
+from models.quantize.errors import InputError
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+
+if TYPE_CHECKING:
+    from utils.onnx_graph.export import Typing
+
+logger = logging.getLogger("utils.comparison")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "compare_placement.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="model YAML, or float weights (.pt)")
+    parser.add_argument(
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, default=640, metavar="PX", help="input size (default: 640)"
+    )
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8], metavar="N", help="default: 1 8")
+    parser.add_argument("--output", type=Path, default=Path("runs/placement"), metavar="DIR",
+                        help="where all files go (default: runs/placement)")  # fmt: skip
+    parser.add_argument(
+        "--variants", nargs="+", default=["fp16", "int8-convs", "int8"], choices=("fp16", "int8-convs", "int8"),
+        help="fp16; int8-convs: convolutions only, each with an input scale of its own; int8: ours (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="recipe's YAML for both INT8 variants")
+    parser.add_argument(
+        "--typing",
+        choices=("weak", "strong"),
+        help="how the ONNX is typed (default: as the TensorRT here needs it; weak without one)",
+    )
+    parser.add_argument("--no-simplify", action="store_true", help="without onnxslim")
+    parser.add_argument("--force-onnx", action="store_true", help="export again, and build again")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--onnx-only", action="store_true", help="export, then stop")
+    part.add_argument("--from-onnx", action="store_true", help="build and time what --onnx-only left")
+    builds = parser.add_argument_group("building")
+    builds.add_argument(
+        "--workers", type=int, metavar="K", help="builds side by side (default: half the cores, up to 4)"
+    )
+    builds.add_argument("--timing-cache", metavar="FILE", help="default: one for each model, in --output")
+    builds.add_argument(
+        "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
+    )
+    builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
+    builds.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    times = parser.add_argument_group("timing")
+    times.add_argument("--iterations", type=int, default=300, metavar="N", help="runs of each engine (default: 300)")
+    times.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="turns that they are spread over (default: 5)"
+    )
+    add_device(parser)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Export, build, time, as far as was asked for."""
+    for name in ("imgsz", "iterations", "rounds", "workers"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} is {value}; expected 1 or more")
+    from utils.comparison.variants import jobs
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    wanted = jobs(args.models, args.batch_size, args.variants, args.imgsz, args.output)
+    if not args.from_onnx:
+        export_all(args, wanted)
+    missing = [job.onnx for job in wanted if not job.onnx.is_file()]
+    if missing:
+        raise InputError(f"{missing[0]} does not exist; run the same command with --onnx-only first")
+    return 0 if args.onnx_only else compare(args, wanted)
+
+
+def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
+    """The ONNX files of all models."""
+    from utils.comparison.variants import export
+
+    missing = [model for model in args.models if not model.is_file()]
+    if missing:
+        raise InputError(
+            f"{missing[0]} does not exist; give a model's YAML such as models/detect/gelan-c.yaml, or a .pt"
+        )
+    if args.recipe and not args.recipe.is_file():
+        raise InputError(f"--recipe {args.recipe} does not exist")
+    if args.force_onnx:
+        for job in wanted:
+            job.onnx.unlink(missing_ok=True)
+    typing = args.typing or needed_typing()
+    for model in args.models:
+        mine = [job for job in wanted if job.model == model.stem]
+        export(model, mine, args.imgsz, args.recipe, select_device(args.device), not args.no_simplify, typing)
+
+
+def needed_typing() -> Typing:
+    """Of the TensorRT that is installed here; weak without one, which is what 8.6 reads."""
+    from utils.engine import tensorrt_api
+
+    if tensorrt_api.installed() is None:
+        return "weak"
+    return "weak" if tensorrt_api.load().weakly_typed else "strong"
+
+
+def compare(args: argparse.Namespace, wanted: Sequence) -> int:
+    """Build and time; results are written after each model and batch. 1 if an engine is missing."""
+    from utils.comparison import engines, table
+    from utils.engine import tensorrt_api
+    from utils.engine.build_plan import BuildConfig, check_target
+
+    api = tensorrt_api.load()
+    check_target(api, tensorrt_api.gpu(), ())
+    workers = args.workers or engines.default_workers()
+    config = BuildConfig(
+        shares=workers, timing_cache=args.timing_cache, tactic_sources_off=tuple(args.tactic_sources_off),
+        optimization_level=args.optimization_level, timing_iterations=args.timing_iterations,
+    )  # fmt: skip
+    failed = engines.build_engines(wanted, config, workers)
+    about, command = table.measured_on(), shlex.join(["python", *sys.argv])
+    rows: list[engines.Row] = []
+    files: list[Path] = []
+    for group in engines.measure(wanted, failed, args.iterations, args.rounds):
+        rows += group
+        files = table.save(rows, about, command, args.output)
+        logger.info("%s\n", table.text(group))
+    logger.info("%s\n\n%s; %s", table.text(rows), ", ".join(about.values()), " ".join(map(str, files)))
+    return 1 if any(row.error for row in rows) else 0
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Build a TensorRT engine from an ONNX file, beside it.
+#
+#   ./scripts/generate_trt_engine.sh ONNX IMGSZ [--generate-graph] [other arguments of scripts/build_engine.py]
+#
+#   ONNX              as export_qat.py writes it
+#   IMGSZ             input size in pixels
+#   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
+#
+# PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+if [ $# -lt 2 ]; then
+  echo "error: expected ONNX and IMGSZ; generate_trt_engine.sh --help says more" >&2
+  exit 2
+fi
+onnx=$1 imgsz=$2
+shift 2
+exec "${PYTHON:-python3}" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" "$@"

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""What an engine is made of: layers by precision and time, INT8 coverage, reformatting, the slowest layers.
+
+    python scripts/inspect_engine.py yolov9-c-int8.engine --generate-graph
+    python scripts/inspect_engine.py layers.json          # of trtexec --exportLayerInfo; needs no GPU
+
+Writes ENGINE.layers.json (a list with name, precision, ms, ... of each layer), and ENGINE.svg with --generate-graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+
+from models.quantize.errors import InputError
+from utils.cli import add_device, run_program
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "inspect_engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="engine, or the inspector's JSON")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="pictures (default: what the engine is best for)")
+    parser.add_argument("--generate-graph", action="store_true", help="draw the layers as SVG, with graphviz")
+    add_device(parser)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Report."""
+    from utils.engine import look
+
+    if not args.file.is_file():
+        raise InputError(f"{args.file} does not exist; expected an engine or the inspector's JSON")
+    if args.file.suffix == ".json":
+        look.look_at_record(args.file, draw=args.generate_graph)
+    else:
+        look.look_inside(args.file, batch=args.batch_size, draw=args.generate_graph, device=args.device)
+    return 0
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

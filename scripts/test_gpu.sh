@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Test engines on an NVIDIA GPU: quantize and export the demo model, build its engine, compare it, time the evaluation.
+#
+#   ./scripts/test_gpu.sh [arguments for pytest]
+#
+# Needs torch with CUDA and TensorRT (install_dependencies.sh --dev --tensorrt), and a patched checkout.
+#   PYTHON           interpreter that quantizes and exports (default: python3)
+#   ENGINE_PYTHON    interpreter that has TensorRT, pytest and torch (default: PYTHON)
+#   YOLOV9_CHECKOUT  patched checkout (default: build/yolov9, as scripts/test.sh makes it)
+# Files lie in build/gpu and are used again. Exit code: pytest's.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+PYTHON=${PYTHON:-python3}
+engine_python=${ENGINE_PYTHON:-$PYTHON}
+build=$OVERLAY_BUILD/gpu
+[ -d "$YOLOV9_CHECKOUT/.yolov9_overlay" ] || die 2 "$YOLOV9_CHECKOUT is no patched checkout; run ./patch_yolov9.sh on one"
+mkdir -p "$build"
+export DEMO_DATA=$OVERLAY_BUILD/digits/data.yaml DEMO_ONNX=$build/int8.onnx DEMO_FLOAT_ONNX=$build/float.onnx
+export DEMO_REPORT=$build/demo/report.json
+
+program() { (cd "$YOLOV9_CHECKOUT" && "$PYTHON" "$@"); }
+
+say "the demo set"
+"$PYTHON" "$OVERLAY_ROOT/data/demo/make_digits.py" "$OVERLAY_BUILD/digits"
+if [ ! -f "$DEMO_ONNX" ]; then
+  say "quantize and export the demo model"
+  # on the CPU: compiling the quantizer's CUDA extension takes longer than this
+  program qat.py quantize --weights data/demo/gelan-digits.pt --data "$DEMO_DATA" --imgsz 320 --device cpu \
+    --ptq-only --no-eval-origin --project "$build" --name demo --exist-ok
+  quantized=("$build"/demo/weights/ptq_ap_*.pt)
+  weak='from utils.engine import tensorrt_api; print("weak" if tensorrt_api.load().weakly_typed else "strong")'
+  typing=$(cd "$OVERLAY_ROOT" && "$engine_python" -c "$weak" 2>/dev/null) || typing=strong
+  common=(--imgsz 320 --dynamic batch --simplify --device cpu --typing "$typing")
+  program export_qat.py --weights data/demo/gelan-digits.pt "${common[@]}" --output "$DEMO_FLOAT_ONNX"
+  program export_qat.py --weights "${quantized[0]}" "${common[@]}" --output "$DEMO_ONNX"
+fi
+say "tests"
+cd "$OVERLAY_ROOT"
+exec "$engine_python" -m pytest -m gpu -rA tests/gpu tests/contracts tests/benchmarks "$@"

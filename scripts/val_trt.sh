@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Evaluate a checkpoint as an engine: export, build, evaluate.
+#
+#   ./scripts/val_trt.sh WEIGHTS DATA IMGSZ [--generate-graph]
+#
+#   WEIGHTS           quantized or float checkpoint (.pt); an .onnx file is only built, an .engine only evaluated
+#   DATA              data set's YAML
+#   IMGSZ             input size in pixels
+#   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
+#
+# Run it in the patched checkout. ONNX file and engine lie beside WEIGHTS; the result goes to runs/val_trt/.
+# BATCH (default: 1 8 16) is the engine's range of batches; EXPORT_ARGS, BUILD_ARGS and VAL_ARGS are passed on.
+# PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-python3}
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+refuse() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+[ $# -ge 3 ] || refuse "expected WEIGHTS, DATA and IMGSZ; val_trt.sh --help says more"
+weights=$1 data=$2 imgsz=$3 graph=()
+shift 3
+for option in "$@"; do
+  case $option in
+    --generate-graph) graph=(--generate-graph) ;;
+    *) refuse "unknown argument $option; val_trt.sh --help lists them" ;;
+  esac
+done
+[ -f "$weights" ] || refuse "$weights does not exist; expected a checkpoint (.pt)"
+[ -f "$data" ] || refuse "$data does not exist; expected a data set's YAML"
+case $imgsz in '' | *[!0-9]*) refuse "IMGSZ is $imgsz; expected pixels, such as 640" ;; esac
+case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
+# What would only be noticed after the export and the build, which take minutes
+"$python" "$here/check_engine_setup.py" "$data" ${graph[@]+"${graph[@]}"}
+
+onnx=${weights%.*}.onnx engine=${weights%.*}.engine
+case $weights in *.plan) engine=$weights ;; esac
+read -r -a batch <<<"${BATCH:-1 8 16}"
+read -r -a export_args <<<"${EXPORT_ARGS:-}"
+read -r -a build_args <<<"${BUILD_ARGS:-}"
+read -r -a val_args <<<"${VAL_ARGS:-}"
+case $weights in
+  *.pt)
+    echo "== export to ONNX"
+    "$python" "$here/../export_qat.py" --weights "$weights" --imgsz "$imgsz" --include onnx --simplify --dynamic batch \
+      --output "$onnx" ${export_args[@]+"${export_args[@]}"}
+    ;;
+esac
+case $weights in
+  *.pt | *.onnx)
+    echo "== build the engine"
+    "$python" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" --batch-size "${batch[@]}" --output "$engine" \
+      ${graph[@]+"${graph[@]}"} ${build_args[@]+"${build_args[@]}"}
+    ;;
+  *)
+    [ ${#graph[@]} = 0 ] || "$python" "$here/inspect_engine.py" "$engine" --generate-graph
+    ;;
+esac
+echo "== evaluate it"
+"$python" "$here/../val_trt.py" --engine-file "$engine" --data "$data" --imgsz "$imgsz" ${val_args[@]+"${val_args[@]}"}

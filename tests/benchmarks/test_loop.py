@@ -1,0 +1,93 @@
+"""Speed of evaluating an engine, against the plain loop that one would write first, over the same engine.
+
+The plain loop takes one picture at a time, waits for the GPU, and does letterboxing, NMS and matching on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+TARGET = 5.0  # times the images/s of the plain loop
+COPIES = 8  # of each picture: the set is small, and starting the worker processes would be all that is seen
+PLAIN = 400  # pictures for the plain loop
+
+
+def plain_loop(runner, data, count):
+    """Images per second, and AP, of the plain loop on so many pictures."""
+    from utils.evaluation.dataset import PictureDataset, decode
+    from utils.evaluation.nms import non_max_suppression
+    from utils.evaluation.preprocess import boxes_to_picture, letterbox
+    from utils.evaluation.scoring import match, score
+
+    pictures = PictureDataset(data.paths("val"), data.nc, 320, limit=count).pictures
+    began = time.perf_counter()
+    correct, found, labels = [], [], []
+    for picture in pictures:
+        image, box = letterbox(decode(picture.path), (320, 320), (320, 320))
+        pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1)).astype(np.float32) / 255
+        raw = runner.infer({"images": torch.from_numpy(pixels)[None]})["output0"].cpu()
+        (rows,) = non_max_suppression(raw, 0.001, 0.7)
+        rows[:, :4] = boxes_to_picture(rows[:, :4], torch.zeros(len(rows), dtype=torch.long), [box.shapes])
+        size = np.array([*picture.size, *picture.size], dtype=np.float32)
+        middle, half = picture.labels[:, 1:3], picture.labels[:, 3:] / 2
+        corners = np.concatenate([middle - half, middle + half], 1) * size
+        truth = torch.from_numpy(np.concatenate([picture.labels[:, :1], corners], 1).astype(np.float32))
+        correct += match([rows], [truth])
+        found.append(rows[:, 4:])
+        labels.append(truth[:, 0])
+    correct, found, labels = (torch.cat(rows).numpy() for rows in (correct, found, labels))
+    ap = score(correct, found[:, 0], found[:, 1], labels).mean()[3]
+    return len(pictures) / (time.perf_counter() - began), ap
+
+
+@pytest.fixture
+def many(demo_data, tmp_path):
+    """The demo set's pictures, several times each."""
+    from utils.evaluation.dataset import load_data
+
+    folder = Path(demo_data.paths("val")[0])
+    pictures = sorted(str(path) for path in folder.iterdir())
+    (tmp_path / "val.txt").write_text("".join(f"{path}\n" for path in pictures * COPIES))
+    content = {"path": str(tmp_path), "train": "val.txt", "val": "val.txt", "names": dict(demo_data.names)}
+    (tmp_path / "data.yaml").write_text(json.dumps({**content, "names": list(demo_data.names.values())}))
+    return load_data(tmp_path / "data.yaml")
+
+
+def test_the_loop_is_bound_by_the_engine_or_by_decoding(demo_engine, demo_data, many):
+    from utils.engine import open_runner
+    from utils.evaluation.loop import EvalConfig, evaluate
+
+    workers = len(os.sched_getaffinity(0))
+    config = EvalConfig(imgsz=320, batch_size=32, workers=workers)
+    with open_runner(demo_engine, "cuda:0") as runner:
+        evaluate(runner, demo_data, config, progress=False)  # warm
+        result = evaluate(runner, many, config, progress=False)
+        whole = evaluate(runner, demo_data, config, progress=False)
+        plain_loop(runner, demo_data, 20)  # warm
+        plain, plain_ap = plain_loop(runner, demo_data, PLAIN)
+        rest = evaluate(runner, demo_data, EvalConfig(imgsz=320, batch_size=32, workers=workers, limit=PLAIN),
+                        progress=False)  # fmt: skip
+    speed = result.images / result.seconds
+    shares = {name: seconds / result.seconds for name, seconds in result.parts.items()}
+    found = {
+        "measured_on": f"{result.measured_on}; {workers} cores",
+        "images": result.images,
+        "images_per_second": speed,
+        "plain_images_per_second": plain,
+        "ratio": speed / plain,
+        "shares": {**shares, "starting": 1 - sum(shares.values())},
+        "ms_per_image": result.ms,
+        "ap": whole.ap,
+    }
+    print(json.dumps(found, indent=1))
+    if os.environ.get("BENCHMARK_REPORT"):
+        Path(os.environ["BENCHMARK_REPORT"]).write_text(json.dumps(found, indent=1) + "\n")
+    assert plain_ap == pytest.approx(rest.ap, abs=0.003)
+    assert speed >= TARGET * plain

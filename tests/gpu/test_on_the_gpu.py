@@ -1,0 +1,75 @@
+"""Small things that only a GPU shows: NMS of a batch, outputs of several types, copying ahead, timing caches."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from one_conv import reference, write_onnx
+from onnx import TensorProto, helper
+
+from utils.engine import open_runner
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
+from utils.evaluation.loop import ahead
+from utils.evaluation.nms import non_max_suppression
+
+
+@pytest.mark.parametrize(("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 100), (0.001, 0.3, 20)])
+def test_nms_keeps_what_it_keeps_on_the_cpu(conf, iou, max_det):
+    generator = torch.Generator().manual_seed(0)
+    middle, size = torch.rand(16, 2, 2000, generator=generator), torch.rand(16, 2, 2000, generator=generator)
+    scores = torch.rand(16, 10, 2000, generator=generator) ** 6
+    raw = torch.cat([middle * 300, size * 60 + 10, (scores * 128).round() / 128], 1)  # with ties
+    expected = non_max_suppression(raw, conf, iou, max_det=max_det)
+    found = non_max_suppression(raw.cuda(), conf, iou, max_det=max_det)
+    for one, same in zip(found, expected, strict=True):
+        assert len(one) == len(same) > 10
+        torch.testing.assert_close(one.cpu(), same, atol=1e-3, rtol=0)
+
+
+def test_outputs_of_several_types(tmp_path):
+    """FP32, FP16 and INT32 beside each other."""
+    path = write_onnx(tmp_path / "a.onnx", (2, 3, 8, 8), extra_output=True)
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("Cast", ["output0"], ["half"], to=TensorProto.FLOAT16))
+    model.graph.node.append(helper.make_node("ArgMax", ["output0"], ["best64"], axis=1, keepdims=0))
+    model.graph.node.append(helper.make_node("Cast", ["best64"], ["best"], to=TensorProto.INT32))
+    model.graph.output.append(helper.make_tensor_value_info("half", TensorProto.FLOAT16, [2, 6, 64]))
+    model.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT32, [2, 64]))
+    onnx.save(model, path)
+    engine = build(path, tmp_path / "a.engine", BuildConfig(precision="fp32", progress=False)).path
+    feed = torch.rand(2, 3, 8, 8)
+    expected = reference(feed.numpy())
+    with open_runner(engine, "cuda:0") as runner:
+        for _ in range(3):
+            found = {name: tensor.cpu().numpy() for name, tensor in runner.infer({"images": feed}).items()}
+    assert {name: str(array.dtype) for name, array in found.items()} == {
+        "output0": "float32", "raw": "float32", "half": "float16", "best": "int32",
+    }  # fmt: skip
+    np.testing.assert_allclose(found["output0"], expected, atol=1e-5)
+    np.testing.assert_allclose(found["raw"].reshape(2, 6, 64), expected, atol=1e-5)
+    np.testing.assert_allclose(found["half"], expected, atol=1e-2)
+    assert (found["best"] == expected.argmax(1)).mean() > 0.99
+
+
+def test_batches_that_are_copied_ahead_arrive_whole():
+    batches = [(torch.full((4, 3, 640, 640), number, dtype=torch.uint8).pin_memory(), number) for number in range(9)]
+    seen = []
+    for images, number in ahead(iter(batches), torch.device("cuda:0")):
+        assert images.is_cuda
+        assert bool((images == number).all())
+        seen.append(number)
+    assert seen == list(range(9))
+
+
+def test_the_timing_cache_is_filled_and_read(tmp_path):
+    path = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 64))
+    cache = tmp_path / "cache"
+    config = BuildConfig(timing_cache=cache, progress=False)
+    build(path, tmp_path / "a.engine", config)
+    first = cache.stat().st_size
+    assert first > 0
+    build(path, tmp_path / "b.engine", config)
+    assert cache.stat().st_size == pytest.approx(first, rel=0.1)

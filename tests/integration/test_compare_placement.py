@@ -1,0 +1,99 @@
+"""What scripts/compare_placement.py exports: three files that differ in nothing but the placement of quantizers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from random_networks import TINY
+
+from models.quantize import placement
+from models.quantize.recipe import Recipe
+from utils import upstream
+from utils.comparison import variants
+from utils.onnx_graph.context import Context
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    import yaml
+
+    folder = tmp_path_factory.mktemp("placement")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return folder
+
+
+def run(folder, checkout, *words):
+    command = [
+        sys.executable,
+        "scripts/compare_placement.py",
+        folder / "tiny.yaml",
+        "--imgsz",
+        "64",
+        "--batch-size",
+        "2",
+    ]
+    fixed = ["--output", folder / "out", "--device", "cpu", "--onnx-only"]
+    return subprocess.run(
+        [*map(str, [*command, *fixed]), *words], cwd=checkout, capture_output=True, text=True, timeout=250
+    )
+
+
+def test_three_placements_and_nothing_twice(folder, checkout):
+    result = run(folder, checkout)
+    assert result.returncode == 0, result.stderr
+    graphs = {v: Context(onnx.load(folder / f"out/tiny-64-b2-{v}.onnx")) for v in variants.VARIANTS}
+    weights = {v: _weights(graph.model) for v, graph in graphs.items()}
+    assert {len(graph.convolutions) for graph in graphs.values()} == {len(graphs["fp16"].convolutions)}
+    assert graphs["fp16"].nodes("QuantizeLinear") == []
+    for variant in ("int8-convs", "int8"):  # the same network: weights differ by their rounding only
+        for name, value in weights[variant].items():
+            assert np.abs(value - weights["fp16"][name]).max() <= np.abs(value).max() / 127
+    separate, shared = graphs["int8-convs"], graphs["int8"]
+    for node in separate.nodes("Concat", "MaxPool", "AveragePool", "Resize"):
+        if not set(node.output) & separate.decoding:
+            assert all(separate.dequantizer(name) is None for name in node.input)
+    for node in shared.nodes("Concat", "MaxPool", "AveragePool", "Resize"):
+        if not set(node.output) & shared.decoding:
+            assert all(shared.dequantizer(name) for name in shared.inputs(node))
+    scales = [node.input[1] for node in separate.activations]
+    assert len(scales) > len({node.input[1] for node in shared.activations})
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")}
+    again = run(folder, checkout)
+    assert again.stdout.count("is there already") == 3
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")} == before
+
+
+def _weights(model):
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name.endswith("conv.weight")}
+
+
+def test_convolutions_only_keeps_float_what_the_recipe_keeps():
+    model = upstream.fuse(upstream.build_model(TINY))
+    ours = placement.plan(model, Recipe(head="float"))
+    theirs = variants.convolutions_only(ours)
+    assert theirs.tensors == ()
+    assert set(theirs.fallback) == {path for path, state in ours.convolutions.items() if state == "int8"}
+    assert theirs.convolutions == ours.convolutions
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("aux.yaml", {"head": [*TINY["head"][:-1], [[3, 8, 6], 1, "DualDDetect", ["nc"]]]}, "reparameterization.py"),
+        ("a.txt", {}, "is neither a model's YAML nor float weights"),
+    ],
+)
+def test_models_that_cannot_be_compared(tmp_path, name, content, message):
+    import yaml
+
+    from models.quantize.errors import InputError
+
+    path = tmp_path / name
+    path.write_text(yaml.safe_dump({**TINY, **content}))
+    with pytest.raises(InputError, match=message):
+        variants.load(path)

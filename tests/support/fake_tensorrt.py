@@ -1,0 +1,388 @@
+"""A stand-in for the `tensorrt` module and for `torch.cuda`, for a machine without either.
+
+It records calls, checks their order and arguments as TensorRT would, and computes with ONNX Runtime on the very
+addresses that it was given.
+
+Stand-ins exist for what no wheel offers here: the 8.6, 10 and 11 modules and a GPU. TensorRT-RTX is tested as it is.
+An "engine" is a file of the ONNX model and what it was built with; the inspector tells of one layer per ONNX node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+import types
+from contextlib import contextmanager
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError
+
+SIZES = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT8": np.int8, "INT64": np.int64}
+ONNX_TYPES = {1: "FLOAT", 10: "HALF", 6: "INT32", 3: "INT8", 7: "INT64"}
+
+
+def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
+    """A module like TensorRT of that version: 8.6, 10 (both typings) or 11 (strong only)."""
+    major = int(version.split(".")[0])
+    trt = types.ModuleType("tensorrt")
+    trt.__version__ = version
+    trt.calls = []  # (what, arguments), in order
+    trt.built_for = gpu
+    flags = {"TF32": 7, **({"FP16": 0, "INT8": 1} if major < 11 else {})}
+    trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
+    creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {}}
+    trt.NetworkDefinitionCreationFlag = enum.IntEnum("NetworkDefinitionCreationFlag", creation[major])
+    trt.DataType = enum.Enum("DataType", ["FLOAT", "HALF", "INT32", "INT8", "INT64"])
+    trt.TensorIOMode = enum.Enum("TensorIOMode", ["NONE", "INPUT", "OUTPUT"])
+    trt.TensorLocation = enum.Enum("TensorLocation", ["DEVICE", "HOST"])
+    trt.MemoryPoolType = enum.Enum("MemoryPoolType", ["WORKSPACE"])
+    trt.ProfilingVerbosity = enum.Enum("ProfilingVerbosity", ["LAYER_NAMES_ONLY", "DETAILED", "NONE"])
+    trt.LayerInformationFormat = enum.Enum("LayerInformationFormat", ["ONELINE", "JSON"])
+    sources = {"CUBLAS": 0, "CUBLAS_LT": 1, "CUDNN": 2, "EDGE_MASK_CONVOLUTIONS": 3, "JIT_CONVOLUTIONS": 4}
+    trt.TacticSource = enum.IntEnum("TacticSource", sources)
+    severities = {"INTERNAL_ERROR": 0, "ERROR": 1, "WARNING": 2, "INFO": 3, "VERBOSE": 4}
+    trt.Severity = enum.IntEnum("Severity", severities)
+    for name in ("ILogger", "IProfiler", *(("IProgressMonitor",) if major >= 10 else ())):
+        setattr(trt, name, type(name, (), {"__init__": lambda self: setattr(self, "initialised", True)}))
+    trt.init_libnvinfer_plugins = lambda log, namespace: trt.calls.append(("plugins", namespace)) or True
+    trt.IBuilderConfig = _Config
+    trt.Builder = lambda log: _Builder(trt, log)
+    trt.OnnxParser = lambda network, log: _Parser(trt, network, log)
+    trt.Runtime = lambda log: _Runtime(trt, log)
+    return trt
+
+
+def say(trt, log, severity, text):
+    """Log as TensorRT does, to a logger whose base class was initialised."""
+    assert log.initialised
+    log.log(trt.Severity[severity], text)
+
+
+class _Builder:
+    def __init__(self, trt, log):
+        self.trt, self.log = trt, log
+
+    def create_network(self, flags=0):
+        names = [flag.name for flag in self.trt.NetworkDefinitionCreationFlag if flags >> int(flag) & 1]
+        if self.trt.__version__.startswith("8") and "EXPLICIT_BATCH" not in names:
+            raise AssertionError("TensorRT 8.6 parses ONNX into networks of explicit batch only")
+        self.trt.calls.append(("create_network", names))
+        return types.SimpleNamespace(path=None, names=names)
+
+    def create_builder_config(self):
+        return _Config(self.trt)
+
+    def create_optimization_profile(self):
+        return _Profile()
+
+    def build_serialized_network(self, network, config):
+        self.trt.calls.append(("build", sorted(flag.name for flag in config.flags)))
+        model = onnx.load(network.path)
+        free = [d for value in model.graph.input for d in value.type.tensor_type.shape.dim if d.dim_value <= 0]
+        if free and not config.profiles:
+            say(self.trt, self.log, "ERROR", "4: [network.cpp::validate::3036] Error Code 4: no optimization profile")
+            return None
+        if getattr(config, "progress_monitor", None) is not None:
+            monitor = config.progress_monitor
+            monitor.phase_start("Building engine", None, 2)
+            monitor.phase_start("Tactics", "Building engine", 1)
+            for phase, step in (("Tactics", 0), ("Building engine", 0), ("Building engine", 1)):
+                assert monitor.step_complete(phase, step)
+            monitor.phase_finish("Tactics")
+            monitor.phase_finish("Building engine")
+        say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
+        config.measured = (config.cache.content if config.cache else b"") + b"+measured"
+        head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles}
+        return json.dumps(head).encode() + b"\n" + model.SerializeToString()
+
+
+class _Config:
+    def __init__(self, trt):
+        self.trt, self.flags, self.profiles = trt, {trt.BuilderFlag.TF32}, {}
+        self.cache = self.measured = None
+
+    def set_flag(self, flag):
+        self.flags.add(flag)
+
+    def clear_flag(self, flag):
+        self.flags.discard(flag)
+
+    def set_memory_pool_limit(self, pool, size):
+        assert isinstance(size, int)
+        assert size > 0
+        self.trt.calls.append(("workspace", size))
+
+    def get_tactic_sources(self):
+        return 0b11111
+
+    def set_tactic_sources(self, sources):
+        self.trt.calls.append(("tactic_sources", sources))
+        return True
+
+    def add_optimization_profile(self, profile):
+        self.profiles = profile.shapes
+
+    def create_timing_cache(self, content):
+        self.trt.calls.append(("timing_cache", content))
+        return None if content == b"of another GPU" else _Cache(content)
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        assert not ignore_mismatch
+        self.cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return _Cache(self.measured or self.cache.content)
+
+
+class _Cache:
+    def __init__(self, content):
+        self.content = content
+
+    def combine(self, other, ignore_mismatch):
+        assert not ignore_mismatch
+        self.content += b"|" + other.content
+        return True
+
+    def serialize(self):
+        return self.content
+
+
+class _Profile:
+    def __init__(self):
+        self.shapes = {}
+
+    def set_shape(self, name, least, best, most):
+        assert all(a <= b <= c for a, b, c in zip(least, best, most, strict=True))
+        self.shapes[name] = [list(least), list(best), list(most)]
+
+
+class _Parser:
+    def __init__(self, trt, network, log):
+        self.trt, self.network, self.log, self.errors = trt, network, log, []
+
+    def parse_from_file(self, path):
+        model = onnx.load(path)
+        kinds = {node.op_type for node in model.graph.node}
+        if any(kind.endswith("_TRT") for kind in kinds) and ("plugins", "") not in self.trt.calls:
+            kinds.add("Unknown")
+        if "Unknown" in kinds:
+            text = "In node 0 (importNode): UNSUPPORTED_NODE: no importer for Unknown"
+            self.errors = [types.SimpleNamespace(desc=lambda: text)]
+            return False
+        self.network.path = path
+        return True
+
+    @property
+    def num_errors(self):
+        return len(self.errors)
+
+    def get_error(self, index):
+        return self.errors[index]
+
+
+class _Runtime:
+    engine_host_code_allowed = False
+
+    def __init__(self, trt, log):
+        self.trt, self.log = trt, log
+
+    def deserialize_cuda_engine(self, plan):
+        assert not self.engine_host_code_allowed
+        try:
+            head, _, model = plan.partition(b"\n")
+            head, model = json.loads(head), onnx.load_from_string(model)
+            assert model.graph.node
+        except (ValueError, DecodeError, AssertionError):
+            say(
+                self.trt, self.log, "ERROR", "1: [stdArchiveReader.cpp::StdArchiveReader::40] Error Code 1: "
+                "Serialization (Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match)",
+            )  # fmt: skip
+            return None
+        if head["version"] != self.trt.__version__:
+            say(self.trt, self.log, "ERROR", "6: The engine plan file is not compatible with this version of TensorRT")
+            return None
+        return _Engine(self.trt, model, head["profiles"])
+
+
+class _Engine:
+    num_optimization_profiles = 1
+
+    def __init__(self, trt, model, profiles):
+        self.trt, self.model, self.profiles = trt, model, profiles
+        self.tensors = {value.name: value for value in [*model.graph.input, *model.graph.output]}
+        self.ins = [value.name for value in model.graph.input]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+
+    @property
+    def num_io_tensors(self):
+        return len(self.tensors)
+
+    def get_tensor_name(self, index):
+        return list(self.tensors)[index]
+
+    def get_tensor_mode(self, name):
+        return self.trt.TensorIOMode.INPUT if name in self.ins else self.trt.TensorIOMode.OUTPUT
+
+    def get_tensor_location(self, name):
+        return self.trt.TensorLocation.DEVICE
+
+    def get_tensor_shape(self, name):
+        dims = self.tensors[name].type.tensor_type.shape.dim
+        return tuple(dim.dim_value if dim.dim_value > 0 else -1 for dim in dims)
+
+    def get_tensor_dtype(self, name):
+        return self.trt.DataType[ONNX_TYPES[self.tensors[name].type.tensor_type.elem_type]]
+
+    def get_tensor_profile_shape(self, name, profile):
+        assert profile == 0
+        return [tuple(shape) for shape in self.profiles.get(name, [self.get_tensor_shape(name)] * 3)]
+
+    def create_execution_context(self):
+        return _Context(self)
+
+    def create_engine_inspector(self):
+        return _Inspector(self)
+
+
+class _Inspector:
+    def __init__(self, engine):
+        self.engine, self.execution_context = engine, None
+
+    def get_engine_information(self, form):
+        assert form is self.engine.trt.LayerInformationFormat.JSON
+        layers = []
+        for node in self.engine.model.graph.node:
+            ends = (
+                {"Name": name, "Dimensions": [1], "Format/Datatype": "Row major linear FP32"} for name in node.output
+            )
+            layers.append({"Name": node.output[0], "LayerType": node.op_type, "Inputs": [], "Outputs": list(ends)})
+        return json.dumps({"Layers": layers, "Bindings": list(self.engine.tensors)})
+
+
+class _Context:
+    profiler = None
+
+    def __init__(self, engine):
+        self.engine, self.shapes, self.addresses, self.ready = engine, {}, {}, False
+
+    def set_input_shape(self, name, shape):
+        assert isinstance(shape, tuple)
+        least, _, most = self.engine.get_tensor_profile_shape(name, 0)
+        if not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
+            return False
+        self.shapes[name] = shape
+        self.ready = False
+        return True
+
+    def get_tensor_shape(self, name):
+        if name in self.engine.ins:
+            return self.shapes.get(name, (-1,))
+        feeds = {key: np.zeros(shape, self._numpy(key)) for key, shape in self.shapes.items()}
+        return self.engine.session.run([name], feeds)[0].shape
+
+    def set_tensor_address(self, name, address):
+        assert address
+        self.addresses[name] = address
+        return True
+
+    def execute_async_v3(self, stream):
+        assert isinstance(stream, int)
+        missing = set(self.engine.tensors) - set(self.addresses)
+        assert not missing, f"no address for {missing}"
+        self.engine.trt.calls.append(("execute", tuple(self.shapes.values())))
+        if FakeCuda.capturing is not None:
+            FakeCuda.capturing.recorded.append(self._run)
+        else:
+            self._run()
+        if self.profiler is not None:
+            for node in self.engine.model.graph.node:
+                self.profiler.report_layer_time(node.output[0], 0.5)
+        return True
+
+    def _run(self):
+        feeds = {name: self._memory(name, shape) for name, shape in self.shapes.items()}
+        names = [name for name in self.engine.tensors if name not in self.engine.ins]
+        for name, result in zip(names, self.engine.session.run(names, feeds), strict=True):
+            self._memory(name, result.shape)[...] = result
+
+    def _memory(self, name, shape):
+        count = int(np.prod(shape)) * np.dtype(self._numpy(name)).itemsize
+        raw = (ctypes.c_char * count).from_address(self.addresses[name])
+        return np.frombuffer(raw, self._numpy(name)).reshape(shape)
+
+    def _numpy(self, name):
+        return SIZES[self.engine.get_tensor_dtype(name).name]
+
+
+class FakeCuda:
+    """What the library uses of torch.cuda, on the CPU: everything runs at once, and an event is a tick."""
+
+    capturing = None
+    ticks = 0
+
+    class Stream:
+        cuda_stream = 1234
+
+        def __init__(self, device=None):
+            self.device = device
+
+        def synchronize(self):
+            assert FakeCuda.capturing is None, "a capture must not synchronise"
+
+        def wait_stream(self, other):
+            pass
+
+    class Event:
+        def __init__(self, enable_timing=False, blocking=False):
+            self.timed, self.tick = enable_timing, None
+
+        def record(self, stream=None):
+            FakeCuda.ticks += 1
+            self.tick = FakeCuda.ticks
+
+        def elapsed_time(self, other):
+            assert self.timed
+            assert other.timed
+            return float(other.tick - self.tick)
+
+        def synchronize(self):
+            pass
+
+    class CUDAGraph:
+        def __init__(self):
+            self.recorded = []
+
+        def replay(self):
+            assert self.recorded, "an empty graph"
+            for run in self.recorded:
+                run()
+
+    @staticmethod
+    @contextmanager
+    def graph(captured, stream=None):
+        FakeCuda.capturing = captured
+        try:
+            yield
+        finally:
+            FakeCuda.capturing = None
+
+    @staticmethod
+    @contextmanager
+    def stream(stream):
+        yield
+
+    @staticmethod
+    def current_stream(device=None):
+        return FakeCuda.Stream(device)
+
+    @staticmethod
+    def synchronize(device=None):
+        pass

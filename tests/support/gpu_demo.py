@@ -1,0 +1,64 @@
+"""What tests on a GPU need: the demo model's files, as scripts/test_gpu.sh makes them, and an engine of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def why_not() -> str:
+    """Why nothing that needs an engine can run here, or ''."""
+    import torch
+
+    from utils.engine import tensorrt_api
+
+    if not torch.cuda.is_available():
+        return "torch sees no NVIDIA GPU"
+    if tensorrt_api.installed() is None:
+        return "TensorRT is not installed (install_dependencies.sh --tensorrt)"
+    return ""
+
+
+def mark(items: list[pytest.Item], folder: Path) -> None:
+    """Mark the tests of a folder as `gpu`, and say why they are skipped if they are."""
+    mine = [item for item in items if folder in item.path.parents]
+    reason = why_not() if mine else ""
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def demo(variable: str) -> Path:
+    """A file of the demo model, as scripts/test_gpu.sh names it in the environment."""
+    value = os.environ.get(variable)
+    if not value:
+        pytest.skip(f"{variable} is not set: scripts/test_gpu.sh makes the demo model's files and sets it")
+    return Path(value).resolve()
+
+
+@pytest.fixture(scope="session")
+def demo_onnx() -> Path:
+    """The quantized demo model for 320×320 and any batch."""
+    return demo("DEMO_ONNX")
+
+
+@pytest.fixture(scope="session")
+def demo_engine(demo_onnx, tmp_path_factory) -> Path:
+    """Its engine for batches of 1 to 32."""
+    from utils.engine.build_plan import BuildConfig
+    from utils.engine.builder import build
+
+    cache = demo_onnx.with_name("gpu-tests.timing.cache")
+    config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, progress=False)
+    return build(demo_onnx, tmp_path_factory.mktemp("engine") / "demo.engine", config).path
+
+
+@pytest.fixture(scope="session")
+def demo_data():
+    """The demo set."""
+    from utils.evaluation.dataset import load_data
+
+    return load_data(demo("DEMO_DATA"))

@@ -1,0 +1,236 @@
+"""Engines over batch sizes, timed on a stand-in: what is enqueued and what figures come of it; rows, tables, plot."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from one_conv import write_onnx
+from tensorrt_stand_in import stand_in
+from trtexec_summary import SUMMARY
+
+from models.quantize.errors import InputError
+from utils.cli import run_program
+from utils.engine import benchmark, stopwatch, trtexec
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
+from utils.engine.execution import Execution
+from utils.engine.stopwatch import Figures, StopwatchConfig
+from utils.engine.timing import Summary
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import benchmark_trt
+
+CPU = torch.device("cpu")
+QUICK = StopwatchConfig(warm_up=1, duration=0.02, rounds=2)
+
+
+def execution(folder, monkeypatch, batch=2, name="a"):
+    api = stand_in(monkeypatch)
+    path = write_onnx(folder / f"{name}.onnx", (batch, 3, 8, 8))
+    return Execution(build(path, folder / f"{name}.engine", BuildConfig(progress=False)).path, api, CPU)
+
+
+def one(median):
+    return Summary(median, median, median, median, median, median, median, 10)
+
+
+def row(model="c", batch=8, baseline=False, ms=4.0, **more):
+    parts = {"latency": one(ms), "compute": one(ms)}
+    return benchmark.Row(model, batch, baseline, figures=Figures(1000 / ms, parts), **{"precision": "INT8", **more})
+
+
+# the stopwatch
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_parts_of_a_query(tmp_path, monkeypatch, cuda_graph):
+    running = execution(tmp_path, monkeypatch)
+    before = len(running.api.module.calls)
+    config = StopwatchConfig(1, 0.02, 2, cuda_graph=cuda_graph)
+    figures = stopwatch.measure({"a": running}, config)["a"]
+    assert {name: figures.parts[name].median for name in ("latency", "h2d", "compute", "d2h")} == {
+        "latency": 3.0, "h2d": 1.0, "compute": 1.0, "d2h": 1.0,  # an event of the stand-in is a tick
+    }  # fmt: skip
+    count = figures.parts["latency"].count
+    assert count == figures.parts["enqueue"].count > 5
+    assert figures.qps == pytest.approx(count / 0.02, rel=0.5)
+    enqueued = len(running.api.module.calls) - before
+    assert (enqueued <= 2) if cuda_graph else (enqueued > count)  # those of warming up are not counted
+
+
+def test_copies_are_real_and_can_be_left_out(tmp_path, monkeypatch):
+    running = execution(tmp_path, monkeypatch)
+    figures = stopwatch.measure({"a": running}, StopwatchConfig(0, 0.01, 1, transfers=False))["a"]
+    assert set(figures.parts) == {"latency", "compute", "enqueue"}
+    host = stopwatch._Host(running)
+    stopwatch._run(running, host, QUICK, 0.005, stopwatch._Samples())
+    assert host.memory["output0"].abs().sum() > 0
+    assert torch.equal(host.memory["output0"], running.buffers["output0"])
+
+
+def test_engines_take_turns(tmp_path, monkeypatch):
+    running = {name: execution(tmp_path, monkeypatch, 1, name) for name in "ab"}
+    order = []
+    monkeypatch.setattr(
+        stopwatch, "_run", lambda execution, host, config, seconds, into: order.append((execution, round(seconds, 3)))
+    )
+    monkeypatch.setattr(stopwatch._Samples, "figures", lambda self, transfers: None)
+    stopwatch.measure(running, StopwatchConfig(200, 3, 3))
+    a, b = running["a"], running["b"]
+    expected = [a, b, b, a, a, b]
+    assert order == [(one, seconds) for one in expected for seconds in (0.2, 1.0)]
+
+
+def test_the_summary_has_trtexecs_lines():
+    parts = {name: Summary(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in stopwatch.PARTS}
+    lines = Figures(123.456, parts).lines()
+    assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
+    assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
+                        "percentile(95%) = 8 ms, percentile(99%) = 8.5 ms")  # fmt: skip
+    speed, figures = trtexec.parse_times("\n".join(lines))  # what reads trtexec's summary reads ours
+    assert speed == 123.456
+    assert {name: (figure.min, figure.p99) for name, figure in figures.items()} == dict.fromkeys(parts, (1.0, 8.5))
+
+
+@pytest.mark.parametrize("changes", [{"warm_up": -1}, {"duration": 0}, {"rounds": 0}])
+def test_times_that_mean_nothing(changes):
+    with pytest.raises(InputError, match="must be positive"):
+        StopwatchConfig(**changes)
+
+
+# rows
+
+
+def test_speed_against_the_baseline_of_the_same_kind():
+    rows = [
+        row("float", baseline=True, ms=4.0, precision="FP16"),
+        row("int8", ms=2.5),
+        row("float-nms", baseline=True, ms=5.0, precision="FP16", nms=True),
+        row("int8-nms", ms=6.0, nms=True),
+    ]
+    found = benchmark._against_baseline(rows)
+    assert [one.gain for one in found] == [None, pytest.approx(0.6), None, pytest.approx(-1 / 6)]
+    assert [len(one.notes) for one in found] == [0, 0, 0, 1]
+    assert (
+        "int8-nms, batch 8: INT8 is not faster than FP16 here, 6.000 ms against 5.000 ms (0.83x)" in found[3].notes[0]
+    )
+    assert benchmark.cells(found[1]) == (
+        "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
+    )  # fmt: skip
+
+
+def test_table_with_an_engine_that_has_no_figures():
+    rows = [row(), benchmark.Row("d", 12, False, error="takes batches of 1 to 8")]
+    lines = benchmark.text(rows).splitlines()
+    assert lines[2].endswith("takes batches of 1 to 8")
+    text = benchmark.markdown(rows, "on a GPU", "the command")
+    assert text.splitlines()[3].startswith("| d |  | without | 12 |")
+    assert "on a GPU" in text
+
+
+def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
+    rows = [row(model, batch, ms=batch / 2) for model in ("a", "b") for batch in (1, 4, 8)]
+    (axes,) = benchmark.plot(rows, "GPU").axes
+    assert [line.get_label() for line in axes.get_lines()] == ["a", "b"]
+    assert axes.get_lines()[0].get_xydata().tolist() == [[2000.0, 0.5], [2000.0, 2.0], [2000.0, 4.0]]
+    assert sorted(text.get_text() for text in axes.texts) == ["1", "1", "4", "4", "8", "8"]
+
+
+# the program
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, capsys):
+    """The program on a float and a quantized file of free batch; returns (code, output, errors, builds)."""
+    api = stand_in(monkeypatch)
+    monkeypatch.setattr(benchmark, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"})
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: None)
+    write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
+    write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
+
+    def run(*words):
+        fixed = [tmp_path / "int8.onnx", "--baseline", tmp_path / "float.onnx", "--project", tmp_path / "runs"]
+        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--device", "cpu", "--batch-size", 1, 4]
+        api.module.calls.clear()
+        argv = [*map(str, [*fixed, *timing, *words])]
+        code = run_program(benchmark_trt.make_parser(), benchmark_trt.main, argv)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err, [item for name, item in api.module.calls if name == "build"]
+
+    return run
+
+
+def test_int8_against_fp16_over_batches(program, tmp_path):
+    code, out, _, builds = program("--useCudaGraph", "--noDataTransfers")
+    assert code == 0
+    assert builds == [["FP16"], ["FP16", "INT8"]] * 2
+    content = json.loads((tmp_path / "runs/exp/benchmark.json").read_text())
+    assert [(one["model"], one["batch"], one["precision"]) for one in content["rows"]] == [
+        ("float", 1, "FP16"), ("int8", 1, "INT8"), ("float", 4, "FP16"), ("int8", 4, "INT8"),
+    ]  # fmt: skip
+    assert [one["gain"] is None for one in content["rows"]] == [True, False] * 2
+    for one in content["rows"]:
+        assert one["images_per_second"] == pytest.approx(one["batch"] * one["figures"]["qps"])
+        assert set(one["figures"]) == {"qps", "latency", "compute", "enqueue"}
+    assert "CUDA graph, without data transfers, 0.02 s in 2 rounds" in content["method"]
+    assert out.count("=== Performance summary ===") == 4
+    assert "Selected Device: Fake GPU" in out
+    assert "mostly not INT8" in out  # the stand-in's inspector says FP32
+    assert (tmp_path / "runs/exp/benchmark.png").stat().st_size > 1000
+    assert re.search(r"\| int8 \| INT8 \| without \| 4 \|", (tmp_path / "runs/exp/benchmark.md").read_text())
+    assert program()[3] == []  # engines are used again
+
+
+def test_engines_and_batches_outside_their_profile(program, tmp_path):
+    program()
+    engine = tmp_path / "int8-b4.engine"
+    code, out, _, _ = program("--batch-size", 4, 8, "--baseline", engine)
+    assert code == 1
+    assert f"{engine} takes batches of 4 to 4" in out
+    assert out.count("=== Performance summary ===") == 3
+
+
+def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
+    asked = []
+
+    class Program:
+        version = "8.6.1"
+
+        def run(self, flags):
+            asked.append(flags)
+            return SUMMARY
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    code, out, _, _ = program("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
+    assert code == 0
+    assert "220.1" in out
+    names = [Path(flags[0]).name for flags in asked]
+    assert names == ["float-b1.engine", "int8-b1.engine"] * 2 + ["float-b4.engine", "int8-b4.engine"] * 2
+    assert asked[-1][1:] == ["--warmUp=0", "--duration=0.01", "--shapes=images:4x3x32x32", "--useCudaGraph",
+                             "--useSpinWait", "--noDataTransfers"]  # fmt: skip
+    asked.clear()
+    program("--own-timing")
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--baseline", "int8.onnx"), "holds quantizers; give the float model's ONNX"),
+        (("--baseline", "none.onnx"), "none.onnx does not exist"),
+        (("--baseline", __file__), "is neither an .onnx file nor an engine"),
+        (("--batch-size", "0"), "must be positive"),
+        (("--imgsz", "1", "2", "3"), "--imgsz one or two numbers"),
+    ],
+)
+def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err, builds = program(*words)
+    assert (code, builds) == (2, [])
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

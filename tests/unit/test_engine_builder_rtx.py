@@ -1,0 +1,99 @@
+"""Building engines with the real TensorRT-RTX, which needs no GPU for it. No stand-in is used here."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from one_conv import METADATA, write_onnx
+from onnx import TensorProto
+
+from models.quantize.errors import InputError
+from utils.engine import tensorrt_api
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
+from utils.engine.engine_file import EngineNote, load_engine
+
+FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
+
+
+@pytest.fixture(scope="module")
+def rtx():
+    return tensorrt_api.load("tensorrt_rtx_bindings")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+
+
+def config(**changes):
+    return BuildConfig(**{"targets": ("SM89",), "progress": False, **changes})
+
+
+def test_what_the_module_can_do(rtx):
+    assert rtx.name.startswith("TensorRT-RTX 1.")
+    assert (rtx.weakly_typed, rtx.strongly_typed, rtx.max_opset) == (False, True, None)
+    assert {"SM75", "SM89", "SM120"} <= set(rtx.ahead_of_time)
+    assert rtx.torch_type(rtx.module.DataType.HALF) == "float16"
+
+
+@pytest.mark.parametrize(
+    ("quantized", "shape", "changes", "precision"),
+    [
+        (True, (2, 3, 64, 96), {}, "int8"),
+        (False, (1, 3, 64, 96), {"targets": ("SM89", "SM120")}, "fp16"),
+        (True, ("b", 3, "h", "w"), {"batch": (1, 2, 4), "height": (32, 64, 64), "width": (32, 96, 96)}, "int8"),
+    ],
+)
+def test_strongly_typed_files(rtx, tmp_path, quantized, shape, changes, precision):
+    file = write_onnx(tmp_path / "a.onnx", shape, FP16, quantized=quantized, opset=19)
+    result = build(file, tmp_path / "a.engine", config(**changes), rtx)
+    assert result.size_bytes > 1000
+    note = EngineNote.load(result.path)
+    assert (note.typing, note.precision, note.api) == ("strong", precision, rtx.name)
+    assert note.gpu == " ".join(changes.get("targets", ("SM89",)))
+    assert note.metadata == METADATA
+    assert note.warnings == ()
+    assert note.profile == ({"images": [[1, 3, 32, 32], [2, 3, 64, 96], [4, 3, 64, 96]]} if "batch" in changes else {})
+    assert not list(tmp_path.glob("*.cache"))  # nothing was measured
+
+
+def test_float32_only_when_asked_for(rtx, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True, opset=19)
+    with pytest.raises(InputError, match=r"a.onnx is in FP32, and TensorRT-RTX .* export it with --typing strong"):
+        build(file, tmp_path / "a.engine", config(), rtx)
+    assert build(file, tmp_path / "a.engine", config(allow_fp32=True), rtx).note.precision == "int8"
+
+
+def test_targets(rtx, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16)
+    with pytest.raises(InputError, match=r"no NVIDIA GPU.*give --target with one of .*SM89"):
+        build(file, tmp_path / "a.engine", config(targets=()), rtx)
+    with pytest.raises(InputError, match=r"does not know SM42; it builds for .*SM120"):
+        build(file, tmp_path / "a.engine", config(targets=("SM42",)), rtx)
+
+
+def test_parser_that_refuses(rtx, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16)
+    model = onnx.load(file)
+    model.graph.node[1].op_type = "Unknown"
+    onnx.save(model, file)
+    with pytest.raises(InputError, match=r"cannot parse .*a.onnx \(node without a name, Unknown\): .*Plugin not found"):
+        build(file, tmp_path / "a.engine", config(), rtx)
+    assert not (tmp_path / "a.engine").exists()
+
+
+def test_progress_monitor(rtx, tmp_path, capsys):
+    build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16), tmp_path / "a.engine", config(progress=True), rtx)
+    assert "a.engine: Building engine: 100%" in capsys.readouterr().err
+
+
+def test_an_engine_is_not_loaded_without_a_gpu_nor_when_it_is_none(rtx, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16)
+    path = build(file, tmp_path / "a.engine", config(), rtx).path
+    with pytest.raises(InputError, match="needs an NVIDIA GPU, and torch sees none"):
+        load_engine(path, rtx, rtx.log(), None)
+    note = json.loads((tmp_path / "a.engine.json").read_text())
+    assert note["onnx"] == str(file)

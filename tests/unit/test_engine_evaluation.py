@@ -1,0 +1,160 @@
+"""Evaluating what engines have and other networks do not: a profile of shapes, and NMS inside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from known_pictures import MIXED, SQUARE, KnowingModel, write_set
+
+from models.quantize.errors import InputError
+from utils.engine.runner import TensorSpec
+from utils.engine.torch_runner import TorchRunner
+from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.detector import Detector, InputPlan, check_shapes
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.nms import non_max_suppression
+from utils.task import DETECT
+
+NAMES = ("cat", "dog", "owl")
+CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("known")
+    model = KnowingModel(write_set(folder, 20, SQUARE), NAMES, 64)
+    return model, load_data(folder / "data.yaml")
+
+
+class Profiled(TorchRunner):
+    """As an engine: refuses what is outside its profile, and keeps its outputs in one place."""
+
+    def __init__(self, model, least, most, shape=(None, 3, None, None)):
+        super().__init__(model, "cpu")
+        self.inputs = (TensorSpec("images", shape, "float32"),)
+        self.limits = {"images": ((least[0], 3, *least[1:]), (most[0], 3, *most[1:]))}
+        self.batches, self.memory = [], None
+
+    def _infer(self, feeds):
+        (images,) = feeds.values()
+        low, high = self.limits["images"]
+        assert all(a <= b <= c for a, b, c in zip(low, images.shape, high, strict=True))
+        self.batches.append(len(images))
+        result = super()._infer(feeds)[DETECT.prediction]
+        if self.memory is None or self.memory.shape != result.shape:
+            self.memory = torch.empty_like(result)
+        return {DETECT.prediction: self.memory.copy_(result)}
+
+
+class WithNms(TorchRunner):
+    """A network with NMS inside: `slots` places for each picture, not sorted, with rubbish behind the last one."""
+
+    def __init__(self, model, slots=100, conf=0.001):
+        super().__init__(model, "cpu")
+        shapes = ((None, 1), (None, slots, 4), (None, slots), (None, slots))
+        self.outputs = tuple(
+            TensorSpec(name, shape, dtype)
+            for name, shape, dtype in zip(
+                DETECT.detections, shapes, ("int32", "float32", "float32", "int32"), strict=True
+            )
+        )
+        self.slots, self.conf = slots, conf
+
+    def _infer(self, feeds):
+        found = non_max_suppression(super()._infer(feeds)[DETECT.prediction], self.conf, 0.7, max_det=self.slots)
+        table = torch.full((len(found), self.slots, 6), 0.9)
+        for row, one in zip(table, found, strict=True):
+            row[: len(one)] = one.flip(0)
+        counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
+        tensors = (counts, table[..., :4], table[..., 4], table[..., 5].int())
+        return dict(zip(DETECT.detections, tensors, strict=True))
+
+
+def numbers(result):
+    return result.ap, result.ap50, result.precision, result.recall
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "batch", "expected"),
+    [
+        (1, 8, 8, [8, 8, 4]),
+        (1, 3, 8, [3] * 6 + [2]),  # the profile's largest batch
+        (4, 4, 8, [4] * 5),  # a profile of one batch
+        (6, 8, 8, [8, 8, 6]),  # filled up to the least
+    ],
+)
+def test_batches_follow_the_profile(known, least, most, batch, expected):
+    model, data = known
+    runner = Profiled(model, (least, 32, 32), (most, 96, 96))
+    result = evaluate(runner, data, replace(CONFIG, batch_size=batch), progress=False)
+    assert runner.batches == expected
+    plain = evaluate(TorchRunner(model, "cpu"), data, CONFIG, progress=False)
+    assert numbers(result) == pytest.approx(numbers(plain), abs=1e-9)
+
+
+def test_a_profile_of_one_size_is_a_fixed_size(known):
+    runner = Profiled(known[0], (1, 64, 96), (8, 64, 96))
+    assert InputPlan.of(runner, None, 8) == InputPlan((64, 96), 8)
+    with pytest.raises(InputError, match="rectangular inference needs a network of variable size"):
+        InputPlan.of(runner, None, 8, rect=True)
+
+
+def test_sizes_outside_the_profile_are_refused_at_once(known):
+    runner = Profiled(known[0], (1, 64, 64), (8, 128, 96))
+    assert InputPlan.of(runner, 96, 8).imgsz == (96, 96)
+    for size in (32, 128):
+        with pytest.raises(InputError, match=f"--imgsz {size} was asked for, and the engine takes 64x64 to 128x96"):
+            InputPlan.of(runner, size, 8)
+
+
+def test_rectangular_inference_needs_room_in_the_profile(tmp_path):
+    data = tmp_path / "data.yaml"
+    model = KnowingModel(write_set(tmp_path, 16, MIXED), NAMES, 64)
+    wide, narrow = Profiled(model, (1, 32, 32), (8, 128, 128)), Profiled(model, (1, 32, 32), (8, 64, 64))
+    rect = replace(CONFIG, rect=True)
+    found = evaluate(wide, load_data(data), rect, progress=False)
+    expected = evaluate(TorchRunner(model, "cpu"), load_data(data), rect, progress=False)
+    assert numbers(found) == pytest.approx(numbers(expected), abs=1e-9)
+    with pytest.raises(InputError, match=r"rectangular inference needs \d+x\d+, and the engine takes 32x32 to 64x64"):
+        evaluate(narrow, load_data(data), rect, progress=False)
+    assert narrow.batches == []
+    check_shapes(TorchRunner(model, "cpu"), [(640, 640)])  # no profile, no limit
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nms_inside_the_network(known, batch):
+    model, data = known
+    config = replace(CONFIG, batch_size=batch)
+    found = evaluate(WithNms(model), data, config, progress=False)
+    expected = evaluate(TorchRunner(model, "cpu"), data, replace(config, max_det=100), progress=False)
+    assert 0.3 < found.ap < 0.9
+    assert numbers(found) == pytest.approx(numbers(expected), abs=1e-9)
+
+
+def test_thresholds_hold_for_nms_inside_too(known):
+    model, data = known
+    images, _, _, shapes = next(iter(make_loader(data, "val", imgsz=64, batch_size=2, workers=0)))
+    many = Detector(WithNms(model), data, conf_thres=0.001)(images, shapes)
+    few = Detector(WithNms(model), data, conf_thres=0.3, max_det=2)(images, shapes)
+    for one, less in zip(many, few, strict=True):
+        assert one[:, 4].diff().le(0).all()
+        assert torch.equal(less, one[one[:, 4] > 0.3][:2])
+
+
+def test_an_engine_of_other_classes_without_names(known):
+    """Without a note beside it the number of classes is that of its output."""
+    runner = TorchRunner(known[0], "cpu")
+    runner.metadata = {}
+    runner.outputs = (TensorSpec("output0", (None, 84, None), "float32"),)
+    with pytest.raises(InputError, match="the network has 80 classes, and"):
+        Detector(runner, known[1])
+
+
+def test_where_the_time_goes(known):
+    model, data = known
+    result = evaluate(TorchRunner(model, "cpu"), data, CONFIG, progress=False)
+    assert set(result.parts) == {"pictures", "preprocess", "inference", "nms", "metrics"}
+    assert all(value > 0 for value in result.parts.values())
+    assert sum(result.parts.values()) <= result.seconds

@@ -1,0 +1,168 @@
+"""scripts/build_engine.py and the shell scripts around engines; TensorRT is a stand-in, except where RTX is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from known_pictures import SQUARE, KnowingModel, export_answers, write_set
+from one_conv import write_onnx
+from onnx import TensorProto
+from tensorrt_stand_in import stand_in
+
+from utils.cli import run_program
+from utils.engine import tensorrt_api
+from utils.engine.engine_file import EngineNote
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import build_engine  # noqa: E402
+
+NAMES = ("cat", "dog", "owl")
+
+
+def run(*words):
+    return run_program(build_engine.make_parser(), build_engine.main, [str(word) for word in words])
+
+
+# scripts/build_engine.py
+
+
+def test_profile_and_options_reach_the_builder(tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    file = write_onnx(tmp_path / "a.onnx", quantized=True)
+    words = ["--batch-size", 1, 4, 8, "--imgsz", 64, "--workspace", 100, "--tactic-sources-off", "CUBLAS", "CUDNN"]
+    assert run(file, *words) == 0
+    note = EngineNote.load(tmp_path / "a.engine")
+    assert note.profile == {"images": [[1, 3, 64, 64], [4, 3, 64, 64], [8, 3, 64, 64]]}
+    calls = dict(api.module.calls)
+    assert (calls["build"], calls["workspace"], calls["tactic_sources"]) == (["FP16", "INT8"], 100 << 20, 0b11010)
+    assert list(tmp_path.glob("*.timing.cache"))
+    output = tmp_path / "other" / "b.engine"
+    assert run(file, "--output", output, "--no-timing-cache", "--batch-size", 2) == 0
+    assert sorted(path.name for path in output.parent.iterdir()) == ["b.engine", "b.engine.json"]
+
+
+def test_graph_of_a_new_engine(tmp_path, monkeypatch, capsys):
+    stand_in(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8))
+    assert run(file, "--generate-graph") == 2
+    assert "drawing needs graphviz" in capsys.readouterr().err
+    assert not (tmp_path / "a.engine").exists()  # said before the long build
+    (tmp_path / "dot").write_text('#!/bin/sh\nwhile read line; do echo "$line"; done > "$3"\n')
+    (tmp_path / "dot").chmod(0o755)
+    assert run(file, "--generate-graph") == 0
+    assert "INT8 coverage: 0% of 2 computing layers" in capsys.readouterr().out
+    assert {"a.layers.json", "a.svg"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
+    api = tensorrt_api.load("tensorrt_rtx_bindings")
+    monkeypatch.setattr(tensorrt_api, "load", lambda name=None: api)
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    file = write_onnx(tmp_path / "a.onnx", dtype=TensorProto.FLOAT16, quantized=True, opset=19)
+    words = (file, "--target", "SM89", "SM120", "--batch-size", 1, 2, 4, "--imgsz", 64, "--generate-graph")
+    assert run(*words) == 0
+    assert EngineNote.load(tmp_path / "a.engine").gpu == "SM89 SM120"
+    assert "scripts/inspect_engine.py a.engine --generate-graph there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a.onnx", "--batch-size", "1", "2"), "--batch-size takes one number, or three: min opt max"),
+        (("a.onnx", "--imgsz", "64", "32", "128"), "expected min <= opt <= max"),
+        (("a.onnx", "--imgsz", "50"), "all must be multiples of 32"),
+        (("none.onnx",), "none.onnx does not exist; expected an ONNX file"),
+        (("a.onnx", "--target", "SM89"), "--target is for TensorRT-RTX"),
+        (("a.onnx", "--trtexec"), "trtexec is not on the PATH"),
+        (("nms.onnx", "--batch-size", "8"), "has a fixed batch of 2, and 8/8/8 was asked for"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, message):
+    stand_in(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("utils.engine.trtexec.which", lambda name: None)
+    write_onnx(tmp_path / "a.onnx")
+    write_onnx(tmp_path / "nms.onnx", (2, 3, 64, 64))
+    assert run(*words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("*.engine*"))
+
+
+# the shell scripts
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """A folder with data.yaml and answers.onnx, the network that knows its pictures, and `python` with the stand-in."""
+    folder = tmp_path_factory.mktemp("known")
+    model = KnowingModel(write_set(folder, 12, SQUARE), NAMES, 64)
+    export_answers(model, folder / "answers.onnx", None, 64)
+    wrapper = folder / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/support/run_on_stand_in.py "$@"\n')
+    wrapper.chmod(0o755)
+    return folder
+
+
+def shell(script, *words, folder, **variables):
+    env = {**os.environ, "PYTHON": str(folder / "python"), **variables}
+    command = [str(ROOT / "scripts" / script), *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_build_and_evaluate_an_onnx_file(known):
+    done = shell("val_trt.sh", "answers.onnx", "data.yaml", 64, folder=known, BATCH="1 2 4",
+                 VAL_ARGS="--workers 0 --save-txt")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert EngineNote.load(known / "answers.engine").profile["images"][2] == [4, 3, 64, 64]
+    (row,) = json.loads((known / "runs/val_trt/exp/report.json").read_text())["rows"]
+    assert (row["stage"], row["file"]) == ("TensorRT", "answers.engine")
+    assert 0.3 < row["ap"] < 0.9
+    assert "TensorRT 8.6.0" in row["measured_on"]
+    assert "batch 4, 64x64" in row["measured_on"]  # the profile's largest
+    assert (known / "runs/val_trt/exp/labels").is_dir()
+
+
+def test_an_engine_of_another_version(known):
+    built = shell("generate_trt_engine.sh", "answers.onnx", 64, "--output", "old.engine", folder=known,
+                  STAND_IN_VERSION="10.3.0")  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = shell("val_trt.sh", "old.engine", "data.yaml", 64, folder=known)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        "error: old.engine: this engine was built by TensorRT 10.3.0, and here is TensorRT 8.6.0; "
+        "build it again here from answers.onnx"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [
+        ("val_trt.sh", ("none.pt", "data.yaml", 64), "none.pt does not exist; expected a checkpoint"),
+        ("val_trt.sh", ("answers.onnx", "none.yaml", 64), "none.yaml does not exist; expected a data set's YAML"),
+        ("val_trt.sh", ("answers.onnx", "answers.onnx", 64), "answers.onnx is not valid YAML"),
+        ("val_trt.sh", ("answers.onnx", "data.yaml", "big"), "IMGSZ is big; expected pixels, such as 640"),
+        ("val_trt.sh", ("data.yaml", "data.yaml", 64), "data.yaml is neither .pt, .onnx nor .engine"),
+        ("val_trt.sh", ("answers.onnx", "data.yaml", 64, "--graph"), "unknown argument --graph"),
+        ("val_trt.sh", ("answers.onnx",), "expected WEIGHTS, DATA and IMGSZ"),
+        ("generate_trt_engine.sh", ("none.onnx", 64), "none.onnx does not exist; expected an ONNX file"),
+        ("generate_trt_engine.sh", ("answers.onnx", 96), "has a fixed height of 64, and 96/96/96 was asked for"),
+        ("generate_trt_engine.sh", ("answers.onnx",), "expected ONNX and IMGSZ"),
+        ("benchmark_trt.sh", ("answers.onnx",), "expected ONNX and IMGSZ"),
+        ("benchmark_trt.sh", ("none.onnx", 64), "none.onnx does not exist; expected an ONNX file or an engine"),
+    ],
+)
+def test_scripts_refuse_in_one_line(known, script, words, message):
+    done = shell(script, *words, folder=known)
+    assert done.returncode == 2, done.stdout
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stdout + done.stderr

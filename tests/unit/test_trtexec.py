@@ -1,0 +1,133 @@
+"""trtexec, by a stand-in program: no wheel brings the real one. Its help lists what versions 8.6, 10 and 11 take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from one_conv import METADATA, write_onnx
+from onnx import TensorProto
+from tensorrt_stand_in import GPU, stand_in
+from trtexec_summary import SUMMARY
+
+from models.quantize.errors import DependencyError, InputError, QatError
+from utils.engine import trtexec
+from utils.engine.build_plan import BuildConfig
+from utils.engine.engine_file import EngineNote
+
+HELP = {
+    "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine",
+    "8.4": "TensorRT v8401\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --buildOnly  Exit after the engine",
+    "10": "TensorRT v101300\n  --fp16  Enable\n  --int8  Enable\n  --stronglyTyped  Create a\n  --skipInference  Exit",
+    "11": "TensorRT v110000\n  --skipInference  Exit after the engine",
+}
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put a trtexec of a version on the PATH; it writes what it was asked for to `asked`, one line a call."""
+    stand_in(monkeypatch)
+
+    def put(version, fails=""):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / "trtexec"
+        (folder / "help").write_text(HELP[version])
+        (folder / "summary").write_text(SUMMARY)
+        program.write_text(
+            f'#!/bin/sh\n[ "$1" = --help ] && cat {folder}/help && exit\necho "$@" >> {folder}/asked\n{fails}\n'
+            'for word; do case $word in --saveEngine=*) echo plan > "${word#*=}" ;; esac; done\n'
+            f"cat {folder}/summary\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+        return trtexec.find(), lambda: (folder / "asked").read_text().splitlines()[-1].split()
+
+    return put
+
+
+def test_there_is_none(monkeypatch):
+    monkeypatch.setattr(trtexec, "which", lambda name: None)
+    monkeypatch.setattr(trtexec, "PLACES", ())
+    with pytest.raises(DependencyError, match="trtexec is not on the PATH; the TensorRT wheel does not bring it"):
+        trtexec.find()
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "weak", "strong"),
+    [("8.6", "8.6.1", True, False), ("10", "10.13.0", True, True), ("11", "11.0.0", False, True)],
+)
+def test_what_a_version_can_do(install, version, name, weak, strong):
+    program, _ = install(version)
+    assert program.name == f"TensorRT {name}"
+    assert (program.weakly_typed, program.strongly_typed) == (weak, strong)
+    assert program.max_opset == (None if strong else 17)
+
+
+@pytest.mark.parametrize(
+    ("version", "quantized", "half", "flags", "without"),
+    [
+        ("8.6", True, False, {"--fp16", "--int8", "--skipInference"}, {"--stronglyTyped"}),
+        ("8.4", False, False, {"--fp16", "--buildOnly"}, {"--int8", "--skipInference"}),
+        ("10", True, False, {"--fp16", "--int8"}, {"--stronglyTyped"}),
+        ("10", True, True, {"--stronglyTyped"}, {"--fp16", "--int8"}),
+        ("11", True, True, {"--skipInference"}, {"--fp16", "--int8", "--stronglyTyped"}),
+    ],
+)
+def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags, without):
+    program, asked = install(version)
+    dtype = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    file = write_onnx(tmp_path / "a.onnx", quantized=quantized, dtype=dtype, opset=19 if half else 17)
+    config = BuildConfig(batch=(1, 4, 8), workspace=2 << 30, timing_cache=str(tmp_path / "t"), optimization_level=2,
+                         tactic_sources_off=("cudnn",))  # fmt: skip
+    note = trtexec.build(file, tmp_path / "a.engine", config, program)
+    words = set(asked())
+    assert flags <= words
+    assert not without & words
+    assert {f"--onnx={file}", "--minShapes=images:1x3x64x96", "--optShapes=images:4x3x64x96",
+            "--maxShapes=images:8x3x64x96", "--memPoolSize=workspace:2048", f"--timingCacheFile={tmp_path / 't'}",
+            "--builderOptimizationLevel=2", "--tacticSources=-CUDNN",
+            "--profilingVerbosity=detailed"} <= words  # fmt: skip
+    assert (tmp_path / "a.engine").read_text() == "plan\n"
+    assert note == EngineNote.load(tmp_path / "a.engine")
+    assert (note.api, note.gpu, note.metadata) == (program.name, GPU.name, METADATA)
+    assert note.precision == ("int8" if quantized else "fp16")
+
+
+def test_timing_cache_is_on_by_default(install, tmp_path):
+    program, asked = install("8.6")
+    trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
+    assert f"--timingCacheFile={tmp_path / 'Fake-GPU-TensorRT-8.6.1.timing.cache'}" in asked()
+
+
+def test_refusals_come_before_it_is_called(install, tmp_path):
+    program, asked = install("11")
+    file = write_onnx(tmp_path / "a.onnx", quantized=True)
+    with pytest.raises(InputError, match=r"is in FP32, and TensorRT 11.0.0 builds what the file says"):
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(), program)
+    with pytest.raises(FileNotFoundError):
+        asked()
+
+
+def test_its_failure_is_one_line_and_leaves_no_file(install, tmp_path):
+    program, _ = install(
+        "8.6", 'echo "[11/21/2026-06:00:00] [E] Error[4]: [network.cpp::validate::3036] Error Code 4: too bad"; exit 1'
+    )
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
+    with pytest.raises(QatError, match=r"trtexec failed: .*too bad"):
+        trtexec.build(file, tmp_path / "a.engine", dataclasses.replace(BuildConfig(), progress=False), program)
+    assert not list(tmp_path.glob("*engine*"))
+
+
+def test_its_figures():
+    speed, figures = trtexec.parse_times(SUMMARY)
+    assert speed == 220.105
+    assert set(figures) == {"latency", "enqueue", "compute"}
+    assert dataclasses.asdict(figures["latency"]) == {
+        "min": 4.51, "max": 5.25, "mean": 4.6, "median": 4.55, "p90": 4.7, "p95": 4.8, "p99": 5.1, "count": 0,
+    }  # fmt: skip
+    assert figures["compute"].median == 4.45
+    assert json.dumps(figures["enqueue"].to_dict())
+    with pytest.raises(QatError, match="printed no throughput"):
+        trtexec.parse_times("nothing")

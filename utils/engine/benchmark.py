@@ -1,0 +1,303 @@
+"""Engines over batch sizes: INT8 against FP16 in one run, in turns, as rows, a table and a plot."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from models.quantize.errors import InputError, QatError
+from utils.cli import atomic_path
+from utils.engine import ENGINE_SUFFIXES, engine_report, inspector, onnx_file
+from utils.engine.build_plan import BuildConfig
+from utils.engine.stopwatch import Figures, StopwatchConfig
+from utils.task import DETECT
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+    from utils.engine.execution import Execution
+    from utils.engine.tensorrt_api import Api
+    from utils.engine.trtexec import Trtexec
+
+logger = logging.getLogger(__name__)
+
+HEADERS = ("model", "precision", "NMS", "batch", "latency", "p99", "qps", "images/s", "against FP16")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that takes part: an ONNX file, of which engines are built, or an engine; `baseline` is the FP16 one."""
+
+    file: Path
+    baseline: bool = False
+
+    @property
+    def is_engine(self) -> bool:
+        return self.file.suffix.lower() in ENGINE_SUFFIXES
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine at one batch size.
+
+    Attributes:
+        nms: whether NMS is inside.
+        gain: speed against the baseline at the same batch, minus 1; None without one.
+        error: why there are no figures.
+        notes: what the engine's layers say about its speed.
+    """
+
+    model: str
+    batch: int
+    baseline: bool
+    precision: str = ""
+    nms: bool = False
+    figures: Figures | None = None
+    gain: float | None = None
+    error: str = ""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def images_per_second(self) -> float | None:
+        return None if self.figures is None else self.figures.qps * self.batch
+
+    def to_dict(self) -> dict[str, Any]:
+        known = {name: value for name, value in asdict(replace(self, figures=None)).items() if name != "figures"}
+        figures = None if self.figures is None else self.figures.to_dict()
+        return {**known, "images_per_second": self.images_per_second, "figures": figures}
+
+
+def prepare(
+    entries: Sequence[Entry], batch: int, size: tuple[int, int] | None, config: BuildConfig, api: Api
+) -> dict[Entry, Path | str]:
+    """An engine for each entry at this batch, built where it is missing or older than its ONNX file.
+
+    Args:
+        size: (height, width) in pixels, for files of variable size.
+
+    Returns:
+        The engine's file, or a text that says why there is none.
+    """
+    from utils.engine.builder import build
+
+    found: dict[Entry, Path | str] = {}
+    for entry in entries:
+        if entry.is_engine:
+            found[entry] = entry.file
+            continue
+        engine = entry.file.with_name(f"{entry.file.stem}-b{batch}.engine")
+        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+        if size is not None:
+            wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
+        try:
+            if not (engine.is_file() and engine.stat().st_mtime >= entry.file.stat().st_mtime):
+                build(entry.file, engine, wanted, api)
+            found[entry] = engine
+        except QatError as error:
+            found[entry] = str(error)
+    return found
+
+
+def check(entries: Sequence[Entry]) -> None:
+    """Check what would only be noticed after minutes.
+
+    Raises:
+        InputError: a file is missing or of no known kind, or the baseline holds quantizers.
+    """
+    for entry in entries:
+        if not entry.file.is_file():
+            raise InputError(f"{entry.file} does not exist; expected an ONNX file or an engine")
+        if entry.is_engine:
+            continue
+        if entry.file.suffix.lower() != ".onnx":
+            raise InputError(f"{entry.file} is neither an .onnx file nor an engine (.engine, .plan)")
+        if onnx_file.read(entry.file).quantized and entry.baseline:
+            raise InputError(
+                f"--baseline {entry.file} holds quantizers; give the float model's ONNX, exported the same way"
+            )
+
+
+def measure(
+    engines: Mapping[Entry, Path | str],
+    batch: int,
+    size: tuple[int, int] | None,
+    config: StopwatchConfig,
+    api: Api,
+    device: torch.device,
+    program: Trtexec | None = None,
+) -> list[Row]:
+    """Rows of the engines at this batch, timed in turns by our own stopwatch, or by trtexec."""
+    rows = {entry: Row(entry.file.stem, batch, entry.baseline) for entry in engines}
+    with contextlib.ExitStack() as stack:
+        running: dict[Entry, Execution] = {}
+        for entry, engine in engines.items():
+            try:
+                if isinstance(engine, str):
+                    raise QatError(engine)
+                running[entry] = execution = stack.enter_context(_opened(engine, batch, size, api, device))
+                rows[entry] = _described(rows[entry], execution)
+            except QatError as error:
+                rows[entry] = replace(rows[entry], error=str(error))
+        figures = _with_trtexec(running, config, program) if program else _own(running, config)
+    for entry, found in figures.items():
+        rows[entry] = replace(rows[entry], figures=found)
+    return _against_baseline(list(rows.values()))
+
+
+@contextlib.contextmanager
+def _opened(
+    engine: Path, batch: int, size: tuple[int, int] | None, api: Api, device: torch.device
+) -> Iterator[Execution]:
+    from utils.engine.execution import Execution
+
+    execution = Execution(engine, api, device)
+    try:
+        spec = execution.inputs[0]
+        least, most = execution.limits[spec.name]
+        if not least[0] <= batch <= most[0]:
+            raise InputError(f"{engine} takes batches of {least[0]} to {most[0]}")
+        execution.set_shapes({spec.name: (batch, most[1], *(size or most[2:]))})
+        yield execution
+    finally:
+        execution.close()
+
+
+def _described(row: Row, execution: Execution) -> Row:
+    summary = inspector.summarize(engine_report.layers_of(execution, runs=5))
+    precision = execution.note.precision or ("int8" if summary.counts.get("INT8") else "fp16")
+    names = {spec.name for spec in execution.outputs}
+    return replace(
+        row, precision=precision.upper(), nms=set(DETECT.detections) <= names,
+        notes=tuple(f"{row.model}, batch {row.batch}: {text}" for text in engine_report.advice(summary, precision)),
+    )  # fmt: skip
+
+
+def _own(running: Mapping[Entry, Execution], config: StopwatchConfig) -> dict[Entry, Figures]:
+    from utils.engine import stopwatch
+
+    by_name = {str(index): (entry, execution) for index, (entry, execution) in enumerate(running.items())}
+    figures = stopwatch.measure({name: execution for name, (_, execution) in by_name.items()}, config)
+    return {entry: figures[name] for name, (entry, _) in by_name.items()}
+
+
+def _with_trtexec(
+    running: Mapping[Entry, Execution], config: StopwatchConfig, program: Trtexec
+) -> dict[Entry, Figures]:
+    """Rounds of trtexec, in turns; of each engine the round with the median speed."""
+    from utils.engine.trtexec import parse_times
+
+    found: dict[Entry, list[Figures]] = {entry: [] for entry in running}
+    for _ in range(config.rounds):
+        for entry, execution in running.items():
+            name, buffer = execution.inputs[0].name, execution.buffers[execution.inputs[0].name]
+            flags = [f"--loadEngine={execution.path}", f"--warmUp={config.warm_up:g}",
+                     f"--duration={config.duration / config.rounds:g}"]  # fmt: skip
+            if None in execution.inputs[0].shape:
+                flags.append(f"--shapes={name}:{'x'.join(map(str, buffer.shape))}")
+            flags += ["--useCudaGraph"] * config.cuda_graph + ["--useSpinWait"] * config.spin_wait
+            flags += ["--noDataTransfers"] * (not config.transfers)
+            found[entry].append(Figures(*parse_times(program.run(flags))))
+    middle = {entry: median_low([one.qps for one in rounds]) for entry, rounds in found.items()}
+    return {entry: next(one for one in rounds if one.qps == middle[entry]) for entry, rounds in found.items()}
+
+
+def _against_baseline(rows: Sequence[Row]) -> list[Row]:
+    found = []
+    for row in rows:
+        same = [one for one in rows if one.baseline and one.figures and one.nms == row.nms]
+        if row.baseline or row.figures is None or not same or same[0].figures is None:
+            found.append(row)
+            continue
+        fp16 = same[0].figures
+        ours, theirs = (one.parts["compute"].median for one in (row.figures, fp16))
+        sentence = engine_report.not_faster(f"{row.model}, batch {row.batch}", ours, theirs)
+        notes = (*row.notes, *([sentence] if sentence and row.precision == "INT8" else []))
+        found.append(replace(row, gain=row.figures.qps / fp16.qps - 1, notes=notes))
+    return found
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The texts of a row, one for each of HEADERS; latency is the median in milliseconds."""
+    start = (row.model, row.precision, "inside" if row.nms else "without", str(row.batch))
+    if row.figures is None:
+        return (*start, "", "", "", "", row.error)
+    latency = row.figures.parts["latency"]
+    gain = "" if row.gain is None else f"{row.gain:+.1%}"
+    speed = f"{row.images_per_second:,.0f}"
+    return (*start, f"{latency.median:.3f} ms", f"{latency.p99:.3f} ms", f"{row.figures.qps:,.1f}", speed, gain)
+
+
+def text(rows: Sequence[Row]) -> str:
+    """Aligned columns."""
+    lines = [HEADERS, *map(cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def markdown(rows: Sequence[Row], about: str, command: str) -> str:
+    """A table, what it was measured on and how it was made, and what the layers say."""
+    lines = [f"| {' | '.join(HEADERS)} |", f"|{'---|' * len(HEADERS)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |" for row in rows]
+    lines += ["", about, "", f"`{command}`", *(f"\n{note}" for row in rows for note in row.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Row], title: str) -> Figure:
+    """Latency against throughput, a line for each model, a point for each batch size."""
+    from utils.reports.figures import BLUE, GREEN, ORANGE, VERMILLION, new_figure
+
+    figure, (axes,) = new_figure(7.0, 4.2, 1)
+    models = dict.fromkeys(row.model for row in rows)
+    looks = itertools.cycle(itertools.product("osD^", (BLUE, VERMILLION, GREEN, ORANGE)))
+    for model, (marker, colour) in zip(models, looks, strict=False):
+        points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
+                  for row in rows if row.model == model and row.figures]  # fmt: skip
+        if points:
+            axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker=marker, label=model)
+        for speed, latency, batch in points:
+            axes.annotate(str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms", ylim=(0, None))
+    axes.legend(frameon=False)
+    return figure
+
+
+def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
+    """Write `benchmark.md`, `benchmark.json` and `benchmark.png`."""
+    from utils.reports import figures
+
+    words = f"{about['device']['Selected Device']}, {about['tensorrt']}, {about['date']}; {about['method']}"
+    content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}
+    files = {folder / "benchmark.md": markdown(rows, words, command),
+             folder / "benchmark.json": json.dumps(content, indent=2) + "\n"}  # fmt: skip
+    for path, body in files.items():
+        with atomic_path(path) as temporary:
+            temporary.write_text(body, encoding="utf-8")
+    return [*files, figures.save(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
+
+
+def device_information(index: int | None = None) -> dict[str, str]:
+    """The GPU as trtexec describes it; what torch does not tell is left out."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device())
+    lines = {
+        "Selected Device": found.name,
+        "Compute Capability": f"{found.major}.{found.minor}",
+        "SMs": str(found.multi_processor_count),
+        "Device Global Memory": f"{found.total_memory >> 20} MiB",
+    }
+    shared = getattr(found, "shared_memory_per_multiprocessor", 0)
+    bus, clock, memory = (getattr(found, name, 0) for name in ("memory_bus_width", "clock_rate", "memory_clock_rate"))
+    lines |= {"Shared Memory per SM": f"{shared >> 10} KiB"} if shared else {}
+    lines |= {"Memory Bus Width": f"{bus} bits"} if bus else {}
+    lines |= {"Compute Clock Rate": f"{clock / 1e6:.3f} GHz"} if clock else {}
+    lines |= {"Memory Clock Rate": f"{memory / 1e6:.3f} GHz"} if memory else {}
+    return lines
