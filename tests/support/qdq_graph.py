@@ -178,6 +178,14 @@ class Editor:
         self.replace_readers(tensor, b.node(kind, f"/inserted/{kind}", tensor))
         self._insert(tensor, b)
 
+    def add_to(self, node: str) -> None:
+        """Add to a sum its own quantized first input once more: Add(Add(x, y), x)."""
+        total, first = self.find(node).output[0], self.find(node).input[0]
+        b = Builder()
+        result = b.node("Add", "/inserted/Add", total, first)
+        self.replace_readers(total, result)
+        self._insert(total, b)
+
     def _insert(self, tensor: str, b: Builder) -> None:
         producers = [i for i, node in enumerate(self.model.graph.node) if tensor in node.output]
         for node in reversed(b.nodes):

@@ -97,6 +97,59 @@ def test_pass_is_pure_and_keeps_the_numbers(name: str, graph: str):
         np.testing.assert_array_equal(run(result, batch), run(model, batch))
 
 
+def grouped_graph(groups: int, channels: int = 32) -> ModelProto:
+    """A quantized convolution in groups, its weight with a scale an output channel."""
+    b = Builder()
+    x = b.pair(b.conv(b.pair("images", 1 / 127, "images"), "model.0", (3, channels)), 0.05, "x")
+    weight = b.random.normal(0, 0.3, (channels, channels // groups, 3, 3)).astype(np.float32)
+    scale = np.abs(weight).max((1, 2, 3)) / 127
+    quantized = b.pair(b.tensor("weight", weight), scale, "weight", axis=0)
+    x = b.node("Conv", "/Conv", x, quantized, kernel_shape=[3, 3], pads=[1] * 4, group=groups)
+    b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
+    return b.model("output0", [channels, SIZE, SIZE])
+
+
+@pytest.mark.parametrize(("groups", "dense"), [(1, True), (4, True), (8, True), (16, False), (32, False)])
+def test_few_narrow_groups_become_dense_with_the_same_results(groups: int, dense: bool):
+    model = grouped_graph(groups)
+    result = qdq_passes.dense_groups(model)
+    (conv,) = [node for node in result.graph.node if node.name == "/Conv"]
+    assert (onnx.helper.get_node_attr_value(conv, "group") == 1) is dense
+    np.testing.assert_allclose(run(result), run(model), atol=1e-5)
+    assert verify(result).ok == verify(model).ok is True
+
+
+def test_wide_groups_stay():
+    model = grouped_graph(2, channels=64)
+    assert qdq_passes.dense_groups(model) == model
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch: int):
+    model = two_levels()
+    result = passes.separate_predictions(model)
+    assert "Split" not in ops(result)
+    assert ops(result).count("Concat") == 2 + 1  # boxes, scores, and the network's result
+    np.testing.assert_array_equal(run(result, batch), run(model, batch))
+
+
+def two_levels() -> ModelProto:
+    """The end of upstream's head: two levels of boxes and scores, joined, then split."""
+    b = Builder()
+    levels = []
+    for level, stride in enumerate((1, 2)):
+        x = b.node("MaxPool", f"/pool{level}", "images", kernel_shape=[stride] * 2, strides=[stride] * 2)
+        both = [b.conv(x, f"model.{level}.{part}", (3, count), silu=False) for part, count in enumerate((4, 2))]
+        joined = b.node("Concat", f"/Concat{level}", *both, axis=1)
+        shape = b.tensor(f"shape{level}", np.array([0, 6, -1]))
+        levels.append(b.node("Reshape", f"/Reshape{level}", joined, shape))
+    everything = b.node("Concat", "/Concat", *levels, axis=2)
+    boxes, scores = b.node("Split", "/Split", everything, b.tensor("sizes", np.array([4, 2])), outputs=2, axis=1)
+    end = [boxes, b.node("Sigmoid", "/Sigmoid", scores)]
+    b.nodes.append(helper.make_node("Concat", end, ["output0"], name="/End", axis=1))
+    return b.model("output0", [6, SIZE * SIZE + SIZE * SIZE // 4], batch="batch")
+
+
 def test_comparison_sees_a_changed_scale():
     editor = Editor(GOOD)
     editor.set_tensor("/model.3/m/Add/scale", np.array(0.06, np.float32))

@@ -12,6 +12,8 @@ import pytest
 
 from models.quantize.errors import InputError
 from utils.onnx_graph.graph import module_path
+from utils.onnx_graph.half import to_half
+from utils.onnx_graph.passes import set_metadata
 from utils.onnx_graph.qdq_passes import store_int8_weights
 from utils.onnx_graph.rules import RULES
 from utils.onnx_graph.verify import load, table, verify, verify_file
@@ -20,6 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qdq_graph import Editor, good_graph
 
 GOOD = good_graph()
+STRONG = set_metadata(to_half(GOOD), {"typing": "strong"})
 
 
 def _set_scale(pair: str, value: float) -> Callable[[Editor], None]:
@@ -149,6 +152,10 @@ MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
         {("residual", "/model.3/m/Add")},
     ),
     "branch read twice": (_branch_read_twice, {("residual", "/model.3/m/Add")}),
+    "chain of sums": (
+        lambda edit: edit.add_to("/model.3/m/Add"),
+        set(),
+    ),
     "float sum": (
         lambda edit: edit.insert_node("Neg", "/model.3/m/cv2/act/Mul_output_0"),
         {("residual", "/model.3/m/Add"), ("float island", "/inserted/Neg")},
@@ -181,9 +188,12 @@ def test_good_graph_passes():
     report = verify(GOOD)
     assert report.findings == ()
     assert report.ok
-    assert all(report.checked[rule.name] > 0 for rule in RULES), "a property that looks at nothing is not tested"
+    assert {rule.name for rule in RULES if not report.checked[rule.name]} == {"types"}, "what looks at nothing"
+    strong = verify(STRONG)
+    assert strong.ok
+    assert strong.checked == report.checked | {"types": 10}  # every convolution, DFL's too
     assert report.counts == {"quantizers": 24, "dequantizers": 24, "convolutions": 9, "float_convolutions": 0}
-    assert "all 13 properties hold" in table(report)
+    assert "all 14 properties hold" in table(report)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -193,11 +203,41 @@ def test_mutation_breaks_exactly_its_property(name: str):
     edit(editor)
     report = verify(editor.model)
     assert sorted((finding.rule, finding.node) for finding in report.findings) == sorted(expected)
-    assert not report.ok
+    assert report.ok is not bool(expected)
+
+
+TYPES: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
+    "FP32 convolution": (
+        lambda edit: edit.set_tensor("model.0.conv.weight/scale/half", np.full(8, 0.01, np.float32)),
+        {("types", "/model.0/conv/Conv")},
+    ),
+    "FP16 decoding": (
+        lambda edit: edit.set_tensor("model.5.dfl.conv.weight", np.ones((1, 4, 1, 1), np.float16)),
+        {("types", "/model.5/dfl/conv/Conv")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_mutation_of_a_strongly_typed_graph(name: str):
+    edit, expected = TYPES[name]
+    editor = Editor(STRONG)
+    edit(editor)
+    assert {(finding.rule, finding.node) for finding in verify(editor.model).findings} == expected
+
+
+@pytest.mark.parametrize("name", ["concat: one input", "max pool", "float residual", "float operator"])
+def test_mutation_is_found_in_a_strongly_typed_graph_too(name: str):
+    edit, expected = MUTATIONS[name]
+    editor = Editor(GOOD)
+    edit(editor)
+    broken = set_metadata(to_half(editor.model), {"typing": "strong"})
+    assert {(finding.rule, finding.node) for finding in verify(broken).findings} == expected
 
 
 def test_every_property_has_a_mutation():
-    assert {rule.name for rule in RULES} == {rule for _, expected in MUTATIONS.values() for rule, _ in expected}
+    mutations = [*MUTATIONS.values(), *TYPES.values()]
+    assert {rule.name for rule in RULES} == {rule for _, expected in mutations for rule, _ in expected}
 
 
 @pytest.mark.parametrize("pattern", ["model.0", "model.0.conv", "model.0.*", "model.?"])

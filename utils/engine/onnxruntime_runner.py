@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +80,29 @@ def _session(
     options.intra_op_num_threads = threads or 0
     providers: list[Any] = [(_CUDA, {"device_id": device.index or 0}), _CPU] if device.type == "cuda" else [_CPU]
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        session = open_session(str(path), options, providers)
     except _runtime_errors() as error:
         raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {_short(error)}") from error
     if device.type == "cuda" and session.get_providers()[0] != _CUDA:
         logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
         device = torch.device("cpu")
     return session, device
+
+
+def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) -> Any:
+    """A session on a path or a serialized graph.
+
+    ONNX Runtime (seen in 1.31) makes an operator that it then refuses out of a Concat between FP16 quantizers,
+    as a strongly typed file has them; without its rewriting of quantizers it runs such a file, in float.
+    """
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
+
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+    except InvalidGraph:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        return onnxruntime.InferenceSession(source, options, providers=providers)
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

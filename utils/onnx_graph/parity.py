@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.errors import DependencyError
+from utils.engine.onnxruntime_runner import open_session
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.onnx_graph.agreement import Agreement, compare
 from utils.onnx_graph.editing import drop_unused
@@ -48,7 +49,7 @@ class Limits:
     fraction: float = 1e-3
 
 
-FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=2.0, score=0.02)
+FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=2.0, score=0.02, fraction=0.01)
 DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
 
 
@@ -220,9 +221,7 @@ class _Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        self._session: Any = onnxruntime.InferenceSession(
-            observed.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         values = self._session.run(list(self._names.values()), {self._input: np.ascontiguousarray(images.numpy())})
