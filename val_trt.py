@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
-EVERYDAY_CONFIDENCE, EVERYDAY_OVERLAP = 0.25, 0.45
+AP_CONFIDENCE, AP_OVERLAP = 0.001, 0.7  # AP wants every detection
+EVERYDAY_CONFIDENCE, EVERYDAY_OVERLAP = 0.25, 0.45  # what the eye wants
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -85,11 +86,6 @@ def main(args: argparse.Namespace) -> int:
     from utils.evaluation.data_yaml import load_data
     from utils.reports.schema import Report
 
-    everyday = args.source is not None  # what is drawn is for the eye, AP wants every detection
-    if args.conf_thres is None:
-        args.conf_thres = EVERYDAY_CONFIDENCE if everyday else 0.001
-    if args.iou_thres is None:
-        args.iou_thres = EVERYDAY_OVERLAP if everyday else 0.7
     if args.source is not None:
         return draw(args)
     data = load_data(args.data)
@@ -113,8 +109,14 @@ def draw(args: argparse.Namespace) -> int:
     check_source(args.source)
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         names = runner.names or (load_data(args.data).names if Path(args.data).is_file() else None)
-        artist = Artist(runner, names, imgsz=args.imgsz[0] if args.imgsz else None, conf_thres=args.conf_thres,
-                        iou_thres=args.iou_thres, max_det=args.max_det)  # fmt: skip
+        artist = Artist(
+            runner,
+            names,
+            imgsz=args.imgsz[0] if args.imgsz else None,
+            conf_thres=EVERYDAY_CONFIDENCE if args.conf_thres is None else args.conf_thres,
+            iou_thres=EVERYDAY_OVERLAP if args.iou_thres is None else args.iou_thres,
+            max_det=args.max_det,
+        )
         folder = make_run_dir(args.project, args.name, args.exist_ok)
         show(artist, args.source, folder)
     logger.info("results: %s", folder)
@@ -129,14 +131,14 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
     """
     from dataclasses import replace
 
-    from utils.evaluation.detector import image_input
+    from utils.evaluation.detector import fixed_sizes, image_input, takes_size
     from utils.evaluation.loop import EvalConfig
 
     config = EvalConfig(
         imgsz=args.imgsz[0] if args.imgsz else None,
         batch_size=args.batch_size,
-        conf_thres=args.conf_thres,
-        iou_thres=args.iou_thres,
+        conf_thres=AP_CONFIDENCE if args.conf_thres is None else args.conf_thres,
+        iou_thres=AP_OVERLAP if args.iou_thres is None else args.iou_thres,
         max_det=args.max_det,
         workers=args.workers,
         rect=args.rect,
@@ -152,13 +154,14 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
         return [replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_OVERLAP, rect=False,
                         save_json=False, save_txt=False)]  # fmt: skip
     if args.task == "study":
-        spec = image_input(runner)
-        if None not in spec.shape[2:]:
+        sizes = args.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
+        if None not in fixed_sizes(runner)[2:] or not sizes:
             raise InputError(
-                f"--task study needs a variable image size; {args.engine_file} takes {spec}; export it with --dynamic"
+                f"--task study needs a variable image size; {args.engine_file} takes {image_input(runner)}; "
+                "export it with --dynamic, and build its engine for a range of --imgsz"
             )
-        return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in args.imgsz or STUDY_SIZES]
-    if config.conf_thres > 0.001:
+        return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
+    if config.conf_thres > AP_CONFIDENCE:
         logger.warning("AP is only comparable at --conf-thres 0.001; this is %g", config.conf_thres)
     return [config]
 

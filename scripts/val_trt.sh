@@ -9,7 +9,7 @@
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
 #
 # Run it in the patched checkout. ONNX file and engine lie beside WEIGHTS; the result goes to runs/val_trt/.
-# BATCH (default: 1 8 16) is the engine's range of batches; EXPORT_ARGS, BUILD_ARGS and VAL_ARGS are passed on.
+# BATCH (default: '1 8 16') is the engine's range of batches; EXPORT_ARGS, BUILD_ARGS and VAL_ARGS are passed on.
 # PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -40,7 +40,8 @@ case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is ne
 
 onnx=${weights%.*}.onnx engine=${weights%.*}.engine
 case $weights in *.plan) engine=$weights ;; esac
-read -r -a batch <<<"${BATCH:-1 8 16}"
+batch=()
+if [ -n "${BATCH:-}" ]; then read -r -a batch <<<"--batch-size $BATCH"; fi
 read -r -a export_args <<<"${EXPORT_ARGS:-}"
 read -r -a build_args <<<"${BUILD_ARGS:-}"
 read -r -a val_args <<<"${VAL_ARGS:-}"
@@ -54,7 +55,7 @@ esac
 case $weights in
   *.pt | *.onnx)
     echo "== build the engine"
-    "$python" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" --batch-size "${batch[@]}" --output "$engine" \
+    "$python" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" --output "$engine" ${batch[@]+"${batch[@]}"} \
       ${graph[@]+"${graph[@]}"} ${build_args[@]+"${build_args[@]}"}
     ;;
   *)

@@ -367,7 +367,8 @@ class FakeCuda:
 
     @staticmethod
     @contextmanager
-    def graph(captured, stream=None):
+    def graph(captured, stream=None, capture_error_mode="global"):
+        assert capture_error_mode == "thread_local", "another thread may pin memory"
         FakeCuda.capturing = captured
         try:
             yield

@@ -183,7 +183,11 @@ def test_int8_against_fp16_over_batches(program, tmp_path):
     assert "mostly not INT8" in out  # the stand-in's inspector says FP32
     assert (tmp_path / "runs/exp/benchmark.png").stat().st_size > 1000
     assert re.search(r"\| int8 \| INT8 \| without \| 4 \|", (tmp_path / "runs/exp/benchmark.md").read_text())
-    assert program()[3] == []  # engines are used again
+    assert program()[3] == []  # engines are used again, those of another TensorRT are not
+    note = tmp_path / "int8-b4.engine.json"
+    note.write_text(note.read_text().replace("TensorRT 8.6.0", "TensorRT 8.6.1"))
+    assert program()[3] == [["FP16", "INT8"]]
+    assert len(program("--imgsz", 32)[3]) == 4  # nor those that may be of another size
 
 
 def test_engines_and_batches_outside_their_profile(program, tmp_path):

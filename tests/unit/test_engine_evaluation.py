@@ -8,6 +8,7 @@ import pytest
 import torch
 from known_pictures import MIXED, SQUARE, KnowingModel, write_set
 
+import val_trt
 from models.quantize.errors import InputError
 from utils.engine.runner import TensorSpec
 from utils.engine.torch_runner import TorchRunner
@@ -107,6 +108,18 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
     for size in (32, 128):
         with pytest.raises(InputError, match=f"--imgsz {size} was asked for, and the engine takes 64x64 to 128x96"):
             InputPlan.of(runner, size, 8)
+
+
+def test_a_study_covers_the_sizes_of_the_profile(known):
+    def sizes(runner, *words):
+        args = val_trt.make_parser().parse_args(["--engine-file", "a.engine", "--task", "study", *words])
+        return [config.imgsz for config in val_trt.make_configs(args, runner)]
+
+    assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]
+    assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896)), "--imgsz", "320", "352") == [320, 352]
+    for profile in (((1, 640, 640), (8, 640, 640)), ((1, 32, 32), (8, 64, 64))):
+        with pytest.raises(InputError, match="needs a variable image size"):
+            sizes(Profiled(known[0], *profile))
 
 
 def test_rectangular_inference_needs_room_in_the_profile(tmp_path):

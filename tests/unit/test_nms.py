@@ -111,7 +111,7 @@ def test_equal_scores_keep_the_order_of_the_anchors():
 
 
 def test_the_batch_does_not_matter():
-    raw = predictions(batch=5)
+    raw = predictions(batch=5, anchors=150)
     together = non_max_suppression(raw, 0.01, 0.6)
     for index, rows in enumerate(together):
         torch.testing.assert_close(rows, non_max_suppression(raw[index : index + 1], 0.01, 0.6)[0], atol=0, rtol=0)
@@ -119,13 +119,15 @@ def test_the_batch_does_not_matter():
 
 @pytest.mark.parametrize("multi_label", [True, False])
 @pytest.mark.parametrize("agnostic", [True, False])
-@pytest.mark.parametrize(("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 20), (0.001, 0.05, 50)])
+@pytest.mark.parametrize(
+    ("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 20), (0.001, 0.05, 50), (0.001, 0.01, 6)]
+)
 def test_all_pictures_at_once_give_the_same(conf, iou, max_det, agnostic, multi_label):
     """What a GPU runs: among equal scores too, and where more than the first candidates have to take part."""
-    raw = predictions(batch=5)
+    raw = predictions(batch=5, anchors=150)
     raw[1, 4:] = (raw[1, 4:] * 8).round() / 8  # ties
     raw[2, 4:] = 0  # nothing found
-    raw[3, 0, :50] = torch.nan
+    raw[3, 0, :20] = torch.nan
     expected = non_max_suppression(raw, conf, iou, max_det=max_det, multi_label=multi_label, agnostic=agnostic)
     found = nms.suppress_together(raw, conf, iou, max_det, multi_label, agnostic)
     assert [len(one) for one in found] == [len(one) for one in expected]
@@ -141,6 +143,8 @@ def test_all_pictures_at_once_in_small_blocks_and_without_any_detection(monkeypa
     whole = nms.suppress_together(raw, 0.01, 0.5, 100, True, False)
     monkeypatch.setattr(batched_nms, "BLOCK", 1)
     assert all(map(torch.equal, whole, nms.suppress_together(raw, 0.01, 0.5, 100, True, False)))
+    few = nms.suppress_together(raw, 0.01, 0.05, 20, True, False)  # the first candidates do not suffice
+    assert all(map(torch.equal, few, non_max_suppression(raw, 0.01, 0.05, max_det=20)))
     assert [one.shape for one in nms.suppress_together(raw, 1.0, 0.5, 100, True, False)] == [(0, 6)] * 3
 
 

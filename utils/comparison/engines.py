@@ -13,7 +13,7 @@ from typing import Any
 
 from models.quantize.errors import QatError
 from utils.cli import select_device, setup_logging
-from utils.comparison.variants import VARIANTS, Job, is_fresh
+from utils.comparison.variants import VARIANTS, Job
 from utils.engine.build_plan import BuildConfig
 from utils.engine.builder import build
 
@@ -65,7 +65,11 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int) -> dic
     Returns:
         Jobs that failed → why.
     """
-    missing = [job for job in jobs if not is_fresh(job.engine, job.onnx)]
+    from utils.engine import tensorrt_api
+    from utils.engine.engine_file import is_current
+
+    api, gpu = tensorrt_api.load(), tensorrt_api.gpu()
+    missing = [job for job in jobs if not is_current(job.engine, job.onnx, api, gpu)]
     logger.info("%d engines are there already, %d to build", len(jobs) - len(missing), len(missing))
     failed: dict[Job, str] = {}
     if not missing:

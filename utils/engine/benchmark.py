@@ -86,19 +86,23 @@ def prepare(
     Returns:
         The engine's file, or a text that says why there is none.
     """
+    from utils.engine import tensorrt_api
     from utils.engine.builder import build
+    from utils.engine.engine_file import is_current
 
+    gpu = tensorrt_api.gpu()
     found: dict[Entry, Path | str] = {}
     for entry in entries:
         if entry.is_engine:
             found[entry] = entry.file
             continue
-        engine = entry.file.with_name(f"{entry.file.stem}-b{batch}.engine")
+        name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+        engine = entry.file.with_name(f"{name}.engine")
         wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
         if size is not None:
             wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
         try:
-            if not (engine.is_file() and engine.stat().st_mtime >= entry.file.stat().st_mtime):
+            if not is_current(engine, entry.file, api, gpu):
                 build(entry.file, engine, wanted, api)
             found[entry] = engine
         except QatError as error:

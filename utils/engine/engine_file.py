@@ -71,6 +71,14 @@ def note_path(engine: Path) -> Path:
     return engine.with_name(f"{engine.name}.json")
 
 
+def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None) -> bool:
+    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU."""
+    if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
+        return False
+    note = EngineNote.load(engine)
+    return note.api == api.name and (gpu is None or gpu.name in note.gpu)
+
+
 def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     """Deserialize an engine; code inside plans is never allowed to run on the host.
 

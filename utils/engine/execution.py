@@ -38,6 +38,8 @@ class Execution:
         self.path, self.device, self.api = Path(path), device, api
         self.log: Log = api.log()
         self.note = EngineNote.load(self.path)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # TensorRT takes the current one
         self.engine: Any = load_engine(path, api, self.log, tensorrt_api.gpu(device.index))
         self._context: Any = self.engine.create_execution_context()
         if self._context is None:
@@ -85,7 +87,7 @@ class Execution:
 
     def best_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""
-        return tuple(self.engine.get_tensor_profile_shape(name, 0)[1])
+        return self._profile(name)[1]
 
     def run(self) -> None:
         """Enqueue one run on `stream`, without waiting.
@@ -102,7 +104,8 @@ class Execution:
             self.run()  # the first run after a change of shapes allocates, which a capture must not
             self.stream.synchronize()
             captured = cuda.CUDAGraph()
-            with cuda.graph(captured, stream=self.stream):
+            # "thread_local": the data loader's thread pins memory meanwhile, which would spoil a global capture
+            with cuda.graph(captured, stream=self.stream, capture_error_mode="thread_local"):
                 self.run()
             self._graph = captured
         return self._graph
@@ -156,8 +159,16 @@ class Execution:
         return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
 
     def _limits(self, name: str) -> tuple[Shape, Shape]:
-        least, _, most = self.engine.get_tensor_profile_shape(name, 0)
-        return tuple(least), tuple(most)
+        least, _, most = self._profile(name)
+        return least, most
+
+    def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
+        """Least, best and largest shape; an input of fixed shape has one, also where TensorRT has no profile for it."""
+        fixed = tuple(self.engine.get_tensor_shape(name))
+        if min(fixed) >= 0:
+            return fixed, fixed, fixed
+        least, best, most = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
+        return least, best, most
 
     def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
         """A tensor of this shape, in memory that is used again for other shapes."""

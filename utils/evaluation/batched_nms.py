@@ -20,17 +20,9 @@ STEPS = 8  # between two looks at whether anything still changes
 
 
 def suppress_batch(
-    rows: Tensor,
-    picture: Tensor,
-    pictures: int,
-    iou_thres: float,
-    max_det: int,
-    shift: float,
-    *,
-    limit: int,
-    first: int,
-    one: Callable[[Tensor], Tensor],
-) -> list[Tensor]:
+    rows: Tensor, picture: Tensor, pictures: int, iou_thres: float, max_det: int, shift: float, *,
+    limit: int, first: int, one: Callable[[Tensor], Tensor],
+) -> list[Tensor]:  # fmt: skip
     """Detections of each picture, best first.
 
     Args:
@@ -39,15 +31,16 @@ def suppress_batch(
         pictures: how many there are.
         shift: pixels between the boxes of two classes, 0 for suppression across classes.
         limit: candidates of a picture that take part at all, the best ones.
-        first: candidates that take part here.
-        one: suppresses a picture's sorted candidates by itself, for pictures where more than `first` have to take part.
+        first: candidates that take part at first; pictures where fewer than `max_det` remain of them are done again
+            with four times as many.
+        one: suppresses a picture's sorted candidates by itself, when they are too many for a table of pairs.
     """
     order = rows[:, 4].argsort(descending=True, stable=True)
     order = order[picture[order].argsort(stable=True)]
     rows, picture = rows[order], picture[order]
     counts = picture.bincount(minlength=pictures)
     rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[picture]
-    sizes = counts.tolist()
+    sizes = counts.clamp(max=limit).tolist()
     width = min(first, max(sizes, default=0))
     inside = rank < width
     table = rows.new_zeros((pictures, width, 6))
@@ -63,10 +56,21 @@ def suppress_batch(
     keep &= keep.cumsum(1) <= max_det
     kept = keep.sum(1).tolist()
     found = list(table[keep].split(kept))
-    for index, (size, count) in enumerate(zip(sizes, kept, strict=True)):
-        if size > width and count < max_det:
-            start = sum(sizes[:index])
-            found[index] = one(rows[start : start + min(size, limit)])
+    again = [i for i, (size, count) in enumerate(zip(sizes, kept, strict=True)) if size > width and count < max_det]
+    if not again:
+        return found
+    if (4 * first) ** 2 > BLOCK * 4:
+        results = [one(rows[picture == index][: sizes[index]]) for index in again]
+    else:
+        place = torch.full((pictures,), -1, device=rows.device)
+        place[again] = torch.arange(len(again), device=rows.device)
+        theirs = place[picture] >= 0
+        results = suppress_batch(
+            rows[theirs], place[picture[theirs]], len(again), iou_thres, max_det, shift,
+            limit=limit, first=4 * first, one=one,
+        )  # fmt: skip
+    for index, result in zip(again, results, strict=True):
+        found[index] = result
     return found
 
 

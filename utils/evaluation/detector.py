@@ -54,7 +54,7 @@ class InputPlan:
             rounded = math.ceil(side / runner.stride) * runner.stride
             if rounded != side:
                 logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
-            if least and most and not all(a <= rounded <= b for a, b in zip(least[2:], most[2:], strict=True)):
+            if least and most and not takes_size(runner, rounded):
                 raise InputError(
                     f"--imgsz {rounded} was asked for, and the engine takes {least[2]}x{least[3]} to "
                     f"{most[2]}x{most[3]}; build one for that size"
@@ -82,6 +82,12 @@ def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
     return tuple(
         low if size is None and low == high else size for size, low, high in zip(shape, least, most, strict=True)
     )
+
+
+def takes_size(runner: Runner, side: int) -> bool:
+    """Whether a network of variable size takes pictures of `side` pixels, a multiple of its stride."""
+    least, most = _limits(runner)
+    return least is None or most is None or all(a <= side <= b for a, b in zip(least[2:], most[2:], strict=True))
 
 
 def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:

@@ -147,14 +147,15 @@ def separate_predictions(model: ModelProto) -> None:
     view = GraphView(model)
     for split in [node for node in model.graph.node if node.op_type == "Split" and len(node.output) == 2]:
         levels = _levels(split, view)
-        if not levels:
+        sizes = view.array(split.input[1]) if levels else None
+        if sizes is None:
             continue
         nodes: list[NodeProto] = []
         for part, output in enumerate(split.output):
             parts = []
             for reshape, pair in levels:
                 name = f"{reshape.name}/{('boxes', 'scores')[part]}"
-                shape = np.array([0, view.array(split.input[1])[part], -1], np.int64)  # 0: the batch as it is
+                shape = np.array([0, sizes[part], -1], np.int64)  # 0: the batch as it is
                 model.graph.initializer.append(numpy_helper.from_array(shape, f"{name}/shape"))
                 nodes.append(
                     helper.make_node("Reshape", [pair.input[part], f"{name}/shape"], [f"{name}/result"], name=name)
