@@ -68,7 +68,7 @@ def demo_weights(checkout: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
-    """Path of an upstream YAML by name, such as 'gelan-c' or 'segment/gelan-c-seg'; skips where upstream came from PyPI, without them."""
+    """Path of an upstream YAML by name: gelan-c, segment/gelan-c-seg. Skips where upstream came from PyPI, without."""
 
     def find(name: str) -> Path:
         path = checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
