@@ -103,6 +103,27 @@ def choose(model: Any, name: str | None, where: str | Path) -> Variant:
     return VARIANTS[name]
 
 
+def derive(description: Mapping[str, Any]) -> Variant:
+    """The map for any network with a DualDDetect, also of somebody's own: walk from its second half to the picture.
+
+    Where a variant of upstream's is meant, `VARIANTS` is what has been checked against its two YAMLs.
+    """
+    layers = [*description["backbone"], *description["head"]]
+    needed: set[int] = set()
+    head = len(layers) - 1
+    stack = [head + one if one < 0 else one for one in layers[head][0][len(layers[head][0]) // 2 :]]
+    while stack:
+        index = stack.pop()
+        if index < 0 or index in needed:
+            continue
+        needed.add(index)
+        sources = [layers[index][0]] if isinstance(layers[index][0], int) else layers[index][0]
+        stack += [index + one if one < 0 else one for one in sources]
+    spans = tuple((index, index, source) for index, source in enumerate(sorted(needed)))
+    auxiliary = tuple((index, index) for index in range(head) if index not in needed)
+    return Variant("main branch", spans, head, auxiliary, 0, "")
+
+
 def _facts(model: Any) -> tuple[int, int, str]:
     """Number of layers, channels of the first convolution, class of the first down-sampling block."""
     stem = next((module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 0)

@@ -58,6 +58,8 @@ def test_map_is_what_the_two_yamls_say(name: str, upstream_yaml: Callable[[str],
         stack += zip(*sources, strict=True)
     variant = reparam.VARIANTS[name]
     assert variant.sources == pairs
+    derived = reparam.derive(yaml.safe_load(upstream_yaml(f"yolov9-{name}").read_text()))
+    assert set(derived.sources.values()) - {0} == set(pairs.values()) - {0}
     unused = set(range(len(training))) - set(pairs.values())
     assert {layer for layer in range(len(training)) if variant.is_auxiliary(layer)} == unused
 

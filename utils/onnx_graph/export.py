@@ -27,7 +27,6 @@ from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
 from utils.onnx_graph.context import Context
-from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
 from utils.onnx_graph.verify import Report, verify
@@ -206,7 +205,7 @@ def _write(
 
 
 def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
-    """The network's graph as torch writes it; of a training network's two results that of the main branch, the last.
+    """The network's graph as torch writes it.
 
     Raises:
         QatError: torch cannot export the network.
@@ -216,7 +215,6 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
     buffer = io.BytesIO()
     with _exportable(model, config), torch.no_grad(), _quiet():
         result: Any = model(images)  # the head computes its anchors for this size: constants in the trace
-        others = [f"auxiliary{i}" for i in range(len(result) - 1)] if isinstance(result, (tuple, list)) else []
         try:
             torch.onnx.export(
                 model,
@@ -225,7 +223,7 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
                 dynamo=False,
                 opset_version=config.opset,
                 input_names=[INPUT],
-                output_names=[*others, OUTPUT],
+                output_names=[OUTPUT],
                 dynamic_axes=AXES[config.dynamic] or None,
             )
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
@@ -233,11 +231,8 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
                 f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
             ) from error
     graph = onnx.load_from_string(buffer.getvalue())
-    rows = (result[-1] if others else result).shape[1]
-    graph.graph.output[-1].type.tensor_type.shape.dim[1].dim_value = rows  # torch does not see it in dynamic shapes
-    if others:
-        del graph.graph.output[: len(others)]
-        drop_unused(graph)
+    # torch does not see it where shapes are dynamic
+    graph.graph.output[0].type.tensor_type.shape.dim[1].dim_value = result.shape[1]
     return graph
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models import reparam
 from models.quantize import __version__, checkpoint
 from models.quantize.recipe import Recipe
 from utils import upstream
@@ -23,7 +24,7 @@ class Network:
     Attributes:
         names: class id → name.
         stride: image sizes are multiples of it, pixels.
-        head: upstream's class of the last layer, such as DDetect.
+        head: upstream's class of the checkpoint's last layer, such as DDetect.
         recipe: of a quantized network, None for a float one.
     """
 
@@ -52,7 +53,7 @@ class Network:
 
 
 def load_network(weights: str | Path, device: torch.device) -> Network:
-    """Load a float checkpoint of upstream's, with or without auxiliary branch, or a quantized one of `qat.py`.
+    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`; of a training network the main branch.
 
     Raises:
         CheckpointError: it is neither, or damaged, or a network that cannot be exported.
@@ -63,8 +64,11 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
             quantized.model.to(device), quantized.names, quantized.stride, _head(quantized.model), quantized.recipe
         )
     source = upstream.load_float(weights, auxiliary=True)
+    head = _head(source.model)
+    if head == upstream.TRAINING_HEAD:
+        source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, _head(model), None)
+    return Network(model, source.names, source.stride, head, None)
 
 
 def _head(model: Any) -> str:

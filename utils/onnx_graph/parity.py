@@ -106,7 +106,7 @@ def check(
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
-            expected = _predictions(model(batch))[:count]
+            expected = model(batch)[0][:count]
         apart = (results[DETECT.prediction] - expected).abs()
         best = expected[:, 4:].amax(1).topk(min(BEST, expected.shape[2])).indices[:, None]
         box = max(box, float(apart[:, :4].gather(2, best.expand(-1, 4, -1)).max()))
@@ -121,12 +121,6 @@ def check(
     if different > max(2, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found)):
         problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
     return Parity(len(images), box, score, together, tuple(problems))
-
-
-def _predictions(result: Any) -> Tensor:
-    """`[B, 4 + classes, anchors]`; of a training network those of the main branch, which come last."""
-    predictions = result[0] if isinstance(result, (tuple, list)) else result
-    return predictions[-1] if isinstance(predictions, (tuple, list)) else predictions
 
 
 def _together(parts: list[Agreement]) -> Agreement | None:
