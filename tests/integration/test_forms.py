@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from deepstream_parser import objects_in, parse_as_deepstream
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
@@ -266,17 +267,6 @@ def test_check_takes_the_data_sets_pictures(demo_data: Path):
 # --- DeepStream -------------------------------------------------------------------------------------------------------
 
 
-def parse_as_deepstream(buffer: np.ndarray, side: int, threshold: float) -> list[tuple[float, ...]]:
-    """A picture's flat buffer as DeepStream-Yolo's parser reads it, since DeepStream 7.1: six numbers an anchor."""
-    values, objects = buffer.astype(np.float32).ravel().tolist(), []
-    for start in range(0, len(values), 6):
-        x1, y1, x2, y2, score, label = values[start : start + 6]
-        left, top, right, bottom = (min(max(value, 0.0), side) for value in (x1, y1, x2, y2))
-        if score >= threshold and right - left >= 1 and bottom - top >= 1:
-            objects.append((left, top, right - left, bottom - top, score, label))
-    return objects
-
-
 @pytest.mark.parametrize("kind", ["float", "quantized", "dual"])
 def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
     path = tmp_path / "net.onnx"
@@ -314,15 +304,8 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
             result = upstream.load_float(weights[kind], auxiliary=True).model(images)[0]
         raw = (result[1] if kind == "dual" else result).numpy()
     for rows, prediction in zip(run(path, images)["output"], raw, strict=True):
-        expected = []
-        for x, y, w, h, *scores in prediction.T.tolist():
-            left, right = (min(max(value, 0), 96) for value in (x - w / 2, x + w / 2))
-            top, bottom = (min(max(value, 0), 96) for value in (y - h / 2, y + h / 2))
-            label = int(np.argmax(scores))
-            if scores[label] >= LOW and right - left >= 1 and bottom - top >= 1:
-                expected.append((left, top, right - left, bottom - top, scores[label], label))
-        objects = parse_as_deepstream(rows, 96, LOW)
-        assert len(objects) == len(expected) > 100
+        objects, expected = parse_as_deepstream(rows, 96, 64, [LOW] * 10), objects_in(prediction, 96, 64, [LOW] * 10)
+        assert len(objects) == len(expected) > 50
         np.testing.assert_allclose(objects, expected, atol=0.05)
 
     assert (tmp_path / "labels.txt").read_text() == "".join(f"class {index}\n" for index in range(10))

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from deepstream_parser import objects_in, parse_as_deepstream
 from onnx import TensorProto, helper
 
 from models.quantize.errors import InputError
@@ -161,21 +162,6 @@ def run_names(model: onnx.ModelProto, names: list[str]) -> list[np.ndarray]:
     return session.run(names, {"images": predictions().numpy()})
 
 
-def parse_as_deepstream(buffer: np.ndarray, width: int, height: int, thresholds: list[float]) -> list[tuple]:
-    """A parser after DeepStream-Yolo's documented layout: a flat float buffer for each picture, six numbers an anchor
-    (x1, y1, x2, y2, score, class); boxes are clipped to the network's input, those under a pixel are dropped."""
-    flat, objects = buffer.astype(np.float32).ravel(), []
-    for start in range(0, flat.size, 6):
-        x1, y1, x2, y2, score, label = flat[start : start + 6].tolist()
-        if score < thresholds[int(label)]:
-            continue
-        left, right = (min(max(x, 0.0), width) for x in (x1, x2))
-        top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))
-        if right - left >= 1 and bottom - top >= 1:
-            objects.append((left, top, right - left, bottom - top, score, int(label)))
-    return objects
-
-
 @pytest.mark.parametrize("names", [(2, ANCHORS), ("batch", ANCHORS), ("batch", "anchors")])
 def test_deepstream_parser_finds_the_boxes(names: tuple):
     model = forms.deepstream().attach(raw_graph(*names))
@@ -183,19 +169,10 @@ def test_deepstream_parser_finds_the_boxes(names: tuple):
     raw = predictions()
     found = run(model, raw)["output"]
     assert (found.shape, found.dtype) == ((2, ANCHORS, 6), np.float32)
-    thresholds = [0.25, 0.9, 0.25, 0.5, 0.25]
+    thresholds = [float(np.float32(value)) for value in (0.25, 0.9, 0.25, 0.5, 0.25)]
     for picture in range(2):
-        expected = []
-        for anchor in range(ANCHORS):
-            x, y, w, h, *scores = raw[picture, :, anchor].tolist()
-            label = scores.index(max(scores))
-            if scores[label] >= np.float32(thresholds[label]):
-                x1, y1, x2, y2 = x - w / 2, y - h / 2, x + w / 2, y + h / 2
-                x1, x2 = max(x1, 0), min(x2, 64)
-                y1, y2 = max(y1, 0), min(y2, 64)
-                expected.append((x1, y1, x2 - x1, y2 - y1, scores[label], label))
-        objects = parse_as_deepstream(found[picture], 64, 64, [np.float32(t) for t in thresholds])
-        expected = [row for row in expected if row[2] >= 1 and row[3] >= 1]
+        objects = parse_as_deepstream(found[picture], 64, 64, thresholds)
+        expected = objects_in(raw[picture].numpy(), 64, 64, thresholds)
         assert 10 < len(expected) == len(objects) < ANCHORS
         np.testing.assert_allclose(objects, expected, atol=1e-4)
 

@@ -1,0 +1,39 @@
+"""What DeepStream-Yolo's parser does with a file's output since its version for DeepStream 7.1, after its documentation.
+
+For each picture it gets a flat float buffer, six numbers an anchor: x1, y1, x2, y2 in pixels of the input, score, class.
+Boxes are clipped to the input; those under a pixel, or under the threshold of their class, are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def parse_as_deepstream(
+    buffer: np.ndarray, width: int, height: int, thresholds: Sequence[float]
+) -> list[tuple[float, ...]]:
+    """(left, top, width, height, score, class) of each object, in pixels."""
+    values, objects = buffer.astype(np.float32).ravel().tolist(), []
+    for start in range(0, len(values), 6):
+        x1, y1, x2, y2, score, label = values[start : start + 6]
+        if score < thresholds[int(label)]:
+            continue
+        left, right = (min(max(x, 0.0), width) for x in (x1, x2))
+        top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))
+        if right - left >= 1 and bottom - top >= 1:
+            objects.append((left, top, right - left, bottom - top, score, int(label)))
+    return objects
+
+
+def objects_in(prediction: np.ndarray, width: int, height: int, thresholds: Sequence[float]) -> list[tuple[float, ...]]:
+    """What it should find, from raw predictions `[4 + classes, anchors]`."""
+    objects = []
+    for x, y, w, h, *scores in prediction.T.tolist():
+        label = int(np.argmax(scores))
+        left, right = (min(max(value, 0.0), width) for value in (x - w / 2, x + w / 2))
+        top, bottom = (min(max(value, 0.0), height) for value in (y - h / 2, y + h / 2))
+        if scores[label] >= thresholds[label] and right - left >= 1 and bottom - top >= 1:
+            objects.append((left, top, right - left, bottom - top, scores[label], label))
+    return objects
