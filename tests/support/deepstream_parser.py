@@ -1,7 +1,7 @@
-"""What DeepStream-Yolo's parser does with a file's output since its version for DeepStream 7.1, after its documentation.
+"""What DeepStream-Yolo's parser does with a file's output since DeepStream 7.1, after its documentation.
 
-For each picture it gets a flat float buffer, six numbers an anchor: x1, y1, x2, y2 in pixels of the input, score, class.
-Boxes are clipped to the input; those under a pixel, or under the threshold of their class, are dropped.
+For each picture it gets a flat float buffer, six numbers an anchor: x1, y1, x2, y2 in pixels of the input, score and
+class. Boxes are clipped to the input; those under a pixel, or under the threshold of their class, are dropped.
 """
 
 from __future__ import annotations
