@@ -69,7 +69,7 @@ def export(args: argparse.Namespace) -> None:
         deepstream.LABELS: deepstream.labels(network.names),
         deepstream.CONFIG: deepstream.infer_config(
             result.path, (int(height), int(width)), batch, len(network.names),
-            quantized=network.kind == "qat", dynamic=args.dynamic,
+            typing=config.resolved(True).typing if network.kind == "qat" else "", dynamic=args.dynamic,
         ),
     }  # fmt: skip
     for name, text in texts.items():

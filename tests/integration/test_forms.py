@@ -25,7 +25,7 @@ from torch import nn
 import export_qat
 import export_yoloV9
 from utils import upstream
-from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
+from utils.engine.onnxruntime_runner import OnnxRuntimeRunner, open_session
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
@@ -90,7 +90,7 @@ def pictures(batch: int = 2) -> torch.Tensor:
 def run(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = open_session(str(path), options, ["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, {"images": images.numpy()}), strict=True))
 
@@ -267,6 +267,14 @@ def test_check_takes_the_data_sets_pictures(demo_data: Path):
 # --- DeepStream -------------------------------------------------------------------------------------------------------
 
 
+def with_predictions(path: Path, target: Path) -> Path:
+    """The file with its own raw predictions as a second output."""
+    graph = onnx.load(path)
+    graph.graph.output.append(onnx.helper.make_tensor_value_info("output0", onnx.TensorProto.FLOAT, None))
+    onnx.save(graph, target)
+    return target
+
+
 @pytest.mark.parametrize("kind", ["float", "quantized", "dual"])
 def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
     path = tmp_path / "net.onnx"
@@ -278,32 +286,21 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     model, head, types = {
         "float": ("standard", "DDetect", "FP32"),
         "dual": ("standard", "DualDDetect", "FP32"),
-        "quantized": ("QAT", "DDetect", "INT8 and FP32"),
+        "quantized": ("QAT", "DDetect", "INT8 and FP32 (weakly typed)"),
     }[kind]
     start = f"{path}: {model}, {head}, {types}, opset 17, images [{batch}, 3, 64, 96] -> output [{batch}, 126, 6], "
     assert out[0].startswith(start)
     assert out[-2:] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
 
     images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-    if kind == "quantized":  # in torch it is single INT8 steps apart
-        words = [
-            "--weights",
-            weights[kind],
-            "--output",
-            tmp_path / "plain.onnx",
-            "--imgsz",
-            SIDE,
-            96,
-            "--batch-size",
-            2,
-        ]
-        assert program(export_qat.main, *words)[0] == 0
-        raw = run(tmp_path / "plain.onnx", images)["output0"]
+    results = run(with_predictions(path, tmp_path / "both.onnx"), images)
+    if kind == "quantized":  # in torch, or in another file, it is single INT8 steps apart: see the check
+        raw = results["output0"]
     else:
         with torch.no_grad():
             result = upstream.load_float(weights[kind], auxiliary=True).model(images)[0]
         raw = (result[1] if kind == "dual" else result).numpy()
-    for rows, prediction in zip(run(path, images)["output"], raw, strict=True):
+    for rows, prediction in zip(results["output"], raw, strict=True):
         objects, expected = parse_as_deepstream(rows, 96, 64, [LOW] * 10), objects_in(prediction, 96, 64, [LOW] * 10)
         assert len(objects) == len(expected) > 50
         np.testing.assert_allclose(objects, expected, atol=0.05)

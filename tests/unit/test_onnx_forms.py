@@ -184,6 +184,23 @@ def test_labels_have_a_line_each():
 
 
 @pytest.mark.parametrize(
+    ("typing", "mode", "note"),
+    [
+        ("", "2", "1 (INT8) needs a calibration file"),
+        ("weak", "1", "there is no calibration file: leave"),
+        ("strong", "1", "`trtexec --onnx=net.onnx --stronglyTyped`"),
+    ],
+)
+def test_configuration_says_what_the_network_needs(typing: str, mode: str, note: str):
+    text = deepstream.infer_config("some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=True)
+    assert note in text
+    lines = text.splitlines()
+    assert {"onnx-file=net.onnx", "infer-dims=3;64;96", "batch-size=3", f"network-mode={mode}"} <= set(lines)
+    assert "{" not in text
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"topk": 0}, "--topk-all is 0; expected 1 to 3840"),

@@ -20,6 +20,10 @@ QUANTIZED = """\
 # int8-calib-file out. The builder named by engine-create-func-name then sets INT8 without calibrating; nvinfer's own
 # builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT up to 10.11)
 # also lets the float layers run in FP16; name it in model-engine-file."""
+STRONG = """\
+# The types and ranges are in the ONNX file, so there is no calibration file. It wants TensorRT's strongly typed mode,
+# which DeepStream-Yolo's builder does not ask for: build it with `trtexec --onnx={onnx} --stronglyTyped`
+# (TensorRT 10.12 and later; 11 needs no flag) and name the engine in model-engine-file."""
 FLOAT = "# 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this network, which is not quantized."
 TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
@@ -70,7 +74,7 @@ def labels(names: Mapping[int, str]) -> str:
 
 
 def infer_config(
-    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, quantized: bool, dynamic: bool
+    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool
 ) -> str:
     """nvinfer's configuration for a file.
 
@@ -78,12 +82,13 @@ def infer_config(
         onnx: the file; the configuration is to lie beside it.
         size: height and width of the input, pixels.
         batch: pictures a batch.
+        typing: weak or strong, of a quantized network; '' for a float one.
         dynamic: whether the file takes any batch.
     """
     name = Path(onnx).name
+    notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
     return TEMPLATE.format(
         onnx=name, scale=SCALE, labels=LABELS, height=size[0], width=size[1], batch=batch, classes=classes,
         batch_note="# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
-        mode=INT8 if quantized else FP16, mode_name="int8" if quantized else "fp16",
-        mode_note=QUANTIZED.format(onnx=name) if quantized else FLOAT,
+        mode=INT8 if typing else FP16, mode_name="int8" if typing else "fp16", mode_note=notes[typing],
     )  # fmt: skip
