@@ -14,6 +14,10 @@ from onnx import numpy_helper
 from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
+from models.quantize.errors import QatError
+from utils.engine import tensorrt_api
+from utils.engine.build_plan import BuildConfig
+from utils.engine.builder import build
 from utils.onnx_graph import forms, parity
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.forms import NmsSettings
@@ -57,7 +61,8 @@ def exported(best):
     return onnx.load(best.with_suffix(".onnx"))
 
 
-def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path):
+def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path, monkeypatch):
+    """And TensorRT-RTX builds those that have nothing in them which it lacks."""
     every = {
         "efficient": forms.end2end(NmsSettings("efficient")),
         "none": forms.end2end(NmsSettings("none")),
@@ -65,10 +70,24 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
     }
     network = load_network(best, torch.device("cpu"))
     files = {tmp_path / f"{name}.onnx": form for name, form in every.items()}
-    for result in export_forms(network.model, ExportConfig((128, 128)), files, network.metadata()):
+    config = ExportConfig((128, 128), typing="strong")
+    for result in export_forms(network.model, config, files, network.metadata()):
         assert verify_file(result.path).ok
         picture = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
-        assert parity.check(result.path, network.model, picture, result.quantizers).problems == ()
+        assert parity.check(result.path, network.model, picture, result.quantizers, parity.HALF).problems == ()
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    rtx = tensorrt_api.load("tensorrt_rtx_bindings")
+    build_config = BuildConfig(targets=("SM89",), progress=False)
+    for name in ("none", "deepstream"):
+        assert build(tmp_path / f"{name}.onnx", tmp_path / f"{name}.engine", build_config, rtx).note.precision == "int8"
+    suppressed = {
+        "EfficientNMS_TRT": tmp_path / "efficient.onnx",
+        "NonMaxSuppression": best.with_name("qat_best_gelan-c-end2end.onnx"),
+    }
+    for operator, file in suppressed.items():
+        with pytest.raises(QatError, match=operator):
+            build(file, tmp_path / "refused.engine", build_config, rtx)
+    assert build(best.with_suffix(".onnx"), tmp_path / "plain.engine", build_config, rtx).note.precision == "int8"
 
 
 def constants(model):
