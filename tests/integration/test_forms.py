@@ -216,6 +216,8 @@ def half_boxes(graph: onnx.ModelProto) -> None:
         ("float", "plain", scaled("model.3.cv4.conv.weight", 1.1), "box: "),
         ("float", "plain", scaled("model.9.cv3.0.2.weight", 0.9), "score: "),
         ("float", "efficient", scaled("model.9.cv2.0.2.bias", 1.5), "box: "),
+        ("float", "plain", scaled("model.9.cv2.0.2.bias", float("nan")), "box: nan px apart"),
+        ("quantized", "plain", scaled("model.9.cv2.0.2.bias", float("nan")), "result behind equal INT8 values: nan"),
         ("quantized", "plain", scaled("model.0.conv.bias", 1.2), "share of INT8 values: "),
         ("quantized", "onnx", scaled("/model.0/act/Mul/scale", 1.1), "share of INT8 values: "),
         ("quantized", "plain", scaled("model.9.cv2.0.2.bias", 1.5), "result behind equal INT8 values: "),
