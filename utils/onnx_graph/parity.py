@@ -48,7 +48,7 @@ class Limits:
     fraction: float = 1e-3
 
 
-FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=2.0, score=0.02, fraction=0.05)
+FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05)
 DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
 
 
