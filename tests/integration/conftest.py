@@ -68,10 +68,10 @@ def demo_weights(checkout: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
-    """Path of an upstream model YAML by name, such as 'gelan-c'; skips where upstream came from PyPI, without them."""
+    """Path of an upstream YAML by name: gelan-c, segment/gelan-c-seg. Skips where upstream came from PyPI, without."""
 
     def find(name: str) -> Path:
-        path = checkout / "models/detect" / f"{name}.yaml"
+        path = checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
         if not path.is_file():
             pytest.skip(f"this checkout has no {name}.yaml: upstream came from PyPI's yolov9pip")
         return path

@@ -18,9 +18,10 @@ import torch
 from onnx import ModelProto
 
 import export_qat
-from models.quantize import checkpoint, placement
-from models.quantize.errors import InputError, QatError
+from models.quantize import backend, checkpoint, placement
+from models.quantize.errors import QatError
 from models.quantize.recipe import Recipe
+from utils.engine import open_runner
 from utils.onnx_graph import export
 from utils.onnx_graph.agreement import compare, quantizer_order
 from utils.onnx_graph.context import Context
@@ -78,7 +79,9 @@ def assert_close(found: np.ndarray, expected: np.ndarray, pixels: float, score: 
 CONFIGS = {
     "static": {},
     "opset 13": {"opset": 13},
-    "opset 20": {"opset": 20},
+    "strong": {"typing": "strong"},
+    "strong, opset 20": {"typing": "strong", "opset": 20},
+    "strong, dynamic": {"typing": "strong", "dynamic": "all", "simplify": True},
     "simplified": {"simplify": True},
     "in place": {"inplace": True},
     "dynamic batch": {"dynamic": "batch"},
@@ -99,12 +102,71 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
     assert result.report is None or result.report.ok, result.report.findings
     # float: the same arithmetic in another order; quantized: single values move by a step, see the tests below
     pixels, score = (1e-3, 1e-5) if kind == "float" else (0.25, 1e-3)
+    if config.typing == "strong":
+        pixels, score = (0.1, 1e-3) if kind == "float" else (0.5, 2e-3)
     shapes = {"none": [(2, SIDE, SIDE)], "batch": [(2, SIDE, SIDE), (1, SIDE, SIDE), (3, SIDE, SIDE)]}
     for shape in shapes.get(config.dynamic, [(2, SIDE, SIDE), (1, 96, 128), (3, 32, 64)]):
         images = pictures(*shape)
         expected = predict(network, images)
         assert_close(run(result.path, images), expected, pixels, score)
-        assert_close(run(result.path, images, optimize=True), expected, pixels, score)
+        with open_runner(result.path) as runner:  # optimised
+            assert_close(runner.infer({"images": images})["output0"].numpy(), expected, pixels, score)
+
+
+@pytest.mark.parametrize("typing", ["weak", "strong"])
+def test_both_typings_hold_the_same_integers(typing: str, networks: dict[str, Network], tmp_path: Path):
+    """Scales are float16 numbers, so that FP16 keeps them, and weights stay whole multiples of theirs."""
+    config = ExportConfig((SIDE, SIDE), 1, typing=typing, int8_weights=True)
+    context = Context(onnx.load(export_onnx(networks["quantized"].model, config, tmp_path / "file.onnx", {}).path))
+    modules = dict(networks["quantized"].model.named_modules())
+    assert context.convolutions
+    for conv in context.convolutions:
+        module = modules[context.path(conv)]
+        scale = backend.get_amax(module.weight_quantizer).flatten().numpy() / 127
+        found = context.view.array(context.dequantizer(conv.input[1]).input[1])
+        assert found.dtype == (np.float16 if typing == "strong" else np.float32)
+        np.testing.assert_array_equal(found.astype(np.float32), scale)
+        levels = np.clip(np.rint(module.weight.detach().numpy() / scale[:, None, None, None]), -128, 127)
+        np.testing.assert_array_equal(
+            without_zero_blocks(context.view.array(context.weight_name(conv)), module), levels
+        )
+
+
+def without_zero_blocks(weight: np.ndarray, module: torch.nn.Conv2d) -> np.ndarray:
+    """`[C_out, C_in, h, w]` → `[C_out, C_in / groups, h, w]` of a convolution in groups that was written as dense."""
+    if weight.shape[1] == module.weight.shape[1]:
+        return weight
+    blocks = weight.reshape(module.groups, module.out_channels // module.groups, module.groups, -1, *weight.shape[2:])
+    assert np.count_nonzero(weight) == sum(np.count_nonzero(blocks[i, :, i]) for i in range(module.groups))
+    return np.concatenate([blocks[i, :, i] for i in range(module.groups)])
+
+
+@pytest.mark.parametrize(
+    ("quantized", "asked", "typing", "opset"),
+    [
+        (True, {}, "strong", 19), (False, {}, "weak", 17), (True, {"opset": 17}, "weak", 17),
+        (True, {"opset": 20}, "strong", 20), (False, {"opset": 20}, "weak", 20),
+        (True, {"typing": "weak"}, "weak", 17), (False, {"typing": "strong"}, "strong", 17),
+    ],
+)  # fmt: skip
+def test_typing_follows_from_network_and_opset(quantized: bool, asked: dict, typing: str, opset: int):
+    config = ExportConfig(**{"typing": "auto", **asked}).resolved(quantized)
+    assert (config.typing, config.opset) == (typing, opset)
+
+
+@pytest.mark.parametrize(
+    ("installed", "typing"),
+    [({}, "strong"), ({"tensorrt": "8.6.1"}, "weak"), ({"tensorrt-cu12": "10.11.0.33"}, "weak"),
+     ({"tensorrt": "10.12.0"}, "strong"), ({"tensorrt": "11.4.0.12"}, "strong"), ({"tensorrt": "unknown"}, "strong")],
+)  # fmt: skip
+def test_an_installed_tensorrt_decides(installed: dict, typing: str, monkeypatch: pytest.MonkeyPatch):
+    def version(name: str) -> str:
+        if name not in installed:
+            raise export.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(export.metadata, "version", version)
+    assert ExportConfig(typing="auto").resolved(quantized=True).typing == typing
 
 
 @pytest.mark.parametrize("options", [{"simplify": True}, {"opset": 13}, {"int8_weights": True}, {"dynamic": "all"}])
@@ -144,7 +206,8 @@ def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Netwo
         module = modules[context.path(conv)]
         with torch.no_grad():
             expected = module.weight_quantizer(module.weight).numpy()
-        np.testing.assert_array_equal(context.view.array(context.weight_name(conv)), expected)
+        stored = context.view.array(context.weight_name(conv))
+        np.testing.assert_array_equal(without_zero_blocks(stored, module), expected)
 
 
 @pytest.mark.parametrize("name", ["demo", "gelan-c"])
@@ -187,15 +250,13 @@ def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict
     assert {f.rule for f in verify_file(tmp_path / "nameless.onnx").findings} >= {"convolutions"}
 
 
-def test_half_is_for_float_networks(networks: dict[str, Network], tmp_path: Path):
-    config = ExportConfig((SIDE, SIDE), 2, half=True, dynamic="all")
+def test_half_of_a_float_network(networks: dict[str, Network], tmp_path: Path):
+    config = ExportConfig((SIDE, SIDE), 2, typing="strong", dynamic="all")
     full = export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE), 2), tmp_path / "full.onnx", {})
     half = export_onnx(networks["float"].model, config, tmp_path / "half.onnx", {})
     assert half.size_bytes < 0.65 * full.size_bytes
     images = pictures(1, 96, 64)
     assert_close(run(half.path, images), predict(networks["float"], images), pixels=0.1, score=1e-3)
-    with pytest.raises(InputError, match="--half is for float weights"):
-        export_onnx(networks["quantized"].model, config, tmp_path / "no.onnx", {})
 
 
 def state_of(model: torch.nn.Module) -> dict[str, object]:
@@ -287,13 +348,14 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
         capsys, "--weights", weights[kind], "--output", path, "--imgsz", 64, 96, "--batch-size", 2, "--device", "cpu"
     )
     assert (code, err) == (0, [])
-    name = {"float": "standard, DDetect, FP32", "quantized": "QAT, DDetect, INT8 and FP32"}[kind]
+    name = {"float": "standard, DDetect, FP32", "quantized": "QAT, DDetect, INT8 and FP16 (strongly typed)"}[kind]
+    opset, typing = {"float": ("17", "weak"), "quantized": ("19", "strong")}[kind]
     size = path.stat().st_size / 1e6
-    assert out[0] == f"{path}: {name}, opset 17, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
+    assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
     assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 pictures: boxes differ by up to ")
-    assert [line.endswith("all 13 properties hold") for line in out[1:-1]] == ([True] if kind == "quantized" else [])
+    assert [line.endswith("all 14 properties hold") for line in out[1:-1]] == ([True] if kind == "quantized" else [])
     entries = metadata_of(onnx.load(path))
-    expected = {"stride": "32", "task": "detect", "batch": "2", "opset": "17", "dynamic": "none"}
+    expected = {"stride": "32", "task": "detect", "batch": "2", "opset": opset, "typing": typing, "dynamic": "none"}
     assert expected.items() <= entries.items()
     assert json.loads(entries["imgsz"]) == [64, 96]
     assert json.loads(entries["names"]) == {str(index): f"class {index}" for index in range(10)}
@@ -323,7 +385,7 @@ def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pyte
     assert program(capsys, "--weights", weights["quantized"], "--output", path, "--imgsz", SIDE)[0] == 0
     code, out, err = program(capsys, "--verify", path)
     assert (code, err) == (0, [])
-    assert out[-1].endswith("all 13 properties hold")
+    assert out[-1].endswith("all 14 properties hold")
     graph = onnx.load(path)
     node = next(node for node in graph.graph.node if node.op_type == "Concat")
     dequantizer = next(other for other in graph.graph.node if node.input[0] in other.output)
@@ -368,7 +430,9 @@ def test_program_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path,
         "--weights is missing": [],
         "does not exist": ["--weights", tmp_path / "none.pt"],
         "truncated": ["--weights", truncated],
-        "--half is for float weights": ["--weights", quantized, "--half", "--imgsz", SIDE],
+        "--half asks for FP16 and --typing weak": ["--weights", quantized, "--half", "--typing", "weak"],
+        "--typing strong takes --opset 19": ["--weights", quantized, "--typing", "strong", "--opset", 17],
+        "--typing weak takes --opset 13 to 17": ["--weights", quantized, "--typing", "weak", "--opset", 19],
         "available: onnx, onnx_end2end": ["--weights", floating, "--include", "onnx", "engine"],
         "--opset 25 is outside 13 to 20": ["--weights", floating, "--opset", 25],
         "not 3 numbers": ["--weights", floating, "--imgsz", 1, 2, 3],
@@ -395,5 +459,5 @@ def test_help_is_quick(checkout: Path):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1, "seconds of processor time"
     for flag in ("--weights", "--data", "--imgsz", "--img-size", "--batch-size", "--device", "--include", "--dynamic",
-                 "--simplify", "--inplace", "--opset", "--half", "--verify"):  # fmt: skip
+                 "--simplify", "--inplace", "--opset", "--typing", "--half", "--verify"):  # fmt: skip
         assert flag in done.stdout
