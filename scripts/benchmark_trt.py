@@ -63,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
-    from utils.engine import benchmark, tensorrt_api
+    from utils.engine import benchmark, benchmark_report, tensorrt_api
     from utils.engine.build_plan import BuildConfig, check_target
     from utils.engine.stopwatch import StopwatchConfig
 
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     api, device = tensorrt_api.load(), select_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
     program = None if args.own_timing else _trtexec()
-    gpu = benchmark.device_information(device.index)
+    gpu = benchmark_report.device_information(device.index)
     about = {
         "device": gpu,
         "tensorrt": api.name,
@@ -96,8 +96,8 @@ def main(args: argparse.Namespace) -> int:
             logger.info("%s, batch %d\n%s\n", row.model, batch,
                         "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
         rows += found
-        files = benchmark.save(rows, about, shlex.join(["python", *sys.argv]), folder)
-    logger.info("%s\n", benchmark.text(rows))
+        files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
+    logger.info("%s\n", benchmark_report.text(rows))
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))

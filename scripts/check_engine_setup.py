@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Check what evaluating an engine needs before export and build, which take minutes: data, TensorRT, a GPU."""
+"""Check what evaluating an engine needs before export and build, which take minutes: data, TensorRT, a GPU.
+
+Prints how this TensorRT wants a file to be typed: weak or strong.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,27 @@ from utils.cli import run_program
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("check_engine_setup.py", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "check_engine_setup.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", metavar="DATA", help="data set's YAML")
     parser.add_argument("--generate-graph", action="store_true", help="is graphviz there too?")
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
-    """Say nothing if all is there."""
+    """Check, and print the typing."""
     from utils.engine import tensorrt_api
     from utils.engine.build_plan import check_target
     from utils.engine.engine_graph import program
     from utils.evaluation.data_yaml import load_data
 
     load_data(args.data).paths("val")
-    check_target(tensorrt_api.load(), tensorrt_api.gpu(), ())
+    api = tensorrt_api.load()
+    check_target(api, tensorrt_api.gpu(), ())
     if args.generate_graph:
         program()
+    print("weak" if api.weakly_typed else "strong")
     return 0
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Set up what the tests need and run them: lint, unit and contract tests, integration tests in a checkout, coverage.
+# Those that need a GPU say why they are skipped; scripts/test_gpu.sh runs them.
 #
 #   ./scripts/test.sh                          everything
 #   ./scripts/test.sh --unit                   only that part; also --lint, --integration, and several of them
@@ -27,7 +28,7 @@ main() {
   rm -f "$COVERAGE_FILE" "$COVERAGE_FILE".*
   results=() failed=0
   if wanted lint; then lint; fi
-  if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts; fi
+  if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
   if wanted integration; then run_pytest integration "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
   if [ ${#parts[@]} = 3 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
   say "results, after $((SECONDS - started)) s"

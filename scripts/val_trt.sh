@@ -36,7 +36,7 @@ done
 case $imgsz in '' | *[!0-9]*) refuse "IMGSZ is $imgsz; expected pixels, such as 640" ;; esac
 case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes
-"$python" "$here/check_engine_setup.py" "$data" ${graph[@]+"${graph[@]}"}
+typing=$("$python" "$here/check_engine_setup.py" "$data" ${graph[@]+"${graph[@]}"})
 
 onnx=${weights%.*}.onnx engine=${weights%.*}.engine
 case $weights in *.plan) engine=$weights ;; esac
@@ -49,7 +49,7 @@ case $weights in
   *.pt)
     echo "== export to ONNX"
     "$python" "$here/../export_qat.py" --weights "$weights" --imgsz "$imgsz" --include onnx --simplify --dynamic batch \
-      --output "$onnx" ${export_args[@]+"${export_args[@]}"}
+      --typing "$typing" --output "$onnx" ${export_args[@]+"${export_args[@]}"}
     ;;
 esac
 case $weights in

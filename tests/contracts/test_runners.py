@@ -38,13 +38,22 @@ class OneConv(nn.Module):
         return raw.flatten(2), [raw]  # as upstream: predictions first, feature maps beside
 
 
-def engine_runner(folder, api=None, device="cuda"):
+def build_engine(folder, api=None):
     """A float32 engine of the same network for any batch up to 4 and sizes up to 64."""
     about = {key: value for key, value in METADATA.items() if key != "stride"}  # the sizes here are no multiples of it
     file = write_onnx(folder / "a.onnx", metadata=about)
     config = BuildConfig(batch=(1, 2, 4), height=(1, 8, 64), width=(1, 8, 64), precision="fp32", progress=False)
-    path = build(file, folder / "a.engine", config, api).path
-    return TensorRTRunner(path, device, api=api) if api else open_runner(path, device)
+    return build(file, folder / "a.engine", config, api).path
+
+
+def stand_in_runner(folder, api):
+    return TensorRTRunner(build_engine(folder, api), "cpu", api=api)
+
+
+@pytest.fixture(scope="session")
+def engine_on_gpu(tmp_path_factory):
+    """The engine, built once: a builder takes seconds to start."""
+    return build_engine(tmp_path_factory.mktemp("engine"))
 
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -59,9 +68,9 @@ def runner(request, tmp_path, monkeypatch):
     elif request.param == "onnxruntime":
         made = open_runner(write_onnx(tmp_path / "a.onnx"))
     elif request.param == "tensorrt":
-        made = engine_runner(tmp_path)
+        made = open_runner(request.getfixturevalue("engine_on_gpu"), "cuda")
     else:
-        made = engine_runner(tmp_path, stand_in(monkeypatch), "cpu")
+        made = stand_in_runner(tmp_path, stand_in(monkeypatch))
     with made:
         yield made
 
@@ -214,7 +223,7 @@ def test_a_network_that_fails_while_running_is_one_line(tmp_path):
 
 def test_graphs_are_replayed_where_shapes_repeat(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-    with engine_runner(tmp_path, api, "cpu") as runner:
+    with stand_in_runner(tmp_path, api) as runner:
         assert runner.limits == {"images": ((1, 3, 1, 1), (4, 3, 64, 64))}
         before = len(api.module.calls)
         for shape in ((2, 3, 4, 4), (2, 3, 4, 4), (2, 3, 4, 4), (1, 3, 4, 4), (2, 3, 4, 4)):
@@ -232,7 +241,7 @@ def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(Execution, "graph", refuse)
-    with engine_runner(tmp_path, stand_in(monkeypatch), "cpu") as runner:
+    with stand_in_runner(tmp_path, stand_in(monkeypatch)) as runner:
         for _ in range(3):
             result = runner.infer({"images": images(2, 3, 4, 4)})["output0"]
             np.testing.assert_allclose(result, reference(images(2, 3, 4, 4).numpy()), atol=1e-5)
@@ -240,7 +249,7 @@ def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog
 
 
 def test_shapes_outside_the_profile(tmp_path, monkeypatch):
-    with engine_runner(tmp_path, stand_in(monkeypatch), "cpu") as runner:
+    with stand_in_runner(tmp_path, stand_in(monkeypatch)) as runner:
         with pytest.raises(
             InputError, match=r"takes images from \[1, 3, 1, 1\] to \[4, 3, 64, 64\], not \[5, 3, 4, 4\]"
         ):
@@ -250,7 +259,7 @@ def test_shapes_outside_the_profile(tmp_path, monkeypatch):
 
 def test_an_engine_without_its_note(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
-    engine_runner(tmp_path, api, "cpu").close()
+    stand_in_runner(tmp_path, api).close()
     (tmp_path / "a.engine.json").unlink()
     with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
         assert (runner.names, runner.metadata, runner.stride) == (None, {}, 32)

@@ -37,7 +37,7 @@ def run(folder, checkout, *words):
         "--batch-size",
         "2",
     ]
-    fixed = ["--output", folder / "out", "--device", "cpu", "--onnx-only"]
+    fixed = ["--output", folder / "out", "--device", "cpu", "--onnx-only", "--typing", "weak"]
     return subprocess.run(
         [*map(str, [*command, *fixed]), *words], cwd=checkout, capture_output=True, text=True, timeout=250
     )

@@ -15,7 +15,7 @@ from trtexec_summary import SUMMARY
 
 from models.quantize.errors import InputError
 from utils.cli import run_program
-from utils.engine import benchmark, stopwatch, trtexec
+from utils.engine import benchmark, benchmark_report, stopwatch, trtexec
 from utils.engine.build_plan import BuildConfig
 from utils.engine.builder import build
 from utils.engine.execution import Execution
@@ -119,23 +119,23 @@ def test_speed_against_the_baseline_of_the_same_kind():
     assert (
         "int8-nms, batch 8: INT8 is not faster than FP16 here, 6.000 ms against 5.000 ms (0.83x)" in found[3].notes[0]
     )
-    assert benchmark.cells(found[1]) == (
+    assert benchmark_report.cells(found[1]) == (
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
 
 
 def test_table_with_an_engine_that_has_no_figures():
     rows = [row(), benchmark.Row("d", 12, False, error="takes batches of 1 to 8")]
-    lines = benchmark.text(rows).splitlines()
+    lines = benchmark_report.text(rows).splitlines()
     assert lines[2].endswith("takes batches of 1 to 8")
-    text = benchmark.markdown(rows, "on a GPU", "the command")
+    text = benchmark_report.markdown(rows, "on a GPU", "the command")
     assert text.splitlines()[3].startswith("| d |  | without | 12 |")
     assert "on a GPU" in text
 
 
 def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
     rows = [row(model, batch, ms=batch / 2) for model in ("a", "b") for batch in (1, 4, 8)]
-    (axes,) = benchmark.plot(rows, "GPU").axes
+    (axes,) = benchmark_report.plot(rows, "GPU").axes
     assert [line.get_label() for line in axes.get_lines()] == ["a", "b"]
     assert axes.get_lines()[0].get_xydata().tolist() == [[2000.0, 0.5], [2000.0, 2.0], [2000.0, 4.0]]
     assert sorted(text.get_text() for text in axes.texts) == ["1", "1", "4", "4", "8", "8"]
@@ -148,7 +148,9 @@ def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
 def program(tmp_path, monkeypatch, capsys):
     """The program on a float and a quantized file of free batch; returns (code, output, errors, builds)."""
     api = stand_in(monkeypatch)
-    monkeypatch.setattr(benchmark, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"})
+    monkeypatch.setattr(
+        benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"}
+    )
     monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: None)
     write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)

@@ -290,3 +290,19 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
     delattr(api.module, "init_libnvinfer_plugins")
     with pytest.raises(InputError, match="has no plugins here; export with --nms onnx, or without NMS"):
         build(tmp_path / "nms.onnx", tmp_path / "nms.engine", QUIET)
+
+
+def test_every_log_hears_what_is_said_since_it_was_made(monkeypatch, caplog):
+    """TensorRT knows one logger in a process."""
+    api = stand_in(monkeypatch)
+    first, second = api.log(), api.log()
+    assert first.handle is second.handle
+    severity = api.module.Severity
+    first.handle.log(severity.WARNING, "a warning")
+    first.handle.log(severity.ERROR, "1: [a.cpp::b::3] Error Code 1: too bad")
+    third = api.log()
+    first.handle.log(severity.WARNING, "a warning")
+    first.handle.log(severity.INFO, "chatter")
+    assert [log.warnings for log in (first, second, third)] == [["a warning"]] * 3
+    assert [log.reason("unknown") for log in (first, second, third)] == ["too bad", "too bad", "unknown"]
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == 2

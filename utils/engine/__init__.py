@@ -6,7 +6,8 @@ runner.py, torch_runner.py, onnxruntime_runner.py, tensorrt_runner.py   running
 tensorrt_api.py     the only importer of TensorRT; what its version can do
 onnx_file.py, build_plan.py, builder.py, progress.py, trtexec.py        ONNX file → engine
 engine_file.py, execution.py                                            engine → a context with buffers
-timing.py, stopwatch.py, benchmark.py                                   kernels alone; as a caller sees it; over batches
+timing.py, stopwatch.py                                                 kernels alone; as a caller sees it
+benchmark.py, benchmark_report.py                                       INT8 against FP16 over batches
 inspector.py, engine_report.py, engine_graph.py, look.py                layers → table, sentences, picture
 """
 

@@ -27,6 +27,10 @@ from utils.engine.tensorrt_api import Api, Gpu, Log
 
 logger = logging.getLogger(__name__)
 
+# A builder of each TensorRT that was used: with the last one gone TensorRT unloads its kernels, which takes the next
+# one ten seconds to load again.
+_KEPT: dict[str, Any] = {}
+
 
 @dataclass(frozen=True)
 class BuildResult:
@@ -52,6 +56,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     shapes = profile_shapes(file, config)
     log, engine = api.log(), Path(engine)
     builder = api.module.Builder(log.handle)
+    _KEPT.setdefault(api.name, builder)
     network = builder.create_network(_network_flags(api, typing))
     if file.plugins:
         api.register_plugins(log)

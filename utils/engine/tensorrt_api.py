@@ -11,8 +11,9 @@ import importlib.util
 import logging
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
+from weakref import WeakSet
 
 from models.quantize.errors import DependencyError, InputError
 
@@ -102,42 +103,47 @@ class Api:
 class Log:
     """TensorRT's messages as lines of our log: errors and warnings once each, without source positions.
 
+    TensorRT keeps the first logger that a process gives it for all its objects: there is one, and every Log hears it.
+
     Attributes:
         handle: the object that TensorRT takes.
-        errors, warnings: what was said so far.
+        errors, warnings: what was said since this was made.
     """
 
     def __init__(self, module: Any) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []
-        outer = self
+        self.handle = _handle(module)
+        self.handle.listeners.add(self)
 
-        class Handle(module.ILogger):
-            def __init__(self) -> None:
-                module.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                outer.add(str(getattr(severity, "name", severity)), message)
-
-        self.handle = Handle()
-
-    def add(self, severity: str, message: str) -> None:
-        """Take a message; what is less than a warning goes to the debug log."""
-        text = readable(message)
-        if severity in ("ERROR", "INTERNAL_ERROR"):
-            kept, level = self.errors, logging.DEBUG  # raised by whoever notices the failure
-        elif severity == "WARNING":
-            kept, level = self.warnings, logging.WARNING
-        else:
-            logger.debug("%s", text)
-            return
-        if text not in kept:
-            kept.append(text)
-            logger.log(level, "TensorRT: %s", text)
+    def add(self, severity: str, text: str) -> bool:
+        """Take a message; whether it is a new one that matters."""
+        kept = {"ERROR": self.errors, "INTERNAL_ERROR": self.errors, "WARNING": self.warnings}.get(severity)
+        if kept is None or text in kept:
+            return False
+        kept.append(text)
+        return True
 
     def reason(self, default: str) -> str:
         """Why something failed: the last error."""
         return self.errors[-1] if self.errors else default
+
+
+@cache
+def _handle(module: Any) -> Any:
+    class Handle(module.ILogger):
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)
+            self.listeners: WeakSet[Log] = WeakSet()
+
+        def log(self, severity: Any, message: str) -> None:
+            name, text = str(getattr(severity, "name", severity)), readable(message)
+            new = [log.add(name, text) for log in list(self.listeners)]
+            # errors are raised by whoever notices the failure
+            level = logging.WARNING if name == "WARNING" and any(new) else logging.DEBUG
+            logger.log(level, "TensorRT: %s", text)
+
+    return Handle()
 
 
 def readable(message: str) -> str:
