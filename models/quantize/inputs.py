@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import backend, placement
-from models.quantize.errors import DataError, InputError
+from models.quantize.errors import DataError, InputError, RecipeError
 from models.quantize.options import QuantizeOptions
 from models.quantize.recipe import Recipe
 from utils import upstream
@@ -73,6 +73,12 @@ class Inputs:
         device = select_device(options.device)
         backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
+        unknown = [name for name in recipe.calibration.scales if name not in plan.scale_names]
+        if unknown:
+            raise RecipeError(
+                f"the recipe's calibration.scales name {unknown[0]!r}, which is no scale of this network with this "
+                "recipe; placement.txt of a run lists them"
+            )
         return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
 
     def network(self) -> nn.Module:
@@ -85,6 +91,13 @@ class Inputs:
             self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
             workers=options.workers, shuffle=True, seed=options.seed, augment=augment,
             hyp=self.hyp if augment else None, progress=True,
+        )  # fmt: skip
+
+    def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
+        """Validation pictures in a fixed order, at most `limit` of them, evenly spread."""
+        return make_loader(
+            self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
+            limit=limit, progress=True,
         )  # fmt: skip
 
 

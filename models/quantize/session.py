@@ -69,7 +69,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
         InputError: the run cannot be continued as asked.
     """
     state = RunState.load(folder)
-    options = resumed_options(state.options, given)
+    options = resumed_options(state.options, given, QuantizeOptions)
     recipe = Recipe.from_dict(state.recipe)
     if options.epochs is not None and options.epochs != recipe.finetune.epochs:
         recipe = recipe.replace(finetune_epochs=options.epochs)

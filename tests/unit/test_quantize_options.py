@@ -119,7 +119,9 @@ def test_thresholds_are_fractions():
 
 def test_resume_takes_the_saved_options_and_what_may_change():
     saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").to_dict()
-    options = resumed_options(saved, {"device": "cpu", "epochs": 12, "batch_size": 4, "project": "elsewhere"})
+    options = resumed_options(
+        saved, {"device": "cpu", "epochs": 12, "batch_size": 4, "project": "elsewhere"}, QuantizeOptions
+    )
     assert options.project == "runs/qat"
     assert (options.weights, options.batch_size, options.device, options.epochs) == ("a.pt", 4, "cpu", 12)
 
@@ -127,7 +129,7 @@ def test_resume_takes_the_saved_options_and_what_may_change():
 def test_resume_refuses_what_would_make_it_another_run():
     saved = QuantizeOptions(weights="a.pt").to_dict()
     with pytest.raises(InputError, match="--batch-size is 4 here and 10 in the run"):
-        resumed_options(saved, {"batch_size": 4})
+        resumed_options(saved, {"batch_size": 4}, QuantizeOptions)
 
 
 def test_weights_are_needed(capsys):
