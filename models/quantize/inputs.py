@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from models.quantize import backend, placement
 from models.quantize.errors import DataError, InputError, RecipeError
 from models.quantize.options import QuantizeOptions
-from models.quantize.recipe import Recipe
+from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
 from utils.cli import select_device
 from utils.evaluation.data_yaml import load_data
@@ -66,7 +66,8 @@ class Inputs:
         source = upstream.load_float(options.weights)
         data = load_data(options.data)
         data.paths("train")
-        if not (options.no_eval_origin and options.no_eval_ptq and options.ptq_only):
+        unmeasured = options.no_eval_origin and options.no_eval_ptq and options.ptq_only
+        if not unmeasured or recipe.calibration.method == AUTO:
             data.paths("val")
         check_classes(options.weights, source.names, data)
         hyp = read_hyp(options.hyp) if options.hyp else None

@@ -80,13 +80,18 @@ class Run:
 
 
 class Layerwise:
-    """See the module's docstring. Used as a context manager: while it is open the model itself must not be called."""
+    """See the module's docstring. Used as a context manager: while it is open the model itself must not be called.
+
+    Attributes:
+        model: the network.
+        everything: the state in which all quantizers are on.
+    """
 
     def __init__(self, model: Any) -> None:
         """Args:
         model: upstream's network with quantizers (`placement.apply`), calibrated, in evaluation mode.
         """
-        self._model = model
+        self.model = model
         self.everything = State.of(model.quantization_plan)
         self._layers = list(model.model)
         self._switches = _switches(model)
@@ -177,7 +182,7 @@ class Layerwise:
                     self._switches[name].turn(name in state.tensors)
             for path in inner.weights:
                 if (path in state.weights) != (path in self._on.weights):
-                    backend.enable(self._model.get_submodule(path).weight_quantizer, path in state.weights)
+                    backend.enable(self.model.get_submodule(path).weight_quantizer, path in state.weights)
             self._on = State(
                 (self._on.tensors - inner.tensors) | (inner.tensors & state.tensors),
                 (self._on.weights - inner.weights) | (inner.weights & state.weights),
