@@ -154,7 +154,7 @@ class SensitiveOptions(CalibrateOptions):
     metric: str = "proxy"
     budget: float | None = None  # minutes
     target_drop: float = 0.002
-    float_budget: float = 0.3  # share of the network's cost
+    float_budget: float = 0.5  # share of the network's cost
     profile: str | None = None
 
     def __post_init__(self) -> None:

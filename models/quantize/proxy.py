@@ -15,7 +15,7 @@ SCORES = 0.1  # a difference in score against an equal one in IoU
 
 
 def distance(reference: Tensor, other: Tensor) -> Tensor:
-    """Distance of predictions, summed over pictures, float32 scalar; 0 for equal ones. `weight` gives its scale.
+    """Distance of predictions, summed over pictures, float32 scalar, 0 for equal ones. `weight` gives its scale.
 
     Args:
         reference, other: `[B, 4 + nc, anchors]`: cx, cy, w, h in pixels, and class scores in 0..1.
