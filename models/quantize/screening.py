@@ -121,15 +121,21 @@ class Confirming:
     def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
         """Take in what another pass over the pictures has run already, so that it is not run again."""
         path = self._part(stage, index)
-        if stage not in self._work.state.ap and not path.is_file():
-            save_torch({name: self._statistics(batch, run) for name, run in runs.items()}, path)
+        known = self._load(path)
+        new = {name: self._statistics(batch, run) for name, run in runs.items() if name not in known}
+        if new and stage not in self._work.state.ap:
+            save_torch({**known, **new}, path)
+
+    @staticmethod
+    def _load(path: Path) -> dict[str, Any]:
+        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
 
     def _part(self, stage: str, index: int) -> Path:
         return self._work.folder / "parts" / f"{hashlib.sha256(stage.encode()).hexdigest()[:12]}-{index}.pt"
 
     def _batch(self, batch: Any, states: Mapping[str, State], path: Path) -> dict[str, Any]:
         """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated."""
-        found = torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
+        found = self._load(path)
         images, everything = as_input(batch[0], self._work.device), self._network.everything
         known: Run | None = None
         for name, state in states.items():
@@ -153,8 +159,12 @@ class Confirming:
 class Screening:
     """Proxy scores. Units take turns, so that all see different parts of the same pictures."""
 
-    def __init__(self, work: Work, network: Layerwise, confirming: Confirming) -> None:
-        self._work, self._network, self._confirming = work, network, confirming
+    def __init__(self, work: Work, network: Layerwise, confirming: Confirming, *, thorough: bool = False) -> None:
+        """Args:
+        confirming: gets the results that AP can be measured with too.
+        thorough: every unit sees every picture, and AP of every unit costs no further run.
+        """
+        self._work, self._network, self._confirming, self._thorough = work, network, confirming, thorough
 
     def run(self, units: Sequence[Unit], stage: str, share: float) -> bool:
         """Do what is left to do; False if that share of the time budget ended it."""
@@ -162,7 +172,7 @@ class Screening:
 
         state, loader = self._work.state, self._work.loader
         count = len(getattr(loader.dataset, "pictures", loader.dataset))
-        turn = max(1, min(LARGEST_TURN, count // PICTURES_A_UNIT, len(loader)))
+        turn = 1 if self._thorough else max(1, min(LARGEST_TURN, count // PICTURES_A_UNIT, len(loader)))
         done = state.screened.setdefault(stage, {})
         for index, batch in enumerate(tqdm(loader, f"screening {len(units)} units", unit="batch")):
             rows = done.setdefault(str(index), {})
@@ -186,6 +196,8 @@ class Screening:
             alone = self._network.run(images, unit.alone, origin)
             far = [float(distance(origin.prediction, run.prediction)) for run in (in_float, alone)]
             rows[unit.name] = [len(images), scale, base, *far]
+            if self._thorough:
+                self._confirming.keep(stage, index, batch, {unit.name: in_float})
             state.save(self._work.folder)
         state.add_seconds(f"screening {stage}", time.perf_counter() - began)
         state.save(self._work.folder)

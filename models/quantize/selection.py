@@ -85,7 +85,7 @@ def choose(
         if ap >= goal:
             break
         if sum(each.cost for each in chosen) + one.cost > budget:
-            why = f"what is left would exceed the float budget of {budget:.0%}"
+            why = "what is left would exceed the budget of float time"
             continue
         found = start + one.gain if not chosen else evaluate((*(each.name for each in chosen), one.name))
         if found is None:

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 CONFIRMED = (4, 10)  # at least and at most so many units get an AP
 MATTERS = 0.05  # share of the INT8 network's distance from which on a unit's score matters
 SCREENING_SHARE = 0.5  # of the time that --budget gives, at most
+ROUNDS = 2  # of looking for what a larger problem hid
 EXPLAINED = 0.5  # if single units regain a smaller share of the loss, sets of units are tried
 
 
@@ -114,7 +115,8 @@ class Analysis:
         notes: list[str] = []
         with Layerwise(model) as network, torch.inference_mode():
             confirming = Confirming(work, network)
-            search = _Search(self, units, Screening(work, network, confirming), confirming, self._costs(model))
+            screening = Screening(work, network, confirming, thorough=self.options.metric == "ap")
+            search = _Search(self, units, screening, confirming, self._costs(model))
             chosen = search.run(network, notes)
         recipe = self._recipe_with(search.patterns(chosen.names))
         report.write_recipe(recipe.to_dict(), chosen.why, self.folder / "recipe.yaml")
@@ -225,11 +227,17 @@ class _Search:
             notes.append("--budget ended the measuring of AP early: AP is of fewer pictures than asked for")
         self.ap |= found
         chosen = self._choose()
-        regained, lost = chosen.ap - self.ap["INT8"], self.ap["float"] - self.ap["INT8"]
-        enough = chosen.ap >= self.ap["float"] - self._options.target_drop or regained >= EXPLAINED * lost
-        if enough or not whole or self._options.granularity == "quantizer":
+        if not whole or self._options.granularity == "quantizer":
             return chosen
-        return self._with_sets(notes) or chosen
+        if chosen.ap - self.ap["INT8"] < EXPLAINED * (self.ap["float"] - self.ap["INT8"]) and not self._reached(chosen):
+            chosen = self._with_sets(notes) or chosen
+        for _ in range(ROUNDS):
+            if not self._reached(chosen) and chosen.names:
+                chosen = self._beside(chosen)
+        return chosen
+
+    def _reached(self, chosen: selection.Selection) -> bool:
+        return chosen.ap >= self.ap["float"] - self._options.target_drop
 
     def patterns(self, names: Sequence[str]) -> list[str]:
         """What a recipe's `float` says to keep these units in float."""
@@ -252,6 +260,19 @@ class _Search:
         notes.append("single units did not regain the AP; sets of all that reads one scale were tried as well")
         return self._choose()
 
+    def _beside(self, chosen: selection.Selection) -> selection.Selection:
+        """Add units whose gain only shows when the chosen ones are in float: a larger problem hides smaller ones."""
+        taken = set(itertools.chain.from_iterable(self._by_name[name].convolutions for name in chosen.names))
+        left = [name for name in self.screened if taken.isdisjoint(self._by_name[name].convolutions)]
+        left.sort(key=lambda name: self.screened[name].alone, reverse=True)
+        states = {name: self._together((*chosen.names, name)) for name in left[: CONFIRMED[0]]}
+        found, whole = self._confirming.run(f"beside {'+'.join(sorted(chosen.names))}", states)
+        if not states or not whole:
+            return chosen
+        more = self._greedy({name: value - chosen.ap for name, value in found.items()}, chosen)
+        names, cost = (*chosen.names, *more.names), chosen.cost + more.cost
+        return selection.Selection(names, more.ap, cost, more.why)
+
     def _confirmed(self, units: Sequence[Unit], *, everything: bool = False) -> list[Unit]:
         """The units that get an AP: those with the highest scores, best first."""
         seen = self.screened
@@ -262,21 +283,26 @@ class _Search:
         return order[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
 
     def _choose(self) -> selection.Selection:
-        candidates = [
-            selection.Candidate(name, value - self.ap["INT8"], _cost(self.costs[name]))
-            for name, value in self.ap.items() if name in self._by_name
-        ]  # fmt: skip
+        gains = {name: value - self.ap["INT8"] for name, value in self.ap.items() if name in self._by_name}
+        return self._greedy(gains, selection.Selection((), self.ap["INT8"], 0.0, ""))
+
+    def _greedy(self, gains: Mapping[str, float], taken: selection.Selection) -> selection.Selection:
+        """The units to add to those taken already; `gains` are beside them."""
+
+        def evaluate(names: tuple[str, ...]) -> float | None:
+            label = "+".join(sorted((*taken.names, *names)))
+            found, whole = self._confirming.run(label, {label: self._together((*taken.names, *names))})
+            return found[label] if whole else None
+
+        candidates = [selection.Candidate(name, gain, _cost(self.costs[name])) for name, gain in gains.items()]
         return selection.choose(
-            candidates, self._evaluate, reference=self.ap["float"], start=self.ap["INT8"],
-            target_drop=self._options.target_drop, budget=self._options.float_budget,
+            candidates, evaluate, reference=self.ap["float"], start=taken.ap,
+            target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,
         )  # fmt: skip
 
-    def _evaluate(self, names: tuple[str, ...]) -> float | None:
-        """AP with these units in float; None if the time budget does not suffice."""
+    def _together(self, names: tuple[str, ...]) -> State:
         paths = itertools.chain.from_iterable(self._by_name[name].convolutions for name in names)
-        label = "+".join(sorted(names))
-        found, whole = self._confirming.run(label, {label: self._groups.in_float(paths)})
-        return found[label] if whole else None
+        return self._groups.in_float(paths)
 
 
 def _cost(shares: Mapping[str, float | None]) -> float:

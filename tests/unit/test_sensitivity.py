@@ -269,7 +269,7 @@ class TestChoice:
         gains = {"a": 0.05, "b": 0.05}
         found = choose([Candidate("a", 0.05, 0.3), Candidate("b", 0.05, 0.4)], self.additive(gains), **SETTINGS)
         assert found.names == ("a",)
-        assert "float budget of 50%" in found.why
+        assert found.why == "what is left would exceed the budget of float time"
 
     def test_units_that_do_not_help_together_are_not_taken(self):
         found = choose([Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)], lambda names: 0.64, **SETTINGS)
