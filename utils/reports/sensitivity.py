@@ -124,9 +124,8 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         found.append(f"Top{place}: Using fp16 {row['unit']}, {result}, {_shares(row['cost'])}")
     correlation = content["rank_correlation"]
     if correlation["spearman"] is not None and correlation["units"] > 2:
-        found.append(
-            f"rank correlation of score and AP over {correlation['units']} units: {correlation['spearman']:.2f}"
-        )
+        spearman = f"{correlation['spearman']:.2f} (Spearman, {correlation['units']} units)"
+        found.append(f"rank correlation of score and AP: {spearman}")
     if content["screening"]:
         found.append(
             f"screening cost {content['screening']['passes']:.1f} passes over its pictures; "
