@@ -21,8 +21,9 @@ from models.quantize.layerwise import Layerwise, Run, State
 from models.quantize.proxy import distance, weight
 from models.quantize.storage import save_torch
 from models.quantize.units import Unit
-from utils.evaluation.detector import detections
+from utils.evaluation.detector import in_pictures
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
+from utils.evaluation.nms import non_max_suppression
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -151,8 +152,9 @@ class Confirming:
     def _statistics(self, batch: Any, run: Run) -> dict[str, Any]:
         images, targets, paths, shapes = batch
         config, statistics = EvalConfig(), Statistics()
-        rows = detections(run.prediction, shapes, config.conf_thres, config.iou_thres, max_det=config.max_det)
-        statistics.add(rows, labels_in_pictures(targets, images.shape, shapes, self._work.device), paths)
+        found = non_max_suppression(run.prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
+        labels = labels_in_pictures(targets, images.shape, shapes, self._work.device)
+        statistics.add(in_pictures(found, shapes), labels, paths)
         return statistics.to_plain()
 
 
