@@ -153,9 +153,19 @@ def time_shares(units: Mapping[str, Sequence[str]], profile: Sequence[tuple[str,
     total = sum(ms for _, ms in profile)
     shares = dict.fromkeys(units, 0.0)
     for name, ms in profile:
-        mentioned = [match.replace("/", ".") for match in re.findall(r"model\.\d+(?:[./][A-Za-z0-9_]+)*", name)]
+        mentioned = [_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)]
         for unit, paths in units.items():
             hits = sum(any(f"{one}.".startswith(f"{path}.") for path in paths) for one in mentioned)
             if hits:
                 shares[unit] += ms / total * hits / len(mentioned)
     return shares
+
+
+def _module_path(scope: str) -> str:
+    """Torch's scope → the module's path: `model.3/cv2/cv2.0/m/m.0/cv1/conv/Conv` → `model.3.cv2.0.m.0.cv1.conv.Conv`."""
+    parts: list[str] = []
+    for part in scope.split("/"):
+        if parts and part.startswith(f"{parts[-1]}."):  # an element of a list is called after the list
+            parts.pop()
+        parts.append(part)
+    return ".".join(parts)

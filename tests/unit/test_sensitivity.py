@@ -289,13 +289,13 @@ class TestProfile:
     def test_shares_of_time(self):
         profile = [
             ("/model.4/cv1/conv/Conv + PWN(/model.4/cv1/act/Sigmoid)", 2.0),
-            ("/model.4/cv2/0/cv1/conv/Conv", 1.0),
+            ("/model.4/cv2/cv2.0/m/m.0/cv1/conv/Conv", 1.0),
             ("model.14.cv1.conv + model.4.cv4.conv", 2.0),
             ("Reformatting CopyNode for Input Tensor 0", 5.0),
         ]
-        units = {name: [name] for name in ("model.4", "model.14", "model.4.cv2", "model.1")}
+        units = {name: [name] for name in ("model.4", "model.14", "model.4.cv2.0.m.0.cv1", "model.1")}
         shares = selection.time_shares(units, profile)
-        assert shares == pytest.approx({"model.4": 0.4, "model.14": 0.1, "model.4.cv2": 0.1, "model.1": 0})
+        assert shares == pytest.approx({"model.4": 0.4, "model.14": 0.1, "model.4.cv2.0.m.0.cv1": 0.1, "model.1": 0})
 
     @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
     def test_a_list_of_layers_is_read(self, tmp_path, wrap):
