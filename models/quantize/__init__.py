@@ -14,7 +14,8 @@ A map of this package, in the order of the work:
     session.py       one run of `qat.py quantize`: float → PTQ → QAT → best, resumable
     sensitivity.py   one run of `qat.py sensitive`: what hurts in INT8 → a recipe; analysis_state.py: its files
                      units.py: the parts it asks about; layerwise.py: the network in any state, from known results
-                     proxy.py: distance of predictions; screening.py: the passes over pictures; selection.py: the choice
+                     proxy.py: distance of predictions; screening.py: the passes over pictures;
+                     search.py: from units to a choice; selection.py: its arithmetic
     options.py       what its command line can say; inputs.py: what it works on, checked before anything is written;
                      run_state.py: its files, and the state from which a killed run continues
     measure.py       evaluation of networks in PyTorch, as report rows

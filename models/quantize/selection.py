@@ -162,7 +162,7 @@ def time_shares(units: Mapping[str, Sequence[str]], profile: Sequence[tuple[str,
 
 
 def _module_path(scope: str) -> str:
-    """Torch's scope → the module's path: `model.3/cv2/cv2.0/m/m.0/cv1/conv/Conv` → `model.3.cv2.0.m.0.cv1.conv.Conv`."""
+    """Torch's scope → the module's path: `model.3/cv2/cv2.0/m/m.0/cv1/conv` → `model.3.cv2.0.m.0.cv1.conv`."""
     parts: list[str] = []
     for part in scope.split("/"):
         if parts and part.startswith(f"{parts[-1]}."):  # an element of a list is called after the list

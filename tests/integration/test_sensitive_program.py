@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 import export_qat
 import qat
 import val_trt
-from models.quantize import calibration, checkpoint, placement, sensitivity, sweep
+from models.quantize import calibration, checkpoint, placement, search, sweep
 from models.quantize.analysis_state import AnalysisState
 from models.quantize.layerwise import Layerwise
 from models.quantize.recipe import Recipe
@@ -109,7 +109,7 @@ class TestRanking:
     def test_the_top_three_are_among_what_is_confirmed(self, ranked):
         rows = summary_of(ranked)["rows"]
         scored = sorted(rows, key=lambda row: row["score"], reverse=True)
-        assert {row["unit"] for row in rows[:3]} <= {row["unit"] for row in scored[: sensitivity.CONFIRMED[0]]}
+        assert {row["unit"] for row in rows[:3]} <= {row["unit"] for row in scored[: search.CONFIRMED[0]]}
 
     def test_the_top_ten_reads_as_users_know_it(self, ranked):
         summary = summary_of(ranked)
