@@ -23,6 +23,7 @@ from models.quantize.analysis_state import AnalysisState
 from models.quantize.layerwise import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.cli import run_program
 from utils.reports import sensitivity as sensitivity_report
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -60,11 +61,11 @@ def ptq(weights: Path, data: Path, project: Path, *words: str) -> dict[str, floa
 
 
 @pytest.fixture(scope="module")
-def ranked(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights: Path) -> Path:
+def ranked(tmp_path_factory: pytest.TempPathFactory, demo_data: Path, demo_weights: Path) -> Path:
     """A run that measures AP with every layer in float, and looks for no recipe."""
     project = tmp_path_factory.mktemp("ranked")
-    words = (*DEMO_SIZE, *HARSH, "--metric", "ap", "--target-drop", "1")
-    assert sensitive(demo_weights, data, project, *words) == 0
+    words = (*DEMO_SIZE[:-2], *HARSH, "--num-image", "100", "--metric", "ap", "--target-drop", "1")
+    assert sensitive(demo_weights, demo_data, project, *words) == 0
     return project / "exp"
 
 
@@ -78,11 +79,25 @@ class TestRanking:
         assert summary["rank_correlation"] == {"spearman": pytest.approx(found), "units": 16}
         assert summary["ap"]["float"] - summary["ap"]["INT8"] > 0.1
 
-    def test_ap_with_a_layer_in_float_is_what_quantize_gets(self, ranked, data, demo_weights, tmp_path):
+    def test_ap_with_a_layer_in_float_is_what_quantize_gets(self, few, demo_weights, tmp_path):
+        words = (
+            "--num-image",
+            "6",
+            "--metric",
+            "ap",
+            "--target-drop",
+            "1",
+            "--project",
+            str(tmp_path),
+            "--name",
+            "ranked",
+        )
+        assert sensitive(demo_weights, few, tmp_path, *TINY, *words) == 0
+        summary = summary_of(tmp_path / "ranked")
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text("float: [model.21]\n")
-        found = ptq(demo_weights, data, tmp_path, *HARSH, "--recipe", str(recipe))
-        summary = summary_of(ranked)
+        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--recipe", str(recipe)) == 0
+        found = {row["stage"]: row["ap"] for row in report_of(tmp_path / "exp")["rows"]}
         row = next(row for row in summary["rows"] if row["unit"] == "model.21")
         assert row["ap"] == pytest.approx(found["PTQ"], abs=1e-9)
         assert summary["ap"]["float"] == pytest.approx(found["float"], abs=1e-9)
@@ -91,7 +106,7 @@ class TestRanking:
     def test_rows_are_sorted_and_costs_are_shares(self, ranked):
         rows = summary_of(ranked)["rows"]
         assert [row["ap"] for row in rows] == sorted((row["ap"] for row in rows), reverse=True)
-        assert sum(row["cost"]["macs"] for row in rows) == pytest.approx(1)
+        assert sum(row["cost"]["macs"] for row in rows) == pytest.approx(1, abs=1e-3)  # but for DFL's
         assert next(row for row in rows if row["unit"] == "model.21")["cost"]["macs"] == pytest.approx(
             148.4 / 406, rel=0.01
         )
@@ -157,10 +172,12 @@ def requantized(tmp_path_factory: pytest.TempPathFactory, mended: Path, planted:
 
 
 class TestAPlantedProblem:
-    def test_it_is_found_and_the_recipe_mends_it(self, mended, requantized, ranked):
+    def test_it_is_found_and_the_recipe_mends_it(self, mended, requantized, data, demo_weights, tmp_path):
         summary = summary_of(mended)
         found = {row["stage"]: row["ap"] for row in report_of(requantized)["rows"]}
-        assert found["float"] == pytest.approx(summary_of(ranked)["ap"]["float"], abs=0.002)  # planting it cost nothing
+        words = ["eval", "--weights", str(demo_weights), "--data", str(data), "--project", str(tmp_path)]
+        assert qat.main([*words, *DEMO_SIZE[:-2]]) == 0
+        assert found["float"] == pytest.approx(report_of(tmp_path / "exp")["rows"][0]["ap"], abs=0.002)
         assert summary["ap"]["INT8"] < 0.5 * summary["ap"]["float"]
         assert summary["rows"][0]["unit"] == "model.21"
         assert max(summary["rows"], key=lambda row: row["score"] or 0)["unit"] == "model.21"
@@ -187,7 +204,7 @@ class TestAPlantedProblem:
             inside = node.name.startswith(tuple(f"/{unit}/" for unit in units))
             assert (weight is not None and weight.op_type == "DequantizeLinear") != inside, node.name
         command = ["--engine-file", str(file), "--project", str(tmp_path), "--name", "onnx", *common]
-        assert val_trt.main(command) == 0
+        assert run_program(val_trt.build_parser(), val_trt.main, command) == 0
         row = json.loads((tmp_path / "onnx/report.json").read_text())["rows"][0]
         assert row["ap"] == pytest.approx(found["PTQ"], abs=0.005)
 
@@ -231,7 +248,7 @@ class TestResume:
         return project / "exp", len(calls)
 
     # of about 130 runs of the network: 3 batches of 2 + 32 while screening, then AP
-    @pytest.mark.parametrize("moment", ["calibration", 40, 105, 120, "state"])
+    @pytest.mark.parametrize("moment", ["calibration", 40, 105, "state"])
     def test_a_killed_run_loses_at_most_one_unit(self, moment, whole, few, demo_weights, tmp_path, monkeypatch):
         run, total = whole
         with monkeypatch.context() as patch:
