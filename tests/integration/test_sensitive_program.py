@@ -204,7 +204,7 @@ class TestAPlantedProblem:
             inside = node.name.startswith(tuple(f"/{unit}/" for unit in units))
             assert (weight is not None and weight.op_type == "DequantizeLinear") != inside, node.name
         command = ["--engine-file", str(file), "--project", str(tmp_path), "--name", "onnx", *common]
-        assert run_program(val_trt.build_parser(), val_trt.main, command) == 0
+        assert run_program(val_trt.make_parser(), val_trt.main, command) == 0
         row = json.loads((tmp_path / "onnx/report.json").read_text())["rows"][0]
         assert row["ap"] == pytest.approx(found["PTQ"], abs=0.005)
 
