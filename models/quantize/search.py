@@ -93,8 +93,10 @@ class Search:
         left = [name for name in self.screened if taken.isdisjoint(self._by_name[name].convolutions)]
         left.sort(key=lambda name: self.screened[name].alone, reverse=True)
         states = {name: self._together((*chosen.names, name)) for name in left[: CONFIRMED[0]]}
+        if not states:
+            return chosen
         found, whole = self._confirming.run(f"beside {'+'.join(sorted(chosen.names))}", states)
-        if not states or not whole:
+        if not whole:
             return chosen
         more = self._greedy({name: value - chosen.ap for name, value in found.items()}, chosen)
         names, cost = (*chosen.names, *more.names), chosen.cost + more.cost
