@@ -116,10 +116,14 @@ class Analysis:
         report.write_recipe(recipe.to_dict(), chosen.why, self.folder / "recipe.yaml")
         if chosen.names and not self._clock.over():
             self._verify(recipe)
+        recipe_ap = self.state.ap.get("recipe", {}).get("recipe")
+        if recipe_ap is not None and chosen.ap >= search.ap["float"] - self.options.target_drop > recipe_ap:
+            lost = search.ap["float"] - recipe_ap
+            notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges it was found with")
         summary = report.summary(
             command=command, options=self.options.to_dict(), screened=search.screened, ap=search.ap,
             costs=search.costs, selection=chosen, patterns=recipe.float,
-            recipe_ap=self.state.ap.get("recipe", {}).get("recipe"), seconds=self.state.seconds, notes=notes,
+            recipe_ap=recipe_ap, seconds=self.state.seconds, notes=notes,
         )  # fmt: skip
         report.save(summary, self.folder)
         self.state.finished = True
