@@ -2,6 +2,8 @@
 """Quantize a YOLOv9 detector to INT8 and evaluate checkpoints.
 
     python qat.py quantize --weights yolov9-c.pt --data data/coco.yaml
+    python qat.py sensitive --weights yolov9-c.pt --data data/coco.yaml
+    python qat.py calibrate --weights yolov9-c.pt --data data/coco.yaml
     python qat.py eval --weights runs/qat/exp/weights/qat_best_yolov9-c.pt --data data/coco.yaml
 
 Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
@@ -13,23 +15,37 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from models.quantize.errors import InputError
-from models.quantize.options import QUANTIZERS, EvalOptions, QuantizeOptions, given_options
-from models.quantize.recipe import CALIBRATION_METHODS, Finetune
+from models.quantize.options import (
+    GRANULARITIES,
+    METRICS,
+    QUANTIZERS,
+    CalibrateOptions,
+    EvalOptions,
+    QuantizeOptions,
+    SensitiveOptions,
+    given_options,
+)
+from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line. Options that the user leaves out are None, and the options' classes hold the defaults."""
     parser = argparse.ArgumentParser("qat.py", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{quantize,eval}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{quantize,sensitive,calibrate,eval}")
     _add_quantize(commands.add_parser("quantize", help="calibrate (PTQ), then finetune (QAT)"))
+    _add_sensitive(commands.add_parser("sensitive", help="which parts hurt in INT8, and a recipe that mends it"))
+    _add_calibrate(commands.add_parser("calibrate", help="compare calibration methods, and a recipe with the best"))
     _add_eval(commands.add_parser("eval", help="AP of a float or quantized checkpoint"))
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, options: type[QuantizeOptions] | type[EvalOptions]) -> None:
+def _add_common(
+    parser: argparse.ArgumentParser, options: type[QuantizeOptions | EvalOptions | CalibrateOptions]
+) -> None:
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt)")
     add_data(parser)
     add_device(parser)
@@ -61,7 +77,9 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--quantizer", choices=QUANTIZERS, help=f"quantizer library (default: {QuantizeOptions.quantizer})"
     )
-    recipe.add_argument("--calib-method", choices=CALIBRATION_METHODS, help="how ranges are found")
+    recipe.add_argument(
+        "--calib-method", choices=(*CALIBRATION_METHODS, AUTO), help="how ranges are found; auto compares the methods"
+    )
     recipe.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
     recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
     recipe.add_argument(
@@ -80,6 +98,60 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     recipe.add_argument("--patience", type=int, metavar="N", help="stop after N epochs without a better AP; 0: never")
     _without_defaults(parser)
+
+
+def _add_sensitive(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Score every unit of the network by a proxy, measure AP with the worst in float, and write a recipe that keeps "
+        "in float what pays."
+    )
+    options = SensitiveOptions
+    _add_common(parser, options)
+    run = parser.add_argument_group("the run")
+    _add_pictures(run, options)
+    run.add_argument("--granularity", choices=GRANULARITIES, help=f"of the units (default: {options.granularity})")
+    run.add_argument(
+        "--metric", choices=METRICS, help=f"ap: measure AP with every unit in float (default: {options.metric})"
+    )
+    run.add_argument("--budget", type=float, metavar="MINUTES", help="time for screening and AP (default: no limit)")
+    run.add_argument(
+        "--resume", nargs="?", const="", metavar="RUN", help="continue a run: its folder, or the last one in --project"
+    )
+    recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")
+    _add_recipe(recipe)
+    recipe.add_argument("--calib-method", choices=CALIBRATION_METHODS, help="how ranges are found")
+    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
+    recipe.add_argument(
+        "--target-drop", type=float, metavar="AP", help=f"AP that may be lost (default: {options.target_drop})"
+    )
+    recipe.add_argument(
+        "--float-budget", type=float, metavar="F",
+        help=f"share of the network's cost that may be in float, 0..1 (default: {options.float_budget})",
+    )  # fmt: skip
+    recipe.add_argument("--profile", metavar="FILE", help="JSON with an engine's layer times: cost is time, not MACs")
+    _without_defaults(parser)
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.description = "AP of each calibration method, from one pass of statistics; the best goes to a recipe."
+    _add_common(parser, CalibrateOptions)
+    _add_pictures(parser.add_argument_group("the run"), CalibrateOptions)
+    _add_recipe(parser.add_argument_group("the recipe (what it says about calibration methods is replaced)"))
+    _without_defaults(parser)
+
+
+def _add_pictures(group: Any, options: type[CalibrateOptions]) -> None:
+    group.add_argument(
+        "--num-image", type=int, metavar="N",
+        help=f"validation pictures, evenly spread over the split (default: {options.num_image})",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, metavar="N", help=f"for the pictures' order (default: {options.seed})")
+
+
+def _add_recipe(group: Any) -> None:
+    group.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
+    group.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
+    group.add_argument("--hyp", metavar="FILE", help="accepted and checked; these pictures are not augmented")
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +186,29 @@ def quantize(args: argparse.Namespace) -> None:
         session.start(QuantizeOptions(**given), args.command_line)
 
 
+def sensitive(args: argparse.Namespace) -> None:
+    """`qat.py sensitive`."""
+    given = given_options(vars(args), SensitiveOptions)
+    if args.resume is None and not args.weights:
+        raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
+    from models.quantize import sensitivity
+
+    if args.resume is not None:
+        run = sensitivity.find_analysis(args.resume, args.project or SensitiveOptions.project)
+        sensitivity.resume(run, given, args.command_line)
+    else:
+        sensitivity.start(SensitiveOptions(**given), args.command_line)
+
+
+def calibrate(args: argparse.Namespace) -> None:
+    """`qat.py calibrate`."""
+    if not args.weights:
+        raise InputError("--weights is missing; give the float checkpoint")
+    from models.quantize import sweep
+
+    sweep.run(CalibrateOptions(**given_options(vars(args), CalibrateOptions)), args.command_line)
+
+
 def evaluate(args: argparse.Namespace) -> None:
     """`qat.py eval`."""
     if not args.weights:
@@ -129,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def handle(args: argparse.Namespace) -> None:
         args.command_line = shlex.join(["python", "qat.py", *words])
-        {"quantize": quantize, "eval": evaluate}[args.command](args)
+        {"quantize": quantize, "sensitive": sensitive, "calibrate": calibrate, "eval": evaluate}[args.command](args)
 
     return run_program(build_parser(), handle, words)
 

@@ -9,8 +9,13 @@ A map of this package, in the order of the work:
     modules.py       the quantized stand-ins that apply() puts in
     backend.py       the only importer of the quantizer library
     calibration.py   statistics once, then max | percentile | mse | entropy from the same pass
+    sweep.py         AP of each of these methods: `qat.py calibrate`, and method auto
     finetune.py      QAT: the float network supervises the quantized one
     session.py       one run of `qat.py quantize`: float → PTQ → QAT → best, resumable
+    sensitivity.py   one run of `qat.py sensitive`: what hurts in INT8 → a recipe; analysis_state.py: its files
+                     units.py: the parts it asks about; layerwise.py: the network in any state, from known results
+                     proxy.py: distance of predictions; screening.py: the passes over pictures;
+                     search.py: from units to a choice; selection.py: its arithmetic
     options.py       what its command line can say; inputs.py: what it works on, checked before anything is written;
                      run_state.py: its files, and the state from which a killed run continues
     measure.py       evaluation of networks in PyTorch, as report rows

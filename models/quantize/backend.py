@@ -94,11 +94,18 @@ def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
     scale = (amax / LEVELS).reshape(-1)
     if x.dtype != torch.float32:
         x = x.float()
+    if x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.jit.is_tracing():
+        return _rounded(x, amax / LEVELS)
     if amax.dim() == 0:
         zero = torch.zeros(1, dtype=torch.int32, device=x.device)
         return torch.fake_quantize_per_tensor_affine(x, scale, zero, -128, 127)
     zero = torch.zeros(scale.numel(), dtype=torch.int32, device=x.device)
     return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -128, 127)
+
+
+def _rounded(x: Tensor, scale: Tensor) -> Tensor:
+    """What torch's operator computes, without the mask for its gradient: on a CPU a tenth of the time."""
+    return x.mul(1 / scale).round_().clamp_(-128, LEVELS).mul_(scale)
 
 
 @cache

@@ -12,6 +12,7 @@ TensorRT", GTC 2017).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,8 @@ from tqdm import tqdm
 
 from models.quantize import backend
 from models.quantize.errors import QatError
-from models.quantize.placement import quantizers_off
-from models.quantize.recipe import Calibration
+from models.quantize.placement import quantizers_off, scale_key
+from models.quantize.recipe import Calibration, parse_method
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,14 @@ class Histogram:
         """Start with a first tensor."""
         magnitude = x.detach().float().abs()
         largest = float(magnitude.max())
-        histogram = cls(torch.zeros(BINS, dtype=torch.float64, device=x.device), largest or 1.0, 0.0)
+        histogram = cls.empty(largest, x.device)
         histogram.add(magnitude, largest)
         return histogram
+
+    @classmethod
+    def empty(cls, top: float, device: torch.device) -> Histogram:
+        """Bins over 0..top, or over 0..1 where all values are zero."""
+        return cls(torch.zeros(BINS, dtype=torch.float64, device=device), top or 1.0, 0.0)
 
     def add(self, magnitude: Tensor, largest: float | None = None) -> None:
         """Count another tensor of magnitudes."""
@@ -95,6 +101,16 @@ class Statistics:
             raise ValueError(f"no calibration method {method!r}")
         found = torch.minimum(found, largest).float()
         return {name: found[index] for index, name in enumerate(names)}
+
+    def settled(self, settings: Calibration) -> dict[str, Tensor]:
+        """Amax of every scale by the method of `settings`, and of its exceptions by their own."""
+        amax = self.amax(settings.method, settings.percentile)
+        for text in set(settings.scales.values()):
+            other = self.amax(*parse_method(text))
+            for name, method in settings.scales.items():
+                if method == text:
+                    amax[scale_key(name)] = other[scale_key(name)]
+        return amax
 
 
 def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
@@ -138,7 +154,7 @@ def calibrate(
 ) -> Statistics:
     """Gather statistics and set every activation scale by the method of `settings`; the statistics are returned."""
     statistics = collect(model, batches, settings.batches, progress=progress)
-    load(model, statistics.amax(settings.method, settings.percentile))
+    load(model, statistics.settled(settings))
     return statistics
 
 
@@ -151,13 +167,13 @@ def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:
 
 def _counter(statistics: Statistics, name: str) -> Any:
     def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        histogram = statistics.histograms.get(name)
-        if not bool(torch.isfinite(inputs[0]).all()):
+        magnitude = inputs[0].detach().float().abs()
+        largest = float(magnitude.max())  # NaN if there is one
+        if not math.isfinite(largest):
             raise QatError(f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights")
-        if histogram is None:
-            statistics.histograms[name] = Histogram.of(inputs[0])
-        else:
-            histogram.add(inputs[0].detach().float().abs())
+        if name not in statistics.histograms:
+            statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
+        statistics.histograms[name].add(magnitude, largest)
 
     return count
 

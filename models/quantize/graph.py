@@ -40,13 +40,14 @@ class Graph:
     operations: list[Operation] = field(default_factory=list)
     flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
     unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
+    results: list[Any] = field(default_factory=list)  # of each top-level layer: its value, None for a head
 
 
 def read(model: Any) -> Graph:
     """Read a fused network of upstream's (a module whose `model` is a list of layers with `f`) with symbols."""
     graph = Graph()
     reader = _Reader(graph)
-    results: list[Any] = []
+    results = graph.results
     value: Any = Value(IMAGE, "")
     for index, layer in enumerate(model.model):
         sources = layer.f

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import backend, placement
-from models.quantize.errors import DataError, InputError
+from models.quantize.errors import DataError, InputError, RecipeError
 from models.quantize.options import QuantizeOptions
-from models.quantize.recipe import Recipe
+from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
 from utils.cli import select_device
 from utils.evaluation.data_yaml import load_data
@@ -66,13 +66,20 @@ class Inputs:
         source = upstream.load_float(options.weights)
         data = load_data(options.data)
         data.paths("train")
-        if not (options.no_eval_origin and options.no_eval_ptq and options.ptq_only):
+        unmeasured = options.no_eval_origin and options.no_eval_ptq and options.ptq_only
+        if not unmeasured or recipe.calibration.method == AUTO:
             data.paths("val")
         check_classes(options.weights, source.names, data)
         hyp = read_hyp(options.hyp) if options.hyp else None
         device = select_device(options.device)
         backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
+        unknown = [name for name in recipe.calibration.scales if name not in plan.scale_names]
+        if unknown:
+            raise RecipeError(
+                f"the recipe's calibration.scales name {unknown[0]!r}, which is no scale of this network with this "
+                "recipe; placement.txt of a run lists them"
+            )
         return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
 
     def network(self) -> nn.Module:
@@ -85,6 +92,13 @@ class Inputs:
             self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
             workers=options.workers, shuffle=True, seed=options.seed, augment=augment,
             hyp=self.hyp if augment else None, progress=True,
+        )  # fmt: skip
+
+    def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
+        """Validation pictures in a fixed order, at most `limit` of them, evenly spread."""
+        return make_loader(
+            self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
+            limit=limit, progress=True,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a user can choose for `qat.py quantize` and `qat.py eval`: frozen, checked once.
+"""What a user can choose for the commands of qat.py: frozen, checked once.
 
 Torch is not imported here, so that `-h` answers at once.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from models.quantize.errors import InputError, RecipeError
 from models.quantize.recipe import Recipe
 
+Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 QUANTIZERS = ("modelopt", "pytorch-quantization")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
-FREE_ON_RESUME = frozenset({"device", "workers", "epochs"})
+FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
+GRANULARITIES = ("layer", "module", "quantizer")
+METRICS = ("proxy", "ap")
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
 
@@ -99,6 +102,73 @@ class EvalOptions:
                 raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
 
 
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Options of `qat.py calibrate`: those of a quantization that it compares methods for, and on what.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    weights: str = ""
+    data: str = "data/coco.yaml"
+    hyp: str | None = None
+    device: str = ""
+    batch_size: int = 10
+    imgsz: int = 640
+    project: str = "runs/qat_calibrate"
+    name: str = "exp"
+    exist_ok: bool = False
+    seed: int = 57
+    workers: int = 8
+    num_image: int = 200
+    recipe: str | None = None
+    calib_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size", "imgsz", "calib_batches", "num_image")
+        _at_least(self, 0, "seed", "workers")
+
+    def as_quantize(self) -> QuantizeOptions:
+        """The options of a quantization of the same network with the same pictures."""
+        shared = {item.name for item in fields(QuantizeOptions)} & {item.name for item in fields(self)}
+        return QuantizeOptions(**{name: getattr(self, name) for name in shared})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the saved state."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SensitiveOptions(CalibrateOptions):
+    """Options of `qat.py sensitive`.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    project: str = "runs/qat_sensitive"
+    calib_method: str | None = None
+    percentile: float | None = None
+    granularity: str = "layer"
+    metric: str = "proxy"
+    budget: float | None = None  # minutes
+    target_drop: float = 0.002
+    float_budget: float = 0.5  # share of the network's cost
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
+            if getattr(self, name) not in choices:
+                raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
+        for name in ("target_drop", "float_budget"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
+        if self.budget is not None and not self.budget > 0:
+            raise InputError(f"--budget must be above 0 minutes, got {self.budget}")
+
+
 def flag(name: str) -> str:
     """The command-line flag of a field."""
     return "--" + name.replace("_", "-")
@@ -110,7 +180,7 @@ def given_options(arguments: Mapping[str, Any], kind: type) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key in names and value is not None}
 
 
-def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> QuantizeOptions:
+def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: type[Options]) -> Options:
     """The options of a saved run, with what the user may change on resume taken from `given`.
 
     Raises:
@@ -122,9 +192,9 @@ def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> Quant
                 f"{flag(name)} is {value} here and {saved[name]} in the run to resume; "
                 f"leave it out, or start a new run without --resume"
             )
-    known = {item.name for item in fields(QuantizeOptions)}
+    known = {item.name for item in fields(kind)}
     kept = {key: value for key, value in saved.items() if key in known}
-    return QuantizeOptions(**kept | {key: value for key, value in given.items() if key in FREE_ON_RESUME & known})
+    return kind(**kept | {key: value for key, value in given.items() if key in FREE_ON_RESUME & known})
 
 
 def merged_recipe(options: QuantizeOptions) -> Recipe:

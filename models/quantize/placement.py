@@ -48,6 +48,7 @@ class Plan:
         fallback: convolutions inside modules without a rule, each with an input scale of its own.
         flows: modules that run as flows → their statements.
         unknown: modules without a rule → their class.
+        results: name of the tensor that each top-level layer gives to others; '' for the head.
     """
 
     tensors: tuple[QuantizedTensor, ...]
@@ -56,6 +57,7 @@ class Plan:
     fallback: tuple[str, ...]
     flows: dict[str, rules.Flow]
     unknown: dict[str, str]
+    results: tuple[str, ...]
 
     @property
     def scales(self) -> dict[str, tuple[str, ...]]:
@@ -64,6 +66,11 @@ class Plan:
         for tensor in self.tensors:
             shared[tensor.scale].append(tensor.name)
         return {name: tuple(tensors) for name, tensors in shared.items()}
+
+    @property
+    def scale_names(self) -> list[str]:
+        """Names of all activation scales, those of inputs that no rule describes too."""
+        return [*self.scales, *(f"{path}.input" for path in self.fallback)]
 
     @property
     def float_convolutions(self) -> dict[str, str]:
@@ -118,6 +125,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         ),
         flows=graph.flows,
         unknown=graph.unknown,
+        results=tuple(value.name if isinstance(value, Value) else "" for value in graph.results),
     )
 
 
@@ -127,7 +135,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
     Raises:
         DependencyError: the quantizer library is not installed.
     """
-    scales = nn.ModuleDict({_key(name): backend.create(library=library) for name in plan.scales})
+    scales = nn.ModuleDict({scale_key(name): backend.create(library=library) for name in plan.scales})
     for path, module in list(model.named_modules()):
         if _is_unit(module):
             _replace(model, path, modules.ConvUnit.take_over(module))
@@ -141,13 +149,13 @@ def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
             backend.set_amax(weight, conv.weight.detach().abs().amax((1, 2, 3), keepdim=True))
         _replace(model, path, modules.QuantConv2d.take_over(conv, weight))
     for tensor in plan.tensors:
-        site = modules.Site(scales[_key(tensor.scale)], tensor.redundant)
+        site = modules.Site(scales[scale_key(tensor.scale)], tensor.redundant)
         if tensor.owner:
             _place(model, tensor, site)
     for path in plan.picture_readers:
-        model.get_submodule(path).input_site = modules.Site(scales[_key(IMAGE)])
+        model.get_submodule(path).input_site = modules.Site(scales[scale_key(IMAGE)])
     for path in plan.fallback:
-        name = _key(f"{path}.input")
+        name = scale_key(f"{path}.input")
         scales[name] = backend.create(library=library)
         model.get_submodule(path).input_site = modules.Site(scales[name])
     model.activation_quantizers = scales
@@ -184,6 +192,31 @@ def describe(plan: Plan) -> str:
         *(f"  one scale: {', '.join(tensors)}" for tensors in scales.values() if len(tensors) > 1),
     ]
     return "\n".join(lines)
+
+
+def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
+    """Path of each convolution that `recipe` puts in INT8 → names of the tensors that it alone asks to be quantized.
+
+    What a plan quantizes is the union over its convolutions. Names are those of `Plan.tensors`, and `{path}.input` for
+    an input that no rule describes.
+    """
+    graph = read(model)
+    convolutions = _choose_convolutions(model, graph, recipe)
+    readers: dict[Value, list[str]] = defaultdict(list)
+    inputs: dict[str, list[Value]] = {}
+    for operation in graph.operations:
+        inputs[operation.path] = operation.inputs
+        for value in operation.inputs:
+            readers[value].append(operation.path)
+    found = {
+        path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
+    }
+    for path in (path for path, state in convolutions.items() if state == "int8"):
+        wanted = _wanted(graph, {other: "int8" if other == path else "" for other in convolutions}, readers)
+        weight = _weight_path(model, path)
+        own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
+        found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
+    return found
 
 
 def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
@@ -307,5 +340,6 @@ def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     model.get_submodule(parent)._modules[name] = module
 
 
-def _key(name: str) -> str:
-    return name.replace(".", "/")  # nn.ModuleDict takes no dots
+def scale_key(name: str) -> str:
+    """Name of a scale → its key in a network's `activation_quantizers`; nn.ModuleDict takes no dots."""
+    return name.replace(".", "/")

@@ -2,10 +2,13 @@
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: percentile, percentile: 99.999, batches: 25}
+    calibration: {method: percentile, percentile: 99.999, batches: 25, scales: {model.4.cv1: mse}}
     finetune: {epochs: 10, iters: 200, lr: {0: 1.0e-6, 6: 1.0e-5, 7: 1.0e-6}, supervision_stride: 1}
     head: int8                          # int8 | last-conv-float | float
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
+
+`calibration.method: auto` tries the methods and keeps the best (`sweep.py`); `calibration.scales` are exceptions from
+the method, by the name of the scale in placement.txt: max, mse, entropy, or a percentile such as 'percentile 99.9'.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 from models.quantize.errors import RecipeError
 
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
+AUTO = "auto"  # try them, keep the best
 HEAD_OPTIONS = ("int8", "last-conv-float", "float")
 
 
@@ -28,14 +32,36 @@ class Calibration:
     method: str = "percentile"
     percentile: float = 99.999  # of the magnitudes; used by method 'percentile'
     batches: int = 25
+    scales: dict[str, str] = field(default_factory=dict)  # name of a scale → the method that it has instead
 
     def __post_init__(self) -> None:
         _check(
-            self.method in CALIBRATION_METHODS,
-            f"calibration.method {self.method!r} is none of {', '.join(CALIBRATION_METHODS)}",
+            self.method in (*CALIBRATION_METHODS, AUTO),
+            f"calibration.method {self.method!r} is none of {', '.join((*CALIBRATION_METHODS, AUTO))}",
         )
+        _check(
+            isinstance(self.scales, dict), f"calibration.scales {self.scales!r} is no mapping from scales to methods"
+        )
+        for text in self.scales.values():
+            parse_method(text)
         _check(50.0 < self.percentile <= 100.0, f"calibration.percentile {self.percentile} is outside 50..100")
         _check(self.batches >= 1, f"calibration.batches {self.batches} is below 1")
+
+
+def parse_method(text: str) -> tuple[str, float]:
+    """'mse' or 'percentile 99.9' → method and percentile (which only method 'percentile' reads).
+
+    Raises:
+        RecipeError: it is neither a method nor a percentile between 50 and 100.
+    """
+    name, _, number = str(text).partition(" ")
+    try:
+        percentile = float(number or 100)
+    except ValueError:
+        percentile = 0.0
+    good = name in CALIBRATION_METHODS and (name == "percentile") == bool(number) and 50 < percentile <= 100
+    _check(good, f"{text!r} is no calibration method; expected max, mse, entropy, or such as 'percentile 99.99'")
+    return name, percentile
 
 
 @dataclass(frozen=True)

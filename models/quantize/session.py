@@ -10,18 +10,18 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize import calibration, checkpoint, placement
+from models.quantize import calibration, checkpoint, placement, sweep
 from models.quantize.errors import InputError
 from models.quantize.finetune import DivergedError, EpochResult, Finetuner, as_input, seed_everything
 from models.quantize.inputs import Inputs, pictures
 from models.quantize.measure import Measurer, without_tables
 from models.quantize.options import QuantizeOptions, merged_recipe, resumed_options
 from models.quantize.ranges import tensor_ranges
-from models.quantize.recipe import Recipe
+from models.quantize.recipe import AUTO, Recipe
 from models.quantize.run_state import (
     Best,
     RunState,
@@ -69,7 +69,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
         InputError: the run cannot be continued as asked.
     """
     state = RunState.load(folder)
-    options = resumed_options(state.options, given)
+    options = resumed_options(state.options, given, QuantizeOptions)
     recipe = Recipe.from_dict(state.recipe)
     if options.epochs is not None and options.epochs != recipe.finetune.epochs:
         recipe = recipe.replace(finetune_epochs=options.epochs)
@@ -153,6 +153,13 @@ class Session:
         placement.apply(student, self._inputs.plan, self.options.quantizer)
         student.to(self._device)  # the quantizers are new
         self._explain(self._inputs.plan)
+        if self.recipe.calibration.method == AUTO:
+            found = sweep.sweep(student, self._inputs, self.recipe, self.options)
+            self.recipe = replace(self.recipe, calibration=found.chosen)
+            self.state.recipe = self.recipe.to_dict()
+            for line in found.lines():
+                self._note(line)
+            return student
         images = pictures(self._inputs.training_loader(self.options))
         batches = (as_input(batch, self._device) for batch in images)
         calibration.calibrate(student, batches, self.recipe.calibration)

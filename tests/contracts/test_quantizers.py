@@ -43,6 +43,19 @@ def test_gradient_passes_where_the_value_is_in_range(library):
     assert x.grad.tolist() == [0, 1, 1, 1, 0]
 
 
+def test_without_gradients_the_same_bits_in_less_time(library):
+    g = torch.Generator().manual_seed(2)
+    weight, wide = torch.randn(8, 3, 5, 5, generator=g), torch.randn(100_000, generator=g) * 4
+    wide[:255] = (torch.arange(255) - 127.5) * (2.3 / 127)  # right between two levels
+    for x, amax in ((wide, torch.tensor(2.3)), (weight, weight.abs().amax((1, 2, 3), keepdim=True))):
+        quantizer = backend.create(None if amax.dim() == 0 else 8, library)
+        backend.set_amax(quantizer, amax)
+        with torch.no_grad():
+            without = quantizer(x)
+        with torch.enable_grad():
+            assert torch.equal(without, quantizer(x.clone().requires_grad_()))
+
+
 def test_off_it_returns_its_input_itself(library):
     quantizer = backend.create(None, library)
     backend.enable(quantizer, False)

@@ -19,12 +19,13 @@ SMALL_RUN = (
 )
 
 
-def write_small_set(folder: Path, demo_data: Path, train: int = 6, val: int = 6) -> Path:
-    """A data.yaml for the first few pictures of the demo set."""
+def write_small_set(folder: Path, demo_data: Path, train: int = 6, val: int = 6, *, spread: bool = False) -> Path:
+    """A data.yaml for the first few pictures of the demo set, or for some that are evenly spread."""
     demo = load_data(demo_data)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("val", val)):
-        pictures = find_pictures(demo.paths(split))[:count]
+        pictures = find_pictures(demo.paths(split))
+        pictures = pictures[:: len(pictures) // count][:count] if spread else pictures[:count]
         (folder / f"{split}.txt").write_text("\n".join(pictures) + "\n")
     content = {
         "path": str(demo.root),

@@ -9,6 +9,7 @@ from models.quantize.errors import InputError, RecipeError
 from models.quantize.options import (
     EvalOptions,
     QuantizeOptions,
+    SensitiveOptions,
     given_options,
     merged_recipe,
     resumed_options,
@@ -119,7 +120,9 @@ def test_thresholds_are_fractions():
 
 def test_resume_takes_the_saved_options_and_what_may_change():
     saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").to_dict()
-    options = resumed_options(saved, {"device": "cpu", "epochs": 12, "batch_size": 4, "project": "elsewhere"})
+    options = resumed_options(
+        saved, {"device": "cpu", "epochs": 12, "batch_size": 4, "project": "elsewhere"}, QuantizeOptions
+    )
     assert options.project == "runs/qat"
     assert (options.weights, options.batch_size, options.device, options.epochs) == ("a.pt", 4, "cpu", 12)
 
@@ -127,7 +130,7 @@ def test_resume_takes_the_saved_options_and_what_may_change():
 def test_resume_refuses_what_would_make_it_another_run():
     saved = QuantizeOptions(weights="a.pt").to_dict()
     with pytest.raises(InputError, match="--batch-size is 4 here and 10 in the run"):
-        resumed_options(saved, {"batch_size": 4})
+        resumed_options(saved, {"batch_size": 4}, QuantizeOptions)
 
 
 def test_weights_are_needed(capsys):
@@ -135,9 +138,44 @@ def test_weights_are_needed(capsys):
     assert capsys.readouterr().err.startswith("error: --weights is missing")
     assert qat.main(["eval"]) == 2
 
+    assert qat.main(["sensitive"]) == 2
+    assert qat.main(["calibrate"]) == 2
 
-def test_sensitive_is_not_offered():
-    with pytest.raises(SystemExit) as stopped:
-        qat.build_parser().parse_args(["sensitive"])
-    assert stopped.value.code == 2
-    assert "sensitive" not in qat.build_parser().format_help()
+
+def test_sensitivity_defaults_and_flags():
+    options = SensitiveOptions(**given_options(parse("sensitive", "--weights", "a.pt"), SensitiveOptions))
+    assert (options.project, options.granularity, options.metric) == ("runs/qat_sensitive", "layer", "proxy")
+    assert (options.target_drop, options.budget, options.num_image) == (0.002, None, 200)
+    given = given_options(
+        parse("sensitive", "--granularity", "module", "--metric", "ap", "--budget", "5", "--num-image", "50",
+              "--calib-method", "percentile", "--percentile", "99.9", "--batch-size", "4", "--hyp", "h.yaml"),
+        SensitiveOptions,
+    )  # fmt: skip
+    options = SensitiveOptions(**given)
+    assert (options.granularity, options.metric, options.budget, options.num_image) == ("module", "ap", 5, 50)
+    quantize = options.as_quantize()
+    assert (quantize.batch_size, quantize.hyp) == (4, "h.yaml")
+    assert merged_recipe(quantize).calibration.percentile == 99.9
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"granularity": "block"}, "--granularity"),
+        ({"metric": "loss"}, "--metric"),
+        ({"num_image": 0}, "--num-image"),
+        ({"budget": 0.0}, "--budget"),
+        ({"target_drop": 2.0}, "--target-drop"),
+        ({"float_budget": -0.1}, "--float-budget"),
+    ],
+)
+def test_values_of_sensitive_outside_their_range_are_named(values, named):
+    with pytest.raises(InputError, match=named):
+        SensitiveOptions(**values)
+
+
+def test_a_sensitivity_run_resumes_with_another_budget_only():
+    saved = SensitiveOptions(weights="a.pt", budget=1.0).to_dict()
+    assert resumed_options(saved, {"budget": 9.0}, SensitiveOptions).budget == 9
+    with pytest.raises(InputError, match="--metric is ap here and proxy"):
+        resumed_options(saved, {"metric": "ap"}, SensitiveOptions)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from models.quantize.errors import RecipeError
-from models.quantize.recipe import Recipe
+from models.quantize.recipe import Recipe, parse_method
 
 
 def test_round_trip_through_yaml(tmp_path):
@@ -21,6 +21,14 @@ def test_round_trip_through_yaml(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe.to_dict()))
     assert Recipe.from_file(path) == recipe
+
+
+def test_methods_of_single_scales(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("calibration: {method: auto, scales: {model.1: mse, model.2.cv1: percentile 99.9}}\n")
+    calibration = Recipe.from_file(path).calibration
+    assert calibration.method == "auto"
+    assert [parse_method(text) for text in calibration.scales.values()] == [("mse", 100), ("percentile", 99.9)]
 
 
 def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
@@ -53,6 +61,11 @@ def test_replace_reaches_into_sections():
     ("content", "message"),
     [
         ("calibration: {method: median}", "'median' is none of max, percentile, mse, entropy"),
+        ("calibration: {scales: {model.1: median}}", "'median' is no calibration method"),
+        ("calibration: {scales: {model.1: percentile}}", "such as 'percentile 99.99'"),
+        ("calibration: {scales: {model.1: mse 3}}", "'mse 3' is no calibration method"),
+        ("calibration: {scales: {model.1: percentile x}}", "'percentile x' is no calibration method"),
+        ("calibration: {scales: [model.1]}", "no mapping from scales to methods"),
         ("calibration: {percentile: 101}", "percentile 101 is outside 50..100"),
         ("calibration: {batches: 0}", "batches 0 is below 1"),
         ("calibration: 3", "calibration is 3; expected keys such as method"),

@@ -179,15 +179,9 @@ class Detector:
         clock = self._lap("preprocess", clock)
         raw = self._infer(inputs)
         clock = self._lap("inference", clock)
-        found = self._detections(raw)
-        counts = [len(one) for one in found]
-        rows = torch.cat(found)
-        owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(self.device)
-        rows[:, :4] = boxes_to_picture(rows[:, :4], owner, shapes)
-        if self._single_cls:
-            rows[:, 5] = 0
+        found = in_pictures(self._detections(raw), shapes, single_cls=self._single_cls)
         self._lap("nms", clock)
-        return list(rows.split(counts))
+        return found
 
     def milliseconds(self) -> dict[str, float]:
         """Per picture, for each part. The first batch, which warms everything up, counts only if it is the only one."""
@@ -259,6 +253,17 @@ class Detector:
         now = self._now()
         self._times[part].append(now - since)
         return now
+
+
+def in_pictures(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> list[Tensor]:
+    """Detections of NMS, `[n, 6]` in the input's pixels for each picture, in the pixels of the originals."""
+    counts = [len(one) for one in found]
+    rows = torch.cat(list(found))
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(rows.device)
+    rows[:, :4] = boxes_to_picture(rows[:, :4], owner, shapes)
+    if single_cls:
+        rows[:, 5] = 0
+    return list(rows.split(counts))
 
 
 def _batch_range(runner: Runner) -> tuple[int, int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,8 +213,8 @@ class _Outputs:
 
 
 @dataclass
-class _Statistics:
-    """What is kept of each batch, on the runner's device until the end."""
+class Statistics:
+    """What is kept of each batch of a network's detections, on the runner's device until the end."""
 
     correct: list[Tensor] = field(default_factory=list)
     detections: list[Tensor] = field(default_factory=list)
@@ -222,7 +222,29 @@ class _Statistics:
     paths: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"pictures": 0.0, "metrics": 0.0})
 
+    def add(self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str]) -> None:
+        """Take in a batch: for each picture detections `[n, 6]` and labels `[m, 5]`, both in the picture's pixels."""
+        self.correct += match(found, labels)
+        self.detections += [one[:, 4:] for one in found]
+        self.labels += [one[:, 0] for one in labels]
+        self.paths += paths
+
+    def extend(self, part: Mapping[str, list[Any]]) -> None:
+        """Take in what `to_plain` of another gave."""
+        for name, rows in part.items():
+            getattr(self, name).extend(rows)
+
+    def to_plain(self) -> dict[str, list[Any]]:
+        """Lists of tensors on the CPU and of paths, as torch.save takes them."""
+        tensors = {name: [one.cpu() for one in getattr(self, name)] for name in ("correct", "detections", "labels")}
+        return {**tensors, "paths": list(self.paths)}
+
     def scores(self) -> ClassScores:
+        """AP, precision and recall of each class.
+
+        Raises:
+            DataError: there was no picture.
+        """
         if not self.paths:
             raise DataError("no picture could be decoded")
         correct, detections, labels = (
@@ -231,10 +253,10 @@ class _Statistics:
         return score(correct, detections[:, 0], detections[:, 1], labels)
 
 
-def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> _Statistics:
+def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> Statistics:
     from tqdm import tqdm
 
-    statistics = _Statistics()
+    statistics = Statistics()
     dataset: PictureDataset = loader.dataset
     bar = tqdm(total=len(dataset), desc="evaluating", unit="picture", disable=not progress)
     with torch.inference_mode(), bar:
@@ -245,10 +267,7 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
                 found = detector(images, shapes)
                 clock = time.perf_counter()
                 labels = labels_in_pictures(targets, images.shape, shapes, detector.device)
-                statistics.correct += match(found, labels)
-                statistics.detections += [one[:, 4:] for one in found]
-                statistics.labels += [one[:, 0] for one in labels]
-                statistics.paths += paths
+                statistics.add(found, labels, paths)
                 if outputs.text or outputs.json:
                     outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
                 bar.update(len(paths))

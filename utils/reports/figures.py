@@ -86,7 +86,7 @@ def ap_per_epoch(report: Report) -> Figure:
             axes.axhline(row.ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
             labels.append((row.ap, f"{row.stage} {row.ap:.4f}", colour))
     axes.set(xlabel="QAT epoch", ylabel="AP (IoU 0.50:0.95)")
-    _title(axes, "AP on the validation set after each epoch")
+    title(axes, "AP on the validation set after each epoch")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.15)
@@ -124,11 +124,11 @@ def _range_panel(axes: Axes, kind: str, rows: Sequence[dict[str, Any]]) -> None:
         axes.vlines(range(len(rows)), low, amax, color=ORANGE, linewidth=1.4, zorder=2)
         axes.plot(amax, linestyle="", marker="_", color=VERMILLION, markersize=5, zorder=3)
         axes.set_ylabel("amax (weight units)")
-        _title(axes, "Weights: amax of the channels, smallest to largest")
+        title(axes, "Weights: amax of the channels, smallest to largest")
     else:
         axes.plot(amax, linestyle="", marker="o", color=BLUE, markersize=4, zorder=3)
         axes.set_ylabel("amax (activation units)")
-        _title(axes, "Activations: amax of each tensor")
+        title(axes, "Activations: amax of each tensor")
     axes.margins(y=0.22)
     axes.set_xlim(-0.7, len(rows) - 0.3)
     _layer_bands(axes, [str(row["name"]) for row in rows])
@@ -176,7 +176,8 @@ def short_name(name: str) -> str:
     return str(name).removeprefix("model.").removesuffix("_quantizer")
 
 
-def _title(axes: Axes, text: str) -> None:
+def title(axes: Axes, text: str) -> None:
+    """The heading of a panel, at its left."""
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color="#1F2933")
 
 

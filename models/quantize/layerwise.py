@@ -1,0 +1,243 @@
+"""A placed network with every quantizer as a switch of its own, run layer by layer from results that are known already.
+
+    with Layerwise(model) as network:
+        whole = network.run(images, network.everything)
+        other = network.run(images, state, known=whole)   # only layers that read or compute something else
+
+Sensitivity analysis asks for hundreds of states of one network on the same pictures, each differing from a known one in
+a few switches. A layer whose inputs are the very tensors of the known run, and whose switches stand as they did there,
+is not run again. The tensor that a layer gives to others is kept before it is rounded, so that switching its
+quantizer costs no more than rounding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from models.quantize import backend
+from models.quantize.modules import QuantConv2d, Site
+from models.quantize.placement import Plan
+
+
+@dataclass(frozen=True)
+class State:
+    """Which quantizers are on.
+
+    Attributes:
+        tensors: names of quantized tensors, as in `Plan.tensors`, and `{convolution}.input` of `Plan.fallback`.
+        weights: paths of convolutions whose weights are quantized.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    weights: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, plan: Plan) -> State:
+        """The state in which a network is whose placement is `plan`."""
+        tensors = [tensor.name for tensor in plan.tensors] + [fallback_input(path) for path in plan.fallback]
+        weights = [path for path, state in plan.convolutions.items() if state == "int8"]
+        return cls(frozenset(tensors), frozenset(weights))
+
+    def __and__(self, other: State) -> State:
+        return State(self.tensors & other.tensors, self.weights & other.weights)
+
+    def __sub__(self, other: State) -> State:
+        return State(self.tensors - other.tensors, self.weights - other.weights)
+
+
+def fallback_input(path: str) -> str:
+    """Name of the tensor that a convolution without a described input reads."""
+    return f"{path}.input"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results of all top-level layers.
+
+    Attributes:
+        raw: before the quantizer of the layer's result.
+        results: what other layers read; the last is the head's output.
+        layers: how many layers were run for it.
+    """
+
+    images: Tensor
+    state: State
+    raw: tuple[Any, ...]
+    results: tuple[Any, ...]
+    layers: int
+
+    @property
+    def prediction(self) -> Tensor:
+        """The head's predictions, `[B, 4 + nc, anchors]`."""
+        output = self.results[-1]
+        while isinstance(output, (tuple, list)):
+            output = output[0]
+        return output
+
+
+class Layerwise:
+    """See the module's docstring. Used as a context manager: while it is open the model itself must not be called.
+
+    Attributes:
+        model: the network.
+        everything: the state in which all quantizers are on.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Args:
+        model: upstream's network with quantizers (`placement.apply`), calibrated, in evaluation mode.
+        """
+        self.model = model
+        self.everything = State.of(model.quantization_plan)
+        self._layers = list(model.model)
+        self._switches = _switches(model)
+        self._result = model.quantization_plan.results
+        self._inner = [self._inside(index) for index in range(len(self._layers))]
+
+    def __enter__(self) -> Layerwise:
+        self._on = self.everything
+        for name in filter(self._switches.__contains__, self._result):
+            self._switches[name].turn(False)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._set(self.everything, range(len(self._layers)))
+        for name in filter(self._switches.__contains__, self._result):
+            self._switches[name].turn(True)
+
+    def run(
+        self, images: Tensor, state: State, known: Run | None = None, rescaled: frozenset[str] = frozenset()
+    ) -> Run:
+        """Results of all layers in `state`.
+
+        Args:
+            images: float `[B, 3, H, W]` in 0..1.
+            known: a run on the same `images`; its results are used wherever they hold.
+            rescaled: tensors whose scale is another one than it was in the known run.
+        """
+        if known is not None and known.images is not images:
+            known = None
+        raw: list[Any] = []
+        results: list[Any] = []
+        count = 0
+        for index, layer in enumerate(self._layers):
+            inputs = self._inputs(layer, results, images)
+            same = (
+                known is not None
+                and not self._inner[index].tensors & rescaled
+                and self._holds(index, layer, inputs, known, state, images)
+            )
+            if known is not None and same:
+                raw.append(known.raw[index])
+            else:
+                self._set(state, [index])
+                raw.append(layer(list(inputs) if isinstance(inputs, list) else inputs))
+                count += 1
+            name = self._result[index]
+            kept = known is not None and (name in state.tensors) == (name in known.state.tensors)
+            if known is not None and same and kept and name not in rescaled:
+                results.append(known.results[index])
+            else:
+                results.append(self._rounded(name, raw[-1], state))
+        return Run(images, state, tuple(raw), tuple(results), count)
+
+    def _holds(self, index: int, layer: Any, inputs: Any, known: Run, state: State, images: Tensor) -> bool:
+        """Whether a layer computes in `state` what it computed in a known run."""
+        inner = self._inner[index]
+        if inner & state != inner & known.state:
+            return False
+        before = self._inputs(layer, known.results[:index], images)
+        if isinstance(inputs, list):
+            return all(ours is theirs for ours, theirs in zip(inputs, before, strict=True))
+        return inputs is before
+
+    def _inputs(self, layer: Any, results: Any, images: Tensor) -> Any:
+        """What a layer reads, as upstream's loop over layers finds it."""
+        before = results[-1] if results else images
+        if layer.f == -1:
+            return before
+        if isinstance(layer.f, int):
+            return results[layer.f]
+        return [before if source == -1 else results[source] for source in layer.f]
+
+    def _rounded(self, name: str, value: Any, state: State) -> Any:
+        return self._switches[name].site(value) if name in state.tensors and name in self._switches else value
+
+    def _inside(self, index: int) -> State:
+        """The quantizers that act while a layer runs."""
+        prefix = f"model.{index}."
+        names = [name for name, switch in self._switches.items() if any(f"{p}.".startswith(prefix) for p in switch.at)]
+        weights = [path for path in self.everything.weights if f"{path}.".startswith(prefix)]
+        return State(frozenset(names) - {self._result[index]}, frozenset(weights))
+
+    def _set(self, state: State, layers: Iterable[int]) -> None:
+        for index in layers:
+            inner = self._inner[index]
+            for name in inner.tensors:
+                if (name in state.tensors) != (name in self._on.tensors):
+                    self._switches[name].turn(name in state.tensors)
+            for path in inner.weights:
+                if (path in state.weights) != (path in self._on.weights):
+                    backend.enable(self.model.get_submodule(path).weight_quantizer, path in state.weights)
+            self._on = State(
+                (self._on.tensors - inner.tensors) | (inner.tensors & state.tensors),
+                (self._on.weights - inner.weights) | (inner.weights & state.weights),
+            )
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """The site of one tensor: `turn` puts it in or takes it out; `at` are the paths of the modules that it acts in."""
+
+    site: Site
+    at: tuple[str, ...]
+    turn: Callable[[bool], None]
+
+
+def _switches(model: Any) -> dict[str, _Switch]:
+    """Tensor name → its switch."""
+    plan: Plan = model.quantization_plan
+    found = {}
+    for tensor in plan.tensors:
+        if not tensor.owner:
+            found[tensor.name] = _input_switch(model, plan.picture_readers)
+            continue
+        owner = model.get_submodule(tensor.owner)
+        if tensor.variable:
+            site = owner.sites[tensor.variable]
+            found[tensor.name] = _Switch(site, (tensor.owner,), _entry(owner.sites, tensor.variable, site))
+        else:
+            site = owner.output_site
+            found[tensor.name] = _Switch(site, (tensor.owner,), _attributes([owner], "output_site", site))
+    for path in plan.fallback:
+        found[fallback_input(path)] = _input_switch(model, (path,))
+    return found
+
+
+def _input_switch(model: Any, paths: tuple[str, ...]) -> _Switch:
+    readers: list[QuantConv2d] = [model.get_submodule(path) for path in paths]
+    site = readers[0].input_site
+    assert site is not None  # placement.apply gives one to each of them
+    return _Switch(site, paths, _attributes(readers, "input_site", site))
+
+
+def _attributes(owners: list[nn.Module] | list[QuantConv2d], name: str, site: Site) -> Callable[[bool], None]:
+    def turn(on: bool) -> None:
+        for owner in owners:
+            setattr(owner, name, site if on else None)
+
+    return turn
+
+
+def _entry(sites: dict[str, Site], name: str, site: Site) -> Callable[[bool], None]:
+    def turn(on: bool) -> None:
+        if on:
+            sites[name] = site
+        else:
+            sites.pop(name, None)
+
+    return turn

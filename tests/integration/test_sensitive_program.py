@@ -1,0 +1,376 @@
+"""`qat.py sensitive` and `qat.py calibrate` as a user calls them: what they find, and that the recipe mends it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import yaml
+from scipy.stats import spearmanr
+
+import export_qat
+import qat
+import val_trt
+from models.quantize import calibration, checkpoint, placement, search, sweep
+from models.quantize.analysis_state import AnalysisState
+from models.quantize.layerwise import Layerwise
+from models.quantize.recipe import Recipe
+from utils import upstream
+from utils.cli import run_program
+from utils.reports import sensitivity as sensitivity_report
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qat_runs import SMALL_RUN, quantize, report_of, write_small_set
+
+SUMMARY = "summary-sensitive-analysis.json"
+DEMO_SIZE = ("--imgsz", "320", "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-batches", "8")
+TINY = SMALL_RUN[:-2]  # without --iters
+HARSH = ("--calib-method", "percentile", "--percentile", "99")  # layers differ by more than AP's noise
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("set"), demo_data, train=80, val=80, spread=True)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("few"), demo_data, train=4, val=6)
+
+
+def sensitive(weights: Path, data: Path, project: Path, *words: str) -> int:
+    return qat.main(["sensitive", "--weights", str(weights), "--data", str(data), "--project", str(project), *words])
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / SUMMARY).read_text())
+
+
+def ptq(weights: Path, data: Path, project: Path, *words: str) -> dict[str, float]:
+    """AP of the float network and of PTQ, by `qat.py quantize`."""
+    command = ["quantize", "--weights", str(weights), "--data", str(data), "--project", str(project), "--ptq-only"]
+    assert qat.main([*command, *DEMO_SIZE, *words]) == 0
+    return {row["stage"]: row["ap"] for row in report_of(project / "exp")["rows"]}
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory: pytest.TempPathFactory, demo_data: Path, demo_weights: Path) -> Path:
+    """A run that measures AP with every layer in float, and looks for no recipe."""
+    project = tmp_path_factory.mktemp("ranked")
+    words = (*DEMO_SIZE[:-2], *HARSH, "--num-image", "100", "--metric", "ap", "--target-drop", "1")
+    assert sensitive(demo_weights, demo_data, project, *words) == 0
+    return project / "exp"
+
+
+class TestRanking:
+    def test_the_proxy_ranks_layers_as_ap_does(self, ranked):
+        summary = summary_of(ranked)
+        rows = summary["rows"]
+        assert len(rows) == 16  # of 22 layers, those that compute something
+        found = spearmanr([row["score"] for row in rows], [row["ap"] for row in rows])[0]
+        assert found >= 0.8
+        assert summary["rank_correlation"] == {"spearman": pytest.approx(found), "units": 16}
+        assert summary["ap"]["float"] - summary["ap"]["INT8"] > 0.1
+
+    def test_ap_with_a_layer_in_float_is_what_quantize_gets(self, few, demo_weights, tmp_path):
+        words = (
+            "--num-image",
+            "6",
+            "--metric",
+            "ap",
+            "--target-drop",
+            "1",
+            "--project",
+            str(tmp_path),
+            "--name",
+            "ranked",
+        )
+        assert sensitive(demo_weights, few, tmp_path, *TINY, *words) == 0
+        summary = summary_of(tmp_path / "ranked")
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text("float: [model.21]\n")
+        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--recipe", str(recipe)) == 0
+        found = {row["stage"]: row["ap"] for row in report_of(tmp_path / "exp")["rows"]}
+        row = next(row for row in summary["rows"] if row["unit"] == "model.21")
+        assert row["ap"] == pytest.approx(found["PTQ"], abs=1e-9)
+        assert summary["ap"]["float"] == pytest.approx(found["float"], abs=1e-9)
+        assert row["gain"] == pytest.approx(row["ap"] - summary["ap"]["INT8"])
+
+    def test_rows_are_sorted_and_costs_are_shares(self, ranked):
+        rows = summary_of(ranked)["rows"]
+        assert [row["ap"] for row in rows] == sorted((row["ap"] for row in rows), reverse=True)
+        assert sum(row["cost"]["macs"] for row in rows) == pytest.approx(1, abs=1e-3)  # but for DFL's
+        assert next(row for row in rows if row["unit"] == "model.21")["cost"]["macs"] == pytest.approx(
+            148.4 / 406, rel=0.01
+        )
+
+    def test_the_files_lie_in_the_run_folder(self, ranked):
+        assert {path.name for path in ranked.iterdir() if path.is_file()} == {
+            SUMMARY, "sensitivity.png", "recipe.yaml", "state.json",
+        }  # fmt: skip
+        assert (ranked / "sensitivity.png").stat().st_size > 10_000
+        assert not list((ranked / "parts").iterdir())
+        recipe, summary = Recipe.from_file(ranked / "recipe.yaml"), summary_of(ranked)
+        assert recipe.float == tuple(summary["recipe"]["float"])
+        assert recipe.calibration.percentile == 99
+
+    def test_the_top_three_are_among_what_is_confirmed(self, ranked):
+        rows = summary_of(ranked)["rows"]
+        scored = sorted(rows, key=lambda row: row["score"], reverse=True)
+        assert {row["unit"] for row in rows[:3]} <= {row["unit"] for row in scored[: search.CONFIRMED[0]]}
+
+    def test_the_top_ten_reads_as_users_know_it(self, ranked):
+        summary = summary_of(ranked)
+        lines = sensitivity_report.lines(summary, ranked)
+        assert [line.split(":")[0] for line in lines if line.startswith("Top")] == [
+            f"Top{place}" for place in range(10)
+        ]
+        first = summary["rows"][0]
+        assert lines[1].startswith(f"Top0: Using fp16 {first['unit']}, ap = {first['ap']:.5f}, ")
+
+
+# The class branch of the head at stride 8; a channel whose activation is large wherever it matters, so that SiLU is
+# nearly linear there: silu(1000 x) is 1000 silu(x) to 0.15 % of what the next convolution reads.
+PLANTED, READER, CHANNEL = "model.21.cv3.0.1", "model.21.cv3.0.2", 37
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory, demo_weights: Path) -> Path:
+    """The demo model with one channel 1000 times as large, and the weights that read it 1000 times smaller."""
+    model = copy.deepcopy(upstream.load_float(demo_weights).model)
+    with torch.no_grad():
+        norm = model.get_submodule(PLANTED).bn
+        norm.weight[CHANNEL] *= 1000
+        norm.bias[CHANNEL] *= 1000
+        model.get_submodule(READER).weight[:, CHANNEL] /= 1000
+    path = tmp_path_factory.mktemp("planted") / "planted.pt"
+    torch.save({"epoch": -1, "model": model, "ema": None}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory: pytest.TempPathFactory, planted: Path, data: Path) -> Path:
+    """The run that looks for the problem."""
+    project = tmp_path_factory.mktemp("mended")
+    assert sensitive(planted, data, project, *DEMO_SIZE, "--num-image", "50") == 0
+    return project / "exp"
+
+
+@pytest.fixture(scope="module")
+def requantized(tmp_path_factory: pytest.TempPathFactory, mended: Path, planted: Path, data: Path) -> Path:
+    """What `qat.py quantize` makes of the recipe."""
+    project = tmp_path_factory.mktemp("requantized")
+    ptq(planted, data, project, "--recipe", str(mended / "recipe.yaml"))
+    return project / "exp"
+
+
+class TestAPlantedProblem:
+    def test_it_is_found_and_the_recipe_mends_it(self, mended, requantized, data, demo_weights, tmp_path):
+        summary = summary_of(mended)
+        found = {row["stage"]: row["ap"] for row in report_of(requantized)["rows"]}
+        words = ["eval", "--weights", str(demo_weights), "--data", str(data), "--project", str(tmp_path)]
+        assert qat.main([*words, *DEMO_SIZE[:-2]]) == 0
+        assert found["float"] == pytest.approx(report_of(tmp_path / "exp")["rows"][0]["ap"], abs=0.002)
+        assert summary["ap"]["INT8"] < 0.5 * summary["ap"]["float"]
+        assert summary["rows"][0]["unit"] == "model.21"
+        assert max(summary["rows"], key=lambda row: row["score"] or 0)["unit"] == "model.21"
+        assert "model.21" in summary["recipe"]["units"]
+        assert found["PTQ"] == pytest.approx(found["float"], abs=0.005)
+
+    def test_the_recipe_survives_to_onnx(self, mended, requantized, data, tmp_path):
+        units = summary_of(mended)["recipe"]["units"]
+        found = {row["stage"]: row["ap"] for row in report_of(requantized)["rows"]}
+        weights = next((requantized / "weights").glob("ptq_ap_*.pt"))
+        loaded = checkpoint.load(weights)
+        convolutions = loaded.model.quantization_plan.convolutions
+        assert {path for path, state in convolutions.items() if state != "int8"} == {
+            path for path in convolutions if path.startswith(tuple(f"{unit}." for unit in units))
+        }
+        file = weights.with_suffix(".onnx")
+        common = ["--data", str(data), "--device", "cpu"]
+        export = ["--weights", str(weights), "--include", "onnx", "--imgsz", "320", "--batch-size", "10", *common]
+        assert export_qat.main(export) == 0
+        assert export_qat.main(["--verify", str(file)]) == 0
+        producers = {output: node for node in onnx.load(file).graph.node for output in node.output}
+        for node in (node for node in producers.values() if node.op_type == "Conv" and "dfl" not in node.name):
+            weight = producers.get(node.input[1])
+            inside = node.name.startswith(tuple(f"/{unit}/" for unit in units))
+            assert (weight is not None and weight.op_type == "DequantizeLinear") != inside, node.name
+        command = ["--engine-file", str(file), "--project", str(tmp_path), "--name", "onnx", *common]
+        assert run_program(val_trt.make_parser(), val_trt.main, command) == 0
+        row = json.loads((tmp_path / "onnx/report.json").read_text())["rows"][0]
+        assert row["ap"] == pytest.approx(found["PTQ"], abs=0.005)
+
+    def test_single_quantizers_point_to_the_scale(self, planted, few, tmp_path):
+        words = (*TINY, "--num-image", "2", "--granularity", "quantizer", "--target-drop", "1")
+        assert sensitive(planted, few, tmp_path, *words) == 0
+        rows = summary_of(tmp_path / "exp")["rows"]
+        assert max(rows, key=lambda row: row["score"])["unit"] == PLANTED
+        assert {f"{PLANTED}.conv.weight", f"{READER}.weight", "model.0", "images"} <= {row["unit"] for row in rows}
+
+
+class Killed(BaseException):
+    """Ends the program as abruptly as this process allows."""
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, last: int | None = None) -> list[int]:
+    """Count calls of `owner.name`, and die at the `last`."""
+    original: Callable = getattr(owner, name)
+    calls: list[int] = []
+
+    def call(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        if len(calls) == last:
+            raise Killed
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+class TestResume:
+    words = (*TINY, *HARSH, "--float-budget", "0.1")
+
+    @pytest.fixture(scope="class")
+    def whole(self, tmp_path_factory: pytest.TempPathFactory, few: Path, demo_weights: Path) -> tuple[Path, int]:
+        """A run that was never interrupted, and how many times it ran the network."""
+        project = tmp_path_factory.mktemp("whole")
+        with pytest.MonkeyPatch.context() as patch:
+            calls = counted(patch, Layerwise, "run")
+            assert sensitive(demo_weights, few, project, *self.words) == 0
+        return project / "exp", len(calls)
+
+    # of about 130 runs of the network: 3 batches of 2 + 32 while screening, then AP
+    @pytest.mark.parametrize("moment", ["calibration", 40, 105, "state"])
+    def test_a_killed_run_loses_at_most_one_unit(self, moment, whole, few, demo_weights, tmp_path, monkeypatch):
+        run, total = whole
+        with monkeypatch.context() as patch:
+            if moment == "calibration":
+                calls = counted(patch, calibration, "collect", 1)
+            elif moment == "state":
+                counted(patch, AnalysisState, "save", 30)
+                calls = counted(patch, Layerwise, "run")
+            else:
+                calls = counted(patch, Layerwise, "run", moment)
+            with pytest.raises(Killed):
+                sensitive(demo_weights, few, tmp_path, *self.words)
+            before = 0 if moment == "calibration" else len(calls) - (moment != "state")
+        again = counted(monkeypatch, Layerwise, "run")
+        assert qat.main(["sensitive", "--resume", str(tmp_path / "exp")]) == 0
+        assert before + len(again) - total <= 4  # the two networks that units start from, and one unit's two
+        ours, theirs = summary_of(tmp_path / "exp"), summary_of(run)
+        for key in ("rows", "ap", "rank_correlation", "recipe"):
+            assert ours[key] == theirs[key], key
+
+    def test_a_finished_run_runs_nothing_again(self, whole, monkeypatch, capsys):
+        run, _ = whole
+        before = (run / "recipe.yaml").read_text()
+        calls = counted(monkeypatch, Layerwise, "run")
+        assert qat.main(["sensitive", "--resume", "--project", str(run.parent)]) == 0
+        assert calls == []
+        assert (run / "recipe.yaml").read_text() == before
+        assert "Top0: Using fp16" in capsys.readouterr().out
+
+    def test_another_run_is_refused(self, whole, capsys):
+        assert qat.main(["sensitive", "--resume", str(whole[0]), "--granularity", "module"]) == 2
+        assert "--granularity is module here and layer" in capsys.readouterr().err
+
+
+class TestBudget:
+    def test_no_time_gives_what_is_known_and_can_go_on(self, few, demo_weights, tmp_path, capsys):
+        assert sensitive(demo_weights, few, tmp_path, *TINY, "--budget", "0.0001") == 0
+        assert "--budget ended" in capsys.readouterr().out
+        cut = summary_of(tmp_path / "exp")
+        assert all(row["ap"] is None for row in cut["rows"])
+        assert cut["ap"]["float"] is not None
+        assert qat.main(["sensitive", "--resume", str(tmp_path / "exp"), "--budget", "100"]) == 0
+        whole = summary_of(tmp_path / "exp")
+        assert not whole["notes"]
+        assert all(row["score"] is not None for row in whole["rows"])
+
+
+class TestCalibrate:
+    @pytest.fixture(scope="class")
+    def swept(self, tmp_path_factory: pytest.TempPathFactory, few: Path, demo_weights: Path) -> Path:
+        project = tmp_path_factory.mktemp("swept")
+        words = ["calibrate", "--weights", str(demo_weights), "--data", str(few), "--project", str(project), *TINY]
+        assert qat.main(words) == 0
+        return project / "exp"
+
+    def test_every_method_has_the_ap_that_quantize_gets(self, swept, few, demo_weights, tmp_path):
+        found = json.loads((swept / "calibration.json").read_text())
+        assert list(found["methods"]) == list(sweep.METHODS)
+        for name, words in {"mse": ("mse",), "percentile 99.9": ("percentile", "--percentile", "99.9")}.items():
+            words = ("--calib-method", *words, "--ptq-only", "--no-eval-origin", "--name", name)
+            assert quantize(demo_weights, few, tmp_path, *words) == 0
+            assert report_of(tmp_path / name)["rows"][0]["ap"] == pytest.approx(found["methods"][name], abs=1e-9)
+        recipe = Recipe.from_file(swept / "recipe.yaml")
+        assert found["chosen_ap"] == max(found["chosen_ap"], *found["methods"].values())
+        assert recipe.calibration.method == found["chosen"]["method"]
+
+    def test_method_auto_is_the_same_sweep(self, swept, few, demo_weights, tmp_path):
+        words = ("--ptq-only", "--no-eval-origin", "--calib-method", "auto")
+        assert quantize(demo_weights, few, tmp_path, *words) == 0
+        report = report_of(tmp_path / "exp")
+        found = json.loads((swept / "calibration.json").read_text())
+        assert any("calibration sweep" in note for note in report["notes"])
+        assert report["rows"][0]["ap"] == pytest.approx(found["chosen_ap"], abs=1e-9)
+        stored = checkpoint.load(Path(report["rows"][0]["file"])).recipe
+        assert stored.calibration == Recipe.from_file(swept / "recipe.yaml").calibration
+
+    def test_a_scale_that_another_method_suits_gets_it(self, few, demo_weights):
+        model = upstream.fuse(upstream.load_float(demo_weights).model)
+        placement.apply(model, placement.plan(model, Recipe()))
+        batches = [torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+        statistics = calibration.calibrate(model, batches, Recipe().replace(calibration_method="max").calibration)
+        good = statistics.amax("max")
+        spoilt = {key: value * (50 if key == "model/1" else 1) for key, value in good.items()}
+        ranges = {text: spoilt if text == "max" else good for text in sweep.METHODS}
+        calibration.load(model, spoilt)
+        found = sweep._exceptions(model, ranges, "max", batches)
+        assert found == {"model.1": "percentile 99.9"}  # the first of those with the good range
+        settings = Recipe().replace(calibration_method="max", calibration_scales={"model.1": "mse"}).calibration
+        assert statistics.settled(settings)["model/1"] == statistics.amax("mse")["model/1"]
+        assert statistics.settled(settings)["model/0"] == good["model/0"]
+
+
+class TestMistakes:
+    @pytest.fixture
+    def fails(self, capsys, tmp_path):
+        def check(words: list[object], *expected: str) -> None:
+            assert qat.main([*map(str, words), "--project", str(tmp_path / "runs")]) == 2
+            error = capsys.readouterr().err.strip()
+            assert error.startswith("error: ")
+            assert "\n" not in error
+            for text in expected:
+                assert text in error
+            assert not (tmp_path / "runs").exists()
+
+        return check
+
+    @pytest.mark.parametrize("command", ["sensitive", "calibrate"])
+    def test_a_quantized_file_is_refused(self, fails, command, few, demo_weights, tmp_path, capsys):
+        assert quantize(demo_weights, few, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
+        weights = tmp_path / "exp/weights/ptq_gelan-digits.pt"
+        capsys.readouterr()
+        fails([command, "--weights", weights, "--data", few], str(weights), "quantized checkpoint")
+
+    def test_method_auto_in_the_recipe(self, fails, few, demo_weights, tmp_path):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump({"calibration": {"method": "auto"}}))
+        fails(["sensitive", "--weights", demo_weights, "--data", few, "--recipe", recipe], "qat.py calibrate")
+
+    def test_an_exception_for_no_scale(self, fails, few, demo_weights, tmp_path):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump({"calibration": {"scales": {"model.99": "mse"}}}))
+        fails(["quantize", "--weights", demo_weights, "--data", few, "--recipe", recipe], "'model.99'", "no scale")
+
+    def test_a_profile_that_is_none(self, fails, few, demo_weights, tmp_path):
+        fails(["sensitive", "--weights", demo_weights, "--data", few, "--profile", tmp_path / "no.json"], "--profile")

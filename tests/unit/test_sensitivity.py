@@ -1,0 +1,352 @@
+"""States of a network against networks placed anew; units, proxy and choice against something independent."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from small_networks import ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
+from torch import nn
+from torchvision.ops import box_iou
+
+from models.quantize import backend, calibration, placement, selection
+from models.quantize.analysis_state import AnalysisState, find_analysis
+from models.quantize.errors import CheckpointError, InputError
+from models.quantize.layerwise import Layerwise, State
+from models.quantize.proxy import distance, overlap, weight
+from models.quantize.recipe import Recipe
+from models.quantize.selection import Candidate, choose, rank_correlation
+from models.quantize.units import Units, macs
+from utils.evaluation.loop import Statistics
+
+X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+def branches() -> Network:
+    """Two branches of one tensor that meet again, a bottleneck without shortcut, and a block that no rule describes."""
+    torch.manual_seed(1)
+    return Network(
+        [
+            (-1, Conv(3, 8, 3, 2)),
+            (-1, RepNBottleneck(8, add=False)),
+            (0, Conv(8, 8)),
+            ([-1, 1], Concat()),
+            (-1, ADown(16, 8)),
+            (-1, Unknown(8)),
+            (-1, Conv(8, 8)),
+            (-1, nn.Conv2d(8, 4, 1)),
+        ]
+    ).eval()
+
+
+NETWORKS = {"chain": chain, "branches": branches}
+
+
+def placed(network: nn.Module, recipe: Recipe, amax: dict[str, torch.Tensor]) -> nn.Module:
+    """A copy with quantizers as `recipe` says, whose scales have the ranges that their tensors have in `amax`."""
+    model = copy.deepcopy(network)
+    plan = placement.plan(model, recipe)
+    placement.apply(model, plan)
+    for tensor in plan.tensors:
+        backend.set_amax(model.activation_quantizers[placement.scale_key(tensor.scale)], amax[tensor.name])
+    for path in plan.fallback:
+        name = f"{path}.input"
+        backend.set_amax(model.activation_quantizers[placement.scale_key(name)], amax[name])
+    return model
+
+
+@pytest.fixture(params=NETWORKS)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, dict[str, torch.Tensor]]:
+    """A float network, the same placed and calibrated, and the range of every tensor."""
+    network = NETWORKS[request.param]()
+    model = copy.deepcopy(network)
+    plan = placement.plan(model, Recipe())
+    placement.apply(model, plan)
+    calibration.calibrate(model, [X], Recipe().replace(calibration_method="max").calibration, progress=False)
+    scales = model.activation_quantizers
+    amax = {tensor.name: backend.get_amax(scales[placement.scale_key(tensor.scale)]) for tensor in plan.tensors}
+    amax |= {f"{path}.input": backend.get_amax(scales[placement.scale_key(f"{path}.input")]) for path in plan.fallback}
+    return network, model, amax
+
+
+def others(units: Units, unit: object) -> tuple[str, ...]:
+    return tuple(path for one in units.all if one is not unit for path in one.patterns)
+
+
+class TestStates:
+    @pytest.mark.parametrize("granularity", ["layer", "module"])
+    def test_every_state_is_the_network_that_a_recipe_places(self, case, granularity):
+        network, model, amax = case
+        units = Units(network, model.quantization_plan, Recipe(), granularity)
+        assert len(units.all) > 4
+        with Layerwise(model) as layers, torch.inference_mode():
+            origin, whole = layers.run(X, State()), layers.run(X, layers.everything)
+            assert torch.equal(origin.results[-1], network(X))
+            seen = set()
+            for unit in units.all:
+                for recipe, state, known in (
+                    (Recipe(float=unit.patterns), unit.in_float, whole),
+                    (Recipe(float=others(units, unit)), unit.alone, origin),
+                ):
+                    expected = placed(network, recipe, amax)(X)
+                    found = layers.run(X, state, known)
+                    assert torch.equal(found.results[-1], expected), (unit.name, recipe.float)
+                    assert torch.equal(layers.run(X, state).results[-1], expected)
+                    seen.add(round(float(expected.double().sum()), 9))
+            assert len(seen) > len(units.all)  # the states differ, so the comparison can fail
+        with torch.inference_mode():
+            assert torch.equal(model(X), whole.results[-1])  # all switches are back
+
+    def test_what_a_unit_does_not_touch_is_not_run_again(self, case):
+        network, model, _ = case
+        units = Units(network, model.quantization_plan, Recipe(), "layer")
+        count = len(network.model)
+        with Layerwise(model) as layers, torch.inference_mode():
+            whole = layers.run(X, layers.everything)
+            assert whole.layers == count
+            assert layers.run(X, layers.everything, whole).layers == 0
+            run = {unit.name: layers.run(X, unit.in_float, whole).layers for unit in units.all}
+            assert run.pop("model.0") == run.pop(f"model.{count - 1}") + count - 1 == count
+            assert all(number < count for number in run.values())
+            assert layers.run(X.clone(), layers.everything, whole).layers == count  # other pictures
+
+    def test_a_changed_range_is_seen_by_whom_it_concerns(self, case):
+        network, model, amax = case
+        for name in model.quantization_plan.scale_names:
+            members = frozenset(model.quantization_plan.scales.get(name, (name,)))
+            with Layerwise(model) as layers, torch.inference_mode():
+                whole = layers.run(X, layers.everything)
+                calibration.load(model, {placement.scale_key(name): amax[next(iter(members))] / 3})
+                found = layers.run(X, layers.everything, whole, members)
+                expected = placed(network, Recipe(), amax | {member: amax[member] / 3 for member in members})(X)
+                assert torch.equal(found.results[-1], expected), name
+                assert not torch.equal(found.results[-1], whole.results[-1])
+                calibration.load(model, {placement.scale_key(name): amax[next(iter(members))]})
+
+
+class TestUnits:
+    def test_single_scales_and_weights(self, case):
+        network, model, _ = case
+        plan = model.quantization_plan
+        units = Units(network, plan, Recipe(), "quantizer").all
+        names = [unit.name for unit in units]
+        assert names[: len(plan.scale_names)] == plan.scale_names
+        assert set(names[len(plan.scale_names) :]) == {f"{path}.weight" for path in plan.convolutions}
+        everything = State.of(plan)
+        for unit in units:
+            assert unit.in_float == everything - unit.alone
+            freed = State.of(placement.plan(network, Recipe(float=unit.patterns)))
+            assert not freed.tensors & unit.alone.tensors
+            assert not freed.weights & unit.alone.weights
+
+    def test_sets_free_a_scale_that_no_unit_frees_alone(self):
+        network = branches()
+        plan = placement.plan(network, Recipe())
+        units = Units(network, plan, Recipe(), "layer")
+        sets = {unit.name: unit for unit in units.shared()}
+        found = sets["what reads model.0"]
+        assert set(found.convolutions) == {"model.1.cv1.conv", "model.2.conv"}
+        assert found.patterns == ("model.1.cv1", "model.2")
+        assert "model.0" not in found.in_float.tensors
+        assert all("model.0" in unit.in_float.tensors for unit in units.all)
+
+    def test_several_convolutions_are_what_a_recipe_with_them_is(self, case):
+        network, model, _ = case
+        units = Units(network, model.quantization_plan, Recipe(), "layer")
+        chosen = units.all[1:4]
+        paths = (path for unit in chosen for path in unit.convolutions)  # once only, as callers give it
+        recipe = Recipe(float=tuple(pattern for unit in chosen for pattern in unit.patterns))
+        assert units.in_float(paths) == State.of(placement.plan(network, recipe))
+
+    def test_what_the_recipe_keeps_in_float_is_no_unit(self):
+        network, recipe = branches(), Recipe(float=("model.1", "model.5"))
+        units = Units(network, placement.plan(network, recipe), recipe, "layer")
+        assert [unit.name for unit in units.all] == ["model.0", "model.2", "model.4", "model.6", "model.7"]
+
+    def test_multiply_adds(self):
+        counts = macs(chain(), X)
+        assert counts["model.0.conv"] == 16 * 16 * 8 * 3 * 9
+        assert counts["model.6"] == 16 * 16 * 8 * 4
+        shares = selection.mac_shares(
+            {"a": ["model.0.conv"], "rest": [p for p in counts if p != "model.0.conv"]}, counts
+        )
+        assert shares["a"] + shares["rest"] == pytest.approx(1)
+        assert shares["a"] == pytest.approx(16 * 16 * 8 * 3 * 9 / sum(counts.values()))
+
+
+class TestProxy:
+    boxes = torch.rand(3, 4, 50, generator=torch.Generator().manual_seed(1)) * 40 + 20
+    scores = torch.rand(3, 5, 50, generator=torch.Generator().manual_seed(2)) ** 4
+
+    def test_overlap_is_torchvisions(self):
+        other = self.boxes + torch.randn(self.boxes.shape, generator=torch.Generator().manual_seed(3)) * 5
+        corners = [torch.cat([b[:2] - b[2:] / 2, b[:2] + b[2:] / 2]).T for b in (*self.boxes, *other)]
+        expected = torch.stack([box_iou(a, b).diagonal() for a, b in zip(corners[:3], corners[3:], strict=True)])
+        torch.testing.assert_close(overlap(self.boxes, other), expected)
+
+    def test_equal_is_zero_and_background_does_not_count(self):
+        reference = torch.cat([self.boxes, self.scores], 1)
+        assert distance(reference, reference.clone()) < 1e-5
+        other = reference.clone()
+        other[:, 4:, :10] = reference[:, 4:, :10] = 1e-4
+        other[:, :4, :10] += 100
+        assert distance(reference, other) < 1e-5
+
+    def test_it_grows_with_the_error_and_by_the_score(self):
+        reference = torch.cat([self.boxes, self.scores], 1)
+        best, worst = (int(self.scores[0].amax(0).argsort()[place]) for place in (-1, 5))
+
+        def moved(anchor: int, pixels: float) -> float:
+            other = reference.clone()
+            other[0, 0, anchor] += pixels
+            return float(distance(reference, other))
+
+        assert 0 < moved(best, 1) < moved(best, 5) < moved(best, 20)
+        assert moved(best, 5) > 50 * moved(worst, 5)
+
+    def test_scores_that_vanish_or_appear_count_alike(self):
+        reference = torch.cat([self.boxes, self.scores], 1)
+        other = reference.clone()
+        other[:, 4:] = 0
+        assert distance(reference, other) == pytest.approx(float(distance(other, reference)))
+        assert distance(reference, other) > 0
+
+    def test_no_box_in_place_is_about_one(self):
+        reference = torch.cat([self.boxes, self.scores], 1)
+        other = reference.clone()
+        other[:, :4] += 1000
+        assert float(distance(reference, other) / weight(reference)) == pytest.approx(1, abs=0.01)
+
+
+class TestRankCorrelation:
+    @pytest.mark.parametrize("ties", [False, True])
+    def test_it_is_scipys(self, ties):
+        generator = torch.Generator().manual_seed(4)
+        a, b = (torch.randn(15, generator=generator) for _ in range(2))
+        if ties:
+            a, b = a.round(), b.round()
+        assert rank_correlation(a.tolist(), b.tolist()) == pytest.approx(spearmanr(a, b)[0])
+
+    def test_nothing_to_rank(self):
+        assert rank_correlation([1.0], [2.0]) is None
+        assert rank_correlation([1.0, 1.0], [2.0, 3.0]) is None
+
+
+SETTINGS = {"reference": 0.7, "start": 0.6, "target_drop": 0.002, "budget": 0.5}  # AP in float and in INT8
+
+
+class TestChoice:
+    @staticmethod
+    def additive(gains: dict[str, float], calls: list | None = None):
+        def evaluate(names: tuple[str, ...]) -> float:
+            if calls is not None:
+                calls.append(names)
+            return min(0.6 + sum(gains[name] for name in names), 0.7)
+
+        return evaluate
+
+    def test_gain_per_cost_decides_until_the_target_is_reached(self):
+        gains = {"dear": 0.06, "cheap": 0.05, "cheaper": 0.049, "none": -0.01}
+        costs = {"dear": 0.4, "cheap": 0.1, "cheaper": 0.05, "none": 0.001}
+        candidates = [Candidate(name, gain, costs[name]) for name, gain in gains.items()]
+        calls: list = []
+        found = choose(candidates, self.additive(gains, calls), **SETTINGS)
+        assert found.names == ("cheaper", "cheap")
+        assert found.ap == pytest.approx(0.699)
+        assert found.cost == pytest.approx(0.15)
+        assert "within 0.002" in found.why
+        assert calls == [("cheaper", "cheap")]  # one unit alone is known
+
+    def test_what_the_target_does_not_need_is_left_out(self):
+        gains = {"small": 0.01, "large": 0.1}
+        candidates = [Candidate("small", 0.01, 0.002), Candidate("large", 0.1, 0.1)]
+        assert choose(candidates, self.additive(gains), **SETTINGS).names == ("large",)
+
+    def test_the_budget_holds(self):
+        gains = {"a": 0.05, "b": 0.05}
+        found = choose([Candidate("a", 0.05, 0.3), Candidate("b", 0.05, 0.4)], self.additive(gains), **SETTINGS)
+        assert found.names == ("a",)
+        assert found.why == "what is left would exceed the budget of float time"
+
+    def test_units_that_do_not_help_together_are_not_taken(self):
+        found = choose([Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)], lambda names: 0.64, **SETTINGS)
+        assert found.names == ("a",)
+        assert found.why == "no further unit gains AP"
+
+    def test_no_time_left(self):
+        found = choose([Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)], lambda names: None, **SETTINGS)
+        assert (found.names, found.why) == (("a",), "the time budget is used up")
+
+    def test_nothing_lost_nothing_chosen(self):
+        found = choose([Candidate("a", 0.05, 0.1)], self.additive({"a": 0.05}), **SETTINGS | {"start": 0.699})
+        assert found.names == ()
+
+
+class TestProfile:
+    def test_shares_of_time(self):
+        profile = [
+            ("/model.4/cv1/conv/Conv + PWN(/model.4/cv1/act/Sigmoid)", 2.0),
+            ("/model.4/cv2/cv2.0/m/m.0/cv1/conv/Conv", 1.0),
+            ("model.14.cv1.conv + model.4.cv4.conv", 2.0),
+            ("Reformatting CopyNode for Input Tensor 0", 5.0),
+        ]
+        units = {name: [name] for name in ("model.4", "model.14", "model.4.cv2.0.m.0.cv1", "model.1")}
+        shares = selection.time_shares(units, profile)
+        assert shares == pytest.approx({"model.4": 0.4, "model.14": 0.1, "model.4.cv2.0.m.0.cv1": 0.1, "model.1": 0})
+
+    @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
+    def test_a_list_of_layers_is_read(self, tmp_path, wrap):
+        path = tmp_path / "profile.json"
+        path.write_text(json.dumps(wrap([{"name": "a", "ms": 1.5}, {"name": "b", "ms": None}])))
+        assert selection.read_profile(path) == [("a", 1.5)]
+
+    @pytest.mark.parametrize("text", ["", "{}", "[]", '[{"name": "a"}]', '[{"name": "a", "ms": "x"}]', "[1]"])
+    def test_anything_else_is_refused(self, tmp_path, text):
+        path = tmp_path / "profile.json"
+        path.write_text(text)
+        with pytest.raises(InputError, match="--profile"):
+            selection.read_profile(path)
+        with pytest.raises(InputError, match="--profile"):
+            selection.read_profile(tmp_path / "missing.json")
+
+
+class TestState:
+    def test_it_loads_what_was_saved(self, tmp_path):
+        state = AnalysisState({"weights": "a.pt"}, Recipe().to_dict(), "hash", {"model.0": 1.5})
+        state.screened["units"] = {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}
+        state.add_seconds("calibration", 1.0)
+        state.add_seconds("calibration", 0.5)
+        state.save(tmp_path / "exp")
+        loaded = AnalysisState.load(tmp_path / "exp")
+        assert Recipe.from_dict(loaded.recipe) == Recipe()
+        loaded.recipe = state.recipe
+        assert loaded == state
+        assert loaded.seconds == {"calibration": 1.5}
+        assert find_analysis("", tmp_path) == find_analysis(tmp_path / "exp/state.json", "") == tmp_path / "exp"
+
+    def test_damage_is_named(self, tmp_path):
+        for text in ("", "[]", '{"analysis_state": 1, "other": 2}', '{"analysis_state": 99}'):
+            (tmp_path / "state.json").write_text(text)
+            with pytest.raises(CheckpointError, match="state"):
+                AnalysisState.load(tmp_path)
+
+    def test_no_run(self, tmp_path):
+        for where in ("", tmp_path / "nowhere"):
+            with pytest.raises(InputError, match="--resume"):
+                find_analysis(where, tmp_path)
+
+
+def test_statistics_of_parts_are_those_of_the_whole():
+    labels = [torch.tensor([[0.0, 10, 10, 30, 30]]), torch.tensor([[1.0, 5, 5, 25, 40]])]
+    found = [torch.tensor([[10.0, 10, 30, 31, 0.9, 0]]), torch.tensor([[5.0, 5, 24, 40, 0.8, 1], [0, 0, 9, 9, 0.7, 1]])]
+    whole, parts = Statistics(), Statistics()
+    whole.add(found, labels, ["a", "b"])
+    for index in range(2):
+        one = Statistics()
+        one.add(found[index : index + 1], labels[index : index + 1], ["ab"[index]])
+        parts.extend(one.to_plain())
+    assert parts.paths == whole.paths
+    assert parts.scores().mean() == whole.scores().mean()

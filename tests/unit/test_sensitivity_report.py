@@ -1,0 +1,72 @@
+"""The summary, the lines on the terminal and the chart of a sensitivity run, from known results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from models.quantize.screening import Screened
+from models.quantize.selection import Selection
+from utils.reports import sensitivity as report
+
+
+@pytest.fixture
+def summary() -> dict:
+    """Three units with an AP, one that was only screened, one that was not even that."""
+    screened = {
+        "model.0": Screened(25, 0.5, 0.4, 0.1),
+        "model.1": Screened(25, 0.5, 0.2, 0.3),
+        "model.2": Screened(25, 0.5, 0.45, 0.0),
+        "model.3": Screened(25, 0.5, 0.49, 0.0),
+    }
+    costs = {f"model.{i}": {"macs": 0.2, "engine_time": 0.3 if i == 1 else None} for i in range(5)}
+    return report.summary(
+        command="python qat.py sensitive", options={"num_image": 25}, screened=screened,
+        ap={"float": 0.7, "INT8": 0.6, "model.0": 0.62, "model.1": 0.69, "model.2": 0.63},
+        costs=costs, selection=Selection(("model.1",), 0.69, 0.3, "no further unit gains AP"), patterns=["model.1"],
+        recipe_ap=0.688, seconds={"whole networks": 4.0, "screening units": 10.0, "calibration": 5.0}, notes=["a note"],
+    )  # fmt: skip
+
+
+def test_rows_best_first_and_numbers_as_they_follow(summary):
+    assert [row["unit"] for row in summary["rows"]] == ["model.1", "model.2", "model.0", "model.3", "model.4"]
+    first = summary["rows"][0]
+    assert (first["score"], first["ap"], first["pictures"]) == (pytest.approx(0.3), 0.69, 25)
+    assert first["gain"] == pytest.approx(0.09)
+    assert summary["rows"][4]["score"] is None
+    assert summary["rank_correlation"] == {"spearman": 0.5, "units": 3}
+    assert summary["screening"] == {
+        "passes": 5.0, "passes_per_10_units": 12.5, "times_faster_than_a_pass_for_each": pytest.approx(0.8),
+    }  # fmt: skip
+
+
+def test_lines(summary, tmp_path):
+    lines = report.lines(summary, tmp_path)
+    assert lines[0] == "float: ap = 0.70000; INT8: ap = 0.60000"
+    assert lines[1] == "Top0: Using fp16 model.1, ap = 0.69000, 20.0% of MACs, 30.0% of engine time"
+    assert lines[4].startswith("Top3: Using fp16 model.3, not confirmed, score 0.0100")
+    assert lines[5].startswith("Top4: Using fp16 model.4, not screened")
+    text = "\n".join(lines)
+    for part in ("0.50 (Spearman, 3 units)", "note: a note", "in float: model.1 (30.0% of the cost)", "ap = 0.68800",
+                 f"--recipe {tmp_path / 'recipe.yaml'}"):  # fmt: skip
+        assert part in text
+
+
+def test_files(summary, tmp_path):
+    report.save(summary, tmp_path)
+    assert json.loads((tmp_path / report.SUMMARY_FILE).read_text()) == json.loads(json.dumps(summary))
+    assert (tmp_path / report.CHART_FILE).read_bytes().startswith(b"\x89PNG")
+    report.write_recipe({"float": ["model.1"]}, "because", tmp_path / report.RECIPE_FILE)
+    text = (tmp_path / report.RECIPE_FILE).read_text()
+    assert text.startswith("# because\n")
+    assert yaml.safe_load(text) == {"float": ["model.1"]}
+
+
+def test_the_chart_shows_what_was_measured(summary):
+    left, right = report.chart(summary).axes
+    assert [bar.get_width() for bar in left.patches][::-1] == pytest.approx([0.3, 0.05, 0.1, 0.01, 0])
+    assert [bar.get_width() for bar in right.patches][::-1] == pytest.approx([0.09, 0.03, 0.02])
+    labels = [label.get_text() for label in left.get_yticklabels()][::-1]
+    assert labels[:2] == ["model.1 (in the recipe)", "model.2"]
