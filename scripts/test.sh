@@ -76,10 +76,11 @@ run_pytest() { # NAME FOLDER TESTS...
   if [ "$status" != 0 ]; then failed=1; fi
 }
 
+# A file's tests stay in one process, which makes their networks once. Integration tests compute on one thread each.
 pytest_in() { # FOLDER ARGUMENTS...
   cd "$1"
   "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest -c "$OVERLAY_ROOT/pyproject.toml" \
-    --rootdir="$OVERLAY_ROOT" --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+    --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
 }
 
 # pytest's last line, such as "12 passed, 1 skipped in 3.45s".

@@ -162,8 +162,17 @@ class FlowModule(nn.Module):
 
 
 def _resize_like(x: Tensor, like: Tensor) -> Tensor:
-    """`[B, C, h, w]` → `[B, C, H, W]`; of equal size, the same tensor."""
-    return x if x.shape[2:] == like.shape[2:] else F.interpolate(x, size=like.shape[2:], mode="nearest")
+    """`[B, C, h, w]` → `[B, C, H, W]` by nearest neighbour; of equal size, the same tensor.
+
+    In an exported graph by a constant factor, so that no size is computed in it: the network's strides are powers of 2.
+    """
+    height, width = int(x.shape[2]), int(x.shape[3])
+    factors = int(like.shape[2]) / height, int(like.shape[3]) / width
+    if factors == (1, 1):
+        return x
+    if _export.active and all(factor.is_integer() for factor in factors):
+        return F.interpolate(x, scale_factor=factors, mode="nearest")
+    return F.interpolate(x, size=like.shape[2:], mode="nearest")
 
 
 def _sum(*xs: Tensor) -> Tensor:

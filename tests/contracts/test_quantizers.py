@@ -19,8 +19,16 @@ pytestmark = pytest.mark.parametrize("library", backend.QUANTIZERS)
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
 
 
+def half_scale(amax: np.ndarray) -> np.ndarray:
+    """The smallest float16 number that is not below amax / 127, as float32."""
+    exact = (amax / np.float32(127)).astype(np.float32)
+    half = exact.astype(np.float16)
+    above = np.nextafter(half, np.float16(np.inf))
+    return np.where(half.astype(np.float32) < exact, above, half).astype(np.float32)
+
+
 def reference(x: np.ndarray, amax: np.ndarray) -> np.ndarray:
-    scale = (amax / np.float32(127)).astype(np.float32)
+    scale = half_scale(amax)
     return np.clip(np.rint(x / scale), -128, 127) * scale
 
 
@@ -33,6 +41,18 @@ def test_values_per_tensor_and_per_channel(library):
     amax = weight.abs().amax((1, 2, 3), keepdim=True)
     backend.set_amax(each, amax)
     np.testing.assert_allclose(each(weight).numpy(), reference(weight.numpy(), amax.numpy()), atol=1e-6)
+
+
+def test_scales_are_float16_numbers_not_below_what_was_asked_for(library):
+    asked = torch.cat([torch.logspace(-4, 5, 400), torch.tensor([backend.SMALLEST_AMAX, 127.0, 1.0])])
+    quantizer = backend.create(len(asked), library)
+    backend.set_amax(quantizer, asked.reshape(-1, 1, 1, 1))
+    amax = backend.get_amax(quantizer).flatten()
+    np.testing.assert_array_equal(amax.numpy() / np.float32(127), half_scale(asked.numpy()))
+    assert bool((amax >= asked * (1 - 1e-6)).all())
+    assert bool((amax <= asked * 1.001 + 127 * 2**-24).all())
+    backend.set_amax(quantizer, amax.reshape(-1, 1, 1, 1))
+    assert torch.equal(backend.get_amax(quantizer).flatten(), amax)  # set again, it stays
 
 
 def test_gradient_passes_where_the_value_is_in_range(library):

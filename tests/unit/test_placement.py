@@ -35,13 +35,13 @@ def test_every_convolution_reads_a_quantized_tensor_and_weight():
         if isinstance(module, modules.QuantConv2d):
             module.register_forward_pre_hook(lambda _m, args, name=name: seen.update({name: args[0]}))
     for _, quantizer in backend.quantizers(network):
-        backend.set_amax(quantizer, torch.full_like(backend.get_amax(quantizer), 0.5))
+        backend.set_amax(quantizer, torch.full_like(backend.get_amax(quantizer), 127 / 256))
     with torch.no_grad():
         network(X)
     assert set(seen) == set(plan.convolutions)
     for name, value in seen.items():
         if name not in plan.picture_readers:  # those quantize the picture themselves
-            levels = value * 127 / 0.5
+            levels = value * 256
             assert torch.allclose(levels, levels.round(), atol=1e-4), (
                 f"{name} reads a tensor that is not on the INT8 grid"
             )
@@ -117,7 +117,7 @@ def test_a_copy_has_quantizers_of_its_own():
     other = copy.deepcopy(network)
     backend.set_amax(other.activation_quantizers["images"], torch.tensor(9.0))
     assert other.model[0].conv.input_site.quantizer is other.activation_quantizers["images"]
-    assert backend.get_amax(network.activation_quantizers["images"]) == 1
+    assert backend.get_amax(network.activation_quantizers["images"]) == backend.representable(torch.tensor(1.0))
 
 
 def test_float_pattern_frees_tensors_that_nobody_else_reads():
