@@ -166,10 +166,9 @@ def _resize_like(x: Tensor, like: Tensor) -> Tensor:
 
     In an exported graph by a constant factor, so that no size is computed in it: the network's strides are powers of 2.
     """
-    height, width = int(x.shape[2]), int(x.shape[3])
-    factors = int(like.shape[2]) / height, int(like.shape[3]) / width
-    if factors == (1, 1):
+    if x.shape[2:] == like.shape[2:]:
         return x
+    factors = [int(whole) / int(part) for whole, part in zip(like.shape[2:], x.shape[2:], strict=True)]
     if _export.active and all(factor.is_integer() for factor in factors):
         return F.interpolate(x, scale_factor=factors, mode="nearest")
     return F.interpolate(x, size=like.shape[2:], mode="nearest")

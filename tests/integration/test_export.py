@@ -240,10 +240,12 @@ def test_networks_at_320_pixels(name: str, checkout: Path, upstream_yaml: Callab
 def test_recipe_travels_with_the_file(recipe: Recipe, floats: int, weights: dict[str, Path], tmp_path: Path):
     network = load_network(save_quantized(tmp_path / "some.pt", weights["float"], recipe), CPU)
     assert len(network.model.quantization_plan.float_convolutions) == floats
-    result = export_onnx(network.model, ExportConfig((SIDE, SIDE), 1), tmp_path / "some.onnx", network.metadata())
-    report = verify_file(result.path)
-    assert report.ok, report.findings
-    assert report.counts["float_convolutions"] == floats
+    for typing in ("strong", "weak"):
+        config = ExportConfig((SIDE, SIDE), 1, typing=typing)
+        result = export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata())
+        report = verify_file(result.path)
+        assert report.ok, report.findings
+        assert report.counts["float_convolutions"] == floats
     graph = onnx.load(result.path)
     onnx.helper.set_model_props(graph, {})
     onnx.save(graph, tmp_path / "nameless.onnx")

@@ -150,6 +150,19 @@ def two_levels() -> ModelProto:
     return b.model("output0", [6, SIZE * SIZE + SIZE * SIZE // 4], batch="batch")
 
 
+def test_split_into_one_part_leaves_no_second_quantizer():
+    b = Builder()
+    x = b.pair(b.conv("images", "model.0", (3, 8), silu=False), 0.05, "x")
+    b.nodes.append(helper.make_node("Split", [x, b.tensor("sizes", np.array([8]))], ["part"], name="/Split", axis=1))
+    x = b.pair("part", 0.05, "part")
+    b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
+    model = b.model("output0", [8, SIZE, SIZE])
+    result = passes.clean_up(model)
+    assert "Split" not in ops(result)
+    assert ops(result).count(QUANTIZE) == 2  # the weight's and one
+    np.testing.assert_array_equal(run(result), run(model))
+
+
 def test_comparison_sees_a_changed_scale():
     editor = Editor(GOOD)
     editor.set_tensor("/model.3/m/Add/scale", np.array(0.06, np.float32))

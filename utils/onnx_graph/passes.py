@@ -124,13 +124,14 @@ def _evaluate(node: NodeProto, values: Mapping[str, np.ndarray], opset: int) -> 
 
 @pure
 def remove_identities(model: ModelProto) -> None:
-    """Drop Identity nodes; one that writes a graph output stays, because outputs keep their names."""
+    """Drop Identity nodes, and Splits into one part; one that writes a graph output stays: outputs keep their names."""
     outputs = {value.name for value in model.graph.output}
     renamed: dict[str, str] = {}
     kept = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
-        if node.op_type == "Identity" and node.output[0] not in outputs:
+        nothing = node.op_type == "Identity" or (node.op_type == "Split" and len(node.output) == 1)
+        if nothing and node.output[0] not in outputs:
             renamed[node.output[0]] = node.input[0]
         else:
             kept.append(node)
