@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,8 @@ def pair(config) -> tuple[nn.Module, nn.Module]:
     return upstream.call_fused(original), quantized
 
 
-def check(config) -> None:
+def check(config, file: Path) -> None:
+    """Quantizers off: the float network's outputs. Saved and loaded again: the quantized one's."""
     original, quantized = pair(config)
     plan = quantized.quantization_plan
     assert plan.unknown == {}
@@ -55,11 +57,16 @@ def check(config) -> None:
     with placement.quantizers_off(quantized):
         for ours, theirs in zip(outputs(quantized), outputs(original), strict=True):
             assert torch.equal(ours, theirs)
-    assert not torch.equal(outputs(quantized)[0], outputs(original)[0])
+    expected = outputs(quantized)
+    assert not torch.equal(expected[0], outputs(original)[0])
+    nc = quantized.model[-1].nc
+    checkpoint.save(file, quantized, recipe=Recipe(), names=quantized.names, nc=nc, stride=32, yaml=quantized.yaml)
+    for ours, theirs in zip(outputs(checkpoint.load(file).model), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
-def test_demo_network_without_rounding_is_the_float_network_bit_for_bit():
-    check(DEMO)
+def test_demo_network_without_rounding_is_the_float_network_bit_for_bit(tmp_path):
+    check(DEMO, tmp_path / "int8.pt")
 
 
 DEPLOYED = ["gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "gelan", "yolov7-af"]
@@ -67,8 +74,8 @@ SEGMENTERS = ["segment/gelan-c-seg", "segment/gelan-c-dseg", "segment/yolov7-af-
 
 
 @pytest.mark.parametrize("name", [*DEPLOYED, *SEGMENTERS])
-def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(name, upstream_yaml):
-    check(upstream_yaml(name))
+def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(name, upstream_yaml, tmp_path):
+    check(upstream_yaml(name), tmp_path / "int8.pt")
 
 
 def test_every_class_in_upstreams_yamls_has_a_row_or_a_reason(checkout):
