@@ -109,10 +109,13 @@ quantize() {
   best=${found[0]}
 }
 
+# Two files: ONNX Runtime and TensorRT to 10.11 take the weakly typed one, TensorRT from 10.12 and RTX the strongly typed.
 export_network() {
   onnx=${best%.pt}.onnx
-  run_part "2/4 export to ONNX" program export_qat.py --weights "$best" --data "$data" --imgsz "$imgsz" \
-    --batch-size "$batch_size" --include onnx --simplify || exit $?
+  local arguments=(--weights "$best" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --include onnx --simplify)
+  run_part "2/4 export to ONNX, strongly typed" program export_qat.py "${arguments[@]}" --typing strong \
+    --output "${best%.pt}-strong.onnx" || exit $?
+  run_part "2/4 export to ONNX, weakly typed" program export_qat.py "${arguments[@]}" --typing weak || exit $?
 }
 
 evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json

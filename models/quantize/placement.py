@@ -91,7 +91,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     for operation in graph.operations:
         for value in operation.inputs:
             readers[value].append(operation.path)
-    wanted = _wanted(graph, convolutions, readers)
+    wanted = _wanted(graph, convolutions, readers, recipe.add)
     scale_of = _shared_scales(graph, wanted)
     tensors = []
     for operation in graph.operations:
@@ -212,7 +212,8 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
         path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
     }
     for path in (path for path, state in convolutions.items() if state == "int8"):
-        wanted = _wanted(graph, {other: "int8" if other == path else "" for other in convolutions}, readers)
+        alone = {other: "int8" if other == path else "" for other in convolutions}
+        wanted = _wanted(graph, alone, readers, recipe.add)
         weight = _weight_path(model, path)
         own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
         found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
@@ -261,9 +262,10 @@ def _matches(path: str, pattern: str) -> bool:
     return path == pattern or path.startswith(f"{pattern}.") or fnmatch.fnmatchcase(path, pattern)
 
 
-def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]]) -> set[Value]:
+def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]], add: str) -> set[Value]:
     """The tensors that someone reads as INT8, found from the last operation to the first."""
     wanted: set[Value] = set()
+    straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
     for operation in reversed(graph.operations):
         if operation.kind == "conv" and convolutions[operation.path] == "int8":
             wanted.update(operation.inputs)
@@ -273,6 +275,9 @@ def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, lis
             wanted.update(operation.inputs)
         if operation.kind == "move":
             wanted.update(value for value in operation.outputs if readers[value])
+        if operation.kind == "add" and add == "residual":
+            inside = [value for value in operation.inputs if value in straight and len(readers[value]) == 1]
+            wanted.difference_update(inside[-1:])
     return wanted
 
 

@@ -5,6 +5,7 @@ A recipe is a YAML file with any of these keys (missing ones keep their default)
     calibration: {method: percentile, percentile: 99.999, batches: 25, scales: {model.4.cv1: mse}}
     finetune: {epochs: 10, iters: 200, lr: {0: 1.0e-6, 6: 1.0e-5, 7: 1.0e-6}, supervision_stride: 1}
     head: int8                          # int8 | last-conv-float | float
+    add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 
 `calibration.method: auto` tries the methods and keeps the best (`sweep.py`); `calibration.scales` are exceptions from
@@ -23,6 +24,7 @@ from models.quantize.errors import RecipeError
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
 AUTO = "auto"  # try them, keep the best
 HEAD_OPTIONS = ("int8", "last-conv-float", "float")
+ADD_OPTIONS = ("both", "residual")
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,11 @@ class Recipe:
     calibration: Calibration = field(default_factory=Calibration)
     finetune: Finetune = field(default_factory=Finetune)
     head: str = "int8"
+    add: str = "both"
     float: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check(self.add in ADD_OPTIONS, f"add {self.add!r} is none of {', '.join(ADD_OPTIONS)}")
         _check(self.head in HEAD_OPTIONS, f"head {self.head!r} is none of {', '.join(HEAD_OPTIONS)}")
 
     @classmethod
@@ -123,6 +127,7 @@ class Recipe:
                 calibration=Calibration(**_section(content, "calibration", Calibration)),
                 finetune=Finetune(**training),
                 head=content.get("head", "int8"),
+                add=content.get("add", "both"),
                 float=tuple(patterns),
             )
         except TypeError as error:

@@ -18,6 +18,7 @@ What follows from the kind of an operation, and needs no further row
 * `average`  has no weights: with an INT8 result it needs an INT8 input, each with a scale of its own.
 * `add`      with an INT8 result its inputs are INT8, each with a scale of its own: the residual, and also the branch
              that comes from a convolution, because SiLU stands between the two and TensorRT fuses no Add behind it.
+             With the recipe's `add: residual` that branch stays float.
 * `float`    computed in float; nothing is asked of its inputs.
 
 docs/placement.md holds what each choice brought on a GPU.

@@ -74,6 +74,13 @@ def test_both_inputs_of_an_add_are_quantized_each_with_a_scale_of_its_own():
     assert len(set(scales)) == 3
 
 
+def test_recipe_may_leave_the_branch_from_the_convolution_in_float():
+    _, plan = placed(chain(), add="residual")
+    names = {item.name for item in plan.tensors}
+    assert "model.2.cv2" not in names
+    assert {"model.1.out", "model.2.out"} <= names
+
+
 def test_result_of_the_last_convolution_is_not_quantized():
     _, plan = placed(chain())
     assert "model.6" not in {item.name for item in plan.tensors}

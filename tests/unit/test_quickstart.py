@@ -79,6 +79,14 @@ def test_the_demo_goes_through_all_programs(folder):
     assert called["make_report.py"][:2] == ["runs/quickstart", "runs/quickstart/onnx"]
 
 
+def test_a_file_for_each_typing_is_exported(folder):
+    lines = [line.split() for line in quickstart(folder).stdout.splitlines() if line.startswith("CALLED export_qat.py")]
+    strong, weak = lines
+    assert (value(strong, "--typing"), value(weak, "--typing")) == ("strong", "weak")
+    assert value(strong, "--output") == "runs/quickstart/weights/qat_best_model-strong.onnx"
+    assert "--output" not in weak  # beside the weights: the file that is evaluated
+
+
 def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
     for name in ("my.pt", "my.yaml"):
         (tmp_path / name).touch()

@@ -74,6 +74,7 @@ def test_replace_reaches_into_sections():
         ("finetune: {lr: fast}", "neither a number nor a mapping"),
         ("finetune: {epochs: many}", "wrong type"),
         ("head: half", "'half' is none of int8"),
+        ("add: none", "'none' is none of both"),
         ("float: model.22", "is not a list of module paths"),
         ("colour: red", "recipe has no key colour; it knows calibration"),
         ("finetune: {momentum: 1}", "finetune has no key momentum"),
