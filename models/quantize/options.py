@@ -23,8 +23,8 @@ FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in it
 
 
 @dataclass(frozen=True)
-class QuantizeOptions:
-    """Options of `qat.py quantize`. Those that stand for a recipe's entry are None where the recipe decides.
+class _CalibratingOptions:
+    """What every command takes that calibrates a float network.
 
     Raises:
         InputError: a value is outside its range.
@@ -36,18 +36,37 @@ class QuantizeOptions:
     device: str = ""
     batch_size: int = 10
     imgsz: int = 640
-    project: str = "runs/qat"
+    project: str = ""
     name: str = "exp"
     exist_ok: bool = False
     seed: int = 57
     workers: int = 8
+    recipe: str | None = None
+    calib_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size", "imgsz", "calib_batches")
+        _at_least(self, 0, "seed", "workers")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the saved state."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(_CalibratingOptions):
+    """Options of `qat.py quantize`. Those that stand for a recipe's entry are None where the recipe decides.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    project: str = "runs/qat"
     no_eval_origin: bool = False
     no_eval_ptq: bool = False
     ptq_only: bool = False
     quantizer: str = "modelopt"
-    recipe: str | None = None
     calib_method: str | None = None
-    calib_batches: int | None = None
     percentile: float | None = None
     epochs: int | None = None
     iters: int | None = None
@@ -56,8 +75,9 @@ class QuantizeOptions:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "imgsz", "calib_batches", "iters", "supervision_stride")
-        _at_least(self, 0, "seed", "workers", "patience", "epochs")
+        super().__post_init__()
+        _at_least(self, 1, "iters", "supervision_stride")
+        _at_least(self, 0, "patience", "epochs")
         if self.quantizer not in QUANTIZERS:
             raise InputError(f"--quantizer {self.quantizer!r} is unknown; choose {' or '.join(QUANTIZERS)}")
         if self.lr is not None and not 0 < self.lr < 1:
@@ -67,10 +87,6 @@ class QuantizeOptions:
     def stem(self) -> str:
         """What files are named after: the weights file without its suffix."""
         return Path(self.weights).stem
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the saved state."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -103,40 +119,24 @@ class EvalOptions:
 
 
 @dataclass(frozen=True)
-class CalibrateOptions:
+class CalibrateOptions(_CalibratingOptions):
     """Options of `qat.py calibrate`: those of a quantization that it compares methods for, and on what.
 
     Raises:
         InputError: a value is outside its range.
     """
 
-    weights: str = ""
-    data: str = "data/coco.yaml"
-    hyp: str | None = None
-    device: str = ""
-    batch_size: int = 10
-    imgsz: int = 640
     project: str = "runs/qat_calibrate"
-    name: str = "exp"
-    exist_ok: bool = False
-    seed: int = 57
-    workers: int = 8
     num_image: int = 200
-    recipe: str | None = None
-    calib_batches: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "imgsz", "calib_batches", "num_image")
-        _at_least(self, 0, "seed", "workers")
+        super().__post_init__()
+        _at_least(self, 1, "num_image")
 
     def as_quantize(self) -> QuantizeOptions:
         """The options of a quantization of the same network with the same pictures."""
         shared = {item.name for item in fields(QuantizeOptions)} & {item.name for item in fields(self)}
         return QuantizeOptions(**{name: getattr(self, name) for name in shared})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the saved state."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
