@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,9 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.comparison.variants import random_network
+
+__all__ = ["TINY", "random_network", "save_float", "save_quantized"]
 
 # Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
 TINY: dict[str, Any] = {
@@ -36,18 +38,6 @@ TINY: dict[str, Any] = {
         [[3, 8, 6], 1, "DDetect", ["nc"]],
     ],
 }
-
-
-def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
-    """Upstream's network with batch norms that have seen data, unfused, so that activations keep their magnitude."""
-    torch.manual_seed(seed)
-    model = upstream.build_model(config, nc)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-    model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
-    return model
 
 
 def save_float(path: Path, model: nn.Module) -> Path:

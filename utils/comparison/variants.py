@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.quantize.errors import InputError
 
@@ -115,15 +115,15 @@ def load(path: Path) -> nn.Module:
     return upstream.fuse(model)
 
 
-def random_network(path: Path, seed: int = 0) -> nn.Module:
-    """Upstream's network with batch norms that have seen data, so that activations keep their magnitude."""
+def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
+    """Upstream's network with batch norms that have seen data, unfused, so that activations keep their magnitude."""
     import torch
     from torch import nn
 
     from utils import upstream
 
     torch.manual_seed(seed)
-    model = upstream.build_model(path)
+    model = upstream.build_model(config, nc)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
