@@ -15,7 +15,7 @@ from torch import Tensor, cuda
 
 from models.quantize.errors import InputError
 from utils.engine.execution import Execution
-from utils.engine.timing import Summary
+from utils.engine.timing import Summary, turns
 
 PARTS = ("latency", "enqueue", "h2d", "compute", "d2h")
 TITLES = {"latency": "Latency", "enqueue": "Enqueue Time", "h2d": "H2D Latency", "compute": "GPU Compute Time",
@@ -90,11 +90,9 @@ def measure(executions: Mapping[str, Execution], config: StopwatchConfig) -> dic
     """Time several engines in turns, so that the ratio of their times can be trusted when clocks drift."""
     samples = {name: _Samples() for name in executions}
     hosts = {name: _Host(execution) for name, execution in executions.items()}
-    for index in range(config.rounds):
-        names = list(executions)
-        for name in names if index % 2 == 0 else reversed(names):
-            _run(executions[name], hosts[name], config, config.warm_up / 1000, _Samples())
-            _run(executions[name], hosts[name], config, config.duration / config.rounds, samples[name])
+    for name in turns(executions, config.rounds):
+        _run(executions[name], hosts[name], config, config.warm_up / 1000, _Samples())
+        _run(executions[name], hosts[name], config, config.duration / config.rounds, samples[name])
     return {name: one.figures(config.transfers) for name, one in samples.items()}
 
 

@@ -7,7 +7,7 @@ two events is its time for one run, without the time that the CPU needs to start
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -58,12 +58,18 @@ def alternate(
     """
     times: dict[str, list[float]] = {name: [] for name in executions}
     each = -(-iterations // rounds)
-    for index in range(rounds):
-        names = list(executions)
-        for name in names if index % 2 == 0 else reversed(names):
-            times[name] += measure(executions[name], each)
-            on_round()
+    for name in turns(executions, rounds):
+        times[name] += measure(executions[name], each)
+        on_round()
     return times
+
+
+def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """The order in which engines are measured: all of them in each round, every other round backwards."""
+    order = list(names)
+    for _ in range(rounds):
+        yield from order
+        order.reverse()
 
 
 def measure(execution: Execution, iterations: int) -> list[float]:
