@@ -91,11 +91,12 @@ def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
         x: float tensor; half precision is computed in float32, as TensorRT's scales are.
         amax: scalar, or `[channels, 1, 1, 1]` for a weight.
     """
-    scale = (amax / LEVELS).reshape(-1)
+    scale = amax / LEVELS
     if x.dtype != torch.float32:
         x = x.float()
     if x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.jit.is_tracing():
-        return _rounded(x, amax / LEVELS)
+        return _rounded(x, scale)
+    scale = scale.reshape(-1)
     if amax.dim() == 0:
         zero = torch.zeros(1, dtype=torch.int32, device=x.device)
         return torch.fake_quantize_per_tensor_affine(x, scale, zero, -128, 127)

@@ -49,15 +49,6 @@ class Histogram:
     largest: float
 
     @classmethod
-    def of(cls, x: Tensor) -> Histogram:
-        """Start with a first tensor."""
-        magnitude = x.detach().float().abs()
-        largest = float(magnitude.max())
-        histogram = cls.empty(largest, x.device)
-        histogram.add(magnitude, largest)
-        return histogram
-
-    @classmethod
     def empty(cls, top: float, device: torch.device) -> Histogram:
         """Bins over 0..top, or over 0..1 where all values are zero."""
         return cls(torch.zeros(BINS, dtype=torch.float64, device=device), top or 1.0, 0.0)

@@ -87,10 +87,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     """
     graph = read(model)
     convolutions = _choose_convolutions(model, graph, recipe)
-    readers: dict[Value, list[str]] = defaultdict(list)
-    for operation in graph.operations:
-        for value in operation.inputs:
-            readers[value].append(operation.path)
+    readers = _readers(graph)
     wanted = _wanted(graph, convolutions, readers, recipe.add)
     scale_of = _shared_scales(graph, wanted)
     tensors = []
@@ -202,12 +199,8 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
     """
     graph = read(model)
     convolutions = _choose_convolutions(model, graph, recipe)
-    readers: dict[Value, list[str]] = defaultdict(list)
-    inputs: dict[str, list[Value]] = {}
-    for operation in graph.operations:
-        inputs[operation.path] = operation.inputs
-        for value in operation.inputs:
-            readers[value].append(operation.path)
+    readers = _readers(graph)
+    inputs = {operation.path: operation.inputs for operation in graph.operations}
     found = {
         path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
     }
@@ -218,6 +211,15 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
         own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
         found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
     return found
+
+
+def _readers(graph: Graph) -> dict[Value, list[str]]:
+    """Each value → paths of the operations that read it; none for a value that nothing reads."""
+    readers: dict[Value, list[str]] = defaultdict(list)
+    for operation in graph.operations:
+        for value in operation.inputs:
+            readers[value].append(operation.path)
+    return readers
 
 
 def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:

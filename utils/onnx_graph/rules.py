@@ -199,13 +199,11 @@ def _fuses_into_add(graph: Context, tensor: str) -> bool:
 def types(graph: Context) -> Check:
     if graph.typing != "strong":
         return
-    for node in graph.convolutions:
-        kind = graph.float_type(node)
-        yield node.name, None if kind == np.float16 else f"it computes in {np.dtype(kind).name}, not in float16"
     for node in graph.nodes(*WEIGHTED):
-        if node.output[0] in graph.decoders:
-            kind = graph.float_type(node)
-            yield node.name, None if kind == np.float32 else f"it decodes in {np.dtype(kind).name}, not in float32"
+        verb, wanted = ("decodes", np.float32) if node.output[0] in graph.decoders else ("computes", np.float16)
+        kind = graph.float_type(node)
+        same = kind == wanted
+        yield node.name, None if same else f"it {verb} in {np.dtype(kind).name}, not in {np.dtype(wanted).name}"
 
 
 def decoding(graph: Context) -> Check:

@@ -65,11 +65,12 @@ def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
     Raises:
         InputError: it has no quantizers, or the recipe in its metadata cannot be read.
     """
+    properties = metadata_of(model)
     try:
-        floats = FloatParts.from_metadata(metadata_of(model))
+        floats = FloatParts.from_metadata(properties)
     except (ValueError, AttributeError) as error:
         raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
-    graph = Context(model, floats, metadata_of(model).get("typing", ""))
+    graph = Context(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
