@@ -183,12 +183,14 @@ def evaluate_once(
 
 def make_row(args: argparse.Namespace, runner: Runner, result: EvalResult) -> Row:
     """The result as a row of a report."""
+    from utils.engine.engine_file import EngineNote
     from utils.engine.runner import device_name
     from utils.reports.schema import Row, versions
 
     file = Path(args.engine_file)
+    engine = f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
     return Row(
-        stage={".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower(), "TensorRT"),
+        stage={".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower(), engine),
         file=args.engine_file,
         ap=result.ap,
         ap50=result.ap50,

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set everything up and take a float model to an evaluated INT8 ONNX file, with a report.
+# Set everything up and take a float model to an evaluated INT8 ONNX file, with a report. Where there is a GPU with
+# TensorRT, also to INT8 and FP16 engines, evaluated beside it.
 #
 #   ./scripts/quickstart.sh                                     the demo: handwritten digits on photographs
 #   ./scripts/quickstart.sh --weights my.pt --data my.yaml --imgsz 640
@@ -15,6 +16,7 @@
 #   --resume        continue an interrupted run in --output instead
 #   -h, --help      print this
 #
+# ENGINE_PYTHON=/path/to/python3 is an interpreter that has TensorRT, if the environment's own has not.
 # What is installed, downloaded or drawn already is used again. Exit code: 0 done, 1 failed, 2 a bad argument, 130 interrupted.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -25,7 +27,7 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 main() {
   parse_arguments "$@"
   local started=$SECONDS
-  setup_environment
+  setup_environment --tensorrt
   setup_checkout
   [ -n "$data" ] || use_demo_set
   say "set up in $((SECONDS - started)) s; the run starts"
@@ -33,10 +35,13 @@ main() {
   make_run_folder
   quantize
   export_network
-  evaluate_network "$onnx" onnx
-  # An engine that is built from the ONNX file is one more line here: evaluate_network "$engine" engine
+  evaluate_network "$onnx" onnx || exit $?
+  local status=0
+  build_engines || status=$?
+  [ "$status" != 130 ] || exit 130
   write_report
   say "quickstart: done in $((SECONDS - started)) s after setting up; open $run/report.html"
+  return "$status"
 }
 
 parse_arguments() {
@@ -97,6 +102,10 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
   "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
 }
 
+engine_program() { # NAME ARGUMENTS...: one that needs TensorRT
+  "${ENGINE_PYTHON:-$PYTHON}" "$YOLOV9_CHECKOUT/$1" "${@:2}"
+}
+
 quantize() {
   local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
@@ -120,8 +129,31 @@ export_network() {
 
 evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
   run_part "3/4 evaluate $(basename "$1")" program val_trt.py --engine-file "$1" --data "$data" \
-    --project "$run" --name "$2" --exist-ok || exit $?
+    --project "$run" --name "$2" --exist-ok || return $?
   evaluated+=("$run/$2")
+}
+
+# INT8 and FP16 engines and their rows; one line that says why, where there can be none.
+build_engines() {
+  local typing float=$run/weights/float.onnx int8=$onnx
+  if [ "$device" = cpu ]; then
+    say "no engines: --device is cpu"
+  elif ! typing=$(engine_program scripts/check_engine_setup.py "$data" 2>&1); then
+    say "no engines: ${typing##*error: }"
+  else
+    typing=${typing##*$'\n'}
+    if [ "$typing" = strong ]; then int8=${best%.pt}-strong.onnx; fi
+    run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" --imgsz "$imgsz" \
+      --batch-size "$batch_size" --include onnx --simplify --typing "$typing" --output "$float" || return $?
+    evaluate_engine "$float" fp16 || return $?
+    evaluate_engine "$int8" int8
+  fi
+}
+
+evaluate_engine() { # ONNX NAME
+  local engine=$run/weights/$2.engine PYTHON=${ENGINE_PYTHON:-$PYTHON}
+  run_part "3/4 build the $2 engine" engine_program scripts/build_engine.py "$1" --output "$engine" || return $?
+  evaluate_network "$engine" "$2"
 }
 
 write_report() {

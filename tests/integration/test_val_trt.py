@@ -89,7 +89,7 @@ def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, some_
     model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
     config = EvalConfig(imgsz=320, batch_size=16, workers=0)
     expected = evaluate(TorchRunner(model, "cpu"), load_data(some_pictures), config, progress=False)
-    assert (row["stage"], row["file"]) == ("TensorRT", str(tmp_path / "w.engine"))
+    assert (row["stage"], row["file"]) == ("TensorRT FP16", str(tmp_path / "w.engine"))
     assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
     assert "batch 16, 320x320" in row["measured_on"]
     note = json.loads((tmp_path / "w.engine.json").read_text())

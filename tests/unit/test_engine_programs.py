@@ -124,7 +124,7 @@ def test_build_and_evaluate_an_onnx_file(known):
     assert done.returncode == 0, done.stderr
     assert EngineNote.load(known / "answers.engine").profile["images"][2] == [4, 3, 64, 64]
     (row,) = json.loads((known / "runs/val_trt/exp/report.json").read_text())["rows"]
-    assert (row["stage"], row["file"]) == ("TensorRT", "answers.engine")
+    assert (row["stage"], row["file"]) == ("TensorRT FP16", "answers.engine")
     assert 0.3 < row["ap"] < 0.9
     assert "TensorRT 8.6.0" in row["measured_on"]
     assert "batch 4, 64x64" in row["measured_on"]  # the profile's largest

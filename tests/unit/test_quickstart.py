@@ -87,6 +87,54 @@ def test_a_file_for_each_typing_is_exported(folder):
     assert "--output" not in weak  # beside the weights: the file that is evaluated
 
 
+@pytest.fixture
+def with_tensorrt(folder):
+    """The folder, and a function that says how TensorRT wants files to be typed."""
+
+    def typed(typing):
+        (folder / "build/yolov9/scripts/check_engine_setup.py").write_text(f"print('a warning')\nprint('{typing}')\n")
+        (folder / "build/yolov9/scripts/build_engine.py").write_text(PROGRAM)
+        return folder
+
+    return typed
+
+
+@pytest.mark.parametrize(("typing", "ending"), [("weak", ""), ("strong", "-strong")])
+def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing, ending):
+    done = quickstart(with_tensorrt(typing))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("CALLED")]
+    weights = "runs/quickstart/weights"
+    assert [(name, words[0], words[-1]) for name, *words in lines if name == "build_engine.py"] == [
+        ("build_engine.py", f"{weights}/float.onnx", f"{weights}/fp16.engine"),
+        ("build_engine.py", f"{weights}/qat_best_model{ending}.onnx", f"{weights}/int8.engine"),
+    ]
+    exports = [words for name, *words in lines if name == "export_qat.py"]
+    float_export = next(words for words in exports if value(words, "--weights") == "data/demo/gelan-digits.pt")
+    assert (value(float_export, "--typing"), value(float_export, "--batch-size")) == (typing, "10")
+    assert [Path(value(words, "--engine-file")).name for name, *words in lines if name == "val_trt.py"] == [
+        "qat_best_model.onnx", "fp16.engine", "int8.engine"
+    ]  # fmt: skip
+    report = lines[-1]
+    assert report[:5] == ["make_report.py", *(f"runs/quickstart{part}" for part in ("", "/onnx", "/fp16", "/int8"))]
+
+
+def test_why_there_are_no_engines_is_said(folder):
+    refusal = "import sys; sys.exit('error: TensorRT is not installed: ./install_dependencies.sh --tensorrt')"
+    (folder / "build/yolov9/scripts/check_engine_setup.py").write_text(refusal)
+    done = quickstart(folder)
+    assert done.returncode == 0
+    assert "== no engines: TensorRT is not installed: ./install_dependencies.sh --tensorrt\n" in done.stdout
+    assert "== no engines: --device is cpu\n" in quickstart(folder, "--device", "cpu").stdout
+
+
+def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
+    done = quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="1")
+    assert done.returncode == 1
+    assert "CALLED make_report.py runs/quickstart runs/quickstart/onnx --title" in done.stdout
+    assert quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="130").returncode == 130
+
+
 def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):
     for name in ("my.pt", "my.yaml"):
         (tmp_path / name).touch()

@@ -137,7 +137,10 @@ def _handle(module: Any) -> Any:
             self.listeners: WeakSet[Log] = WeakSet()
 
         def log(self, severity: Any, message: str) -> None:
-            name, text = str(getattr(severity, "name", severity)), readable(message)
+            name = str(getattr(severity, "name", severity))
+            if name in ("VERBOSE", "INFO") and not logger.isEnabledFor(logging.DEBUG):
+                return  # several for each kernel that is measured
+            text = readable(message)
             new = [log.add(name, text) for log in list(self.listeners)]
             # errors are raised by whoever notices the failure
             level = logging.WARNING if name == "WARNING" and any(new) else logging.DEBUG
