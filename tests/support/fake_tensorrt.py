@@ -14,6 +14,7 @@ import enum
 import json
 import types
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import numpy as np
 import onnx
@@ -213,6 +214,7 @@ class _Engine:
 
     def __init__(self, trt, model, profiles):
         self.trt, self.model, self.profiles = trt, model, profiles
+        self.contexts, self.started = WeakSet(), False
         self.tensors = {value.name: value for value in [*model.graph.input, *model.graph.output]}
         self.ins = [value.name for value in model.graph.input]
         options = onnxruntime.SessionOptions()
@@ -246,7 +248,10 @@ class _Engine:
         return [tuple(shape) for shape in self.profiles.get(name, [self.get_tensor_shape(name)] * 3)]
 
     def create_execution_context(self):
-        return _Context(self)
+        context = _Context(self)
+        context.profiled, self.started = not self.started, True
+        self.contexts.add(context)
+        return context
 
     def create_engine_inspector(self):
         return _Inspector(self)
@@ -259,22 +264,32 @@ class _Inspector:
     def get_engine_information(self, form):
         assert form is self.engine.trt.LayerInformationFormat.JSON
         layers = []
+        free = any(-1 in self.engine.get_tensor_shape(name) for name in self.engine.ins)
+        known = not free or (self.execution_context is not None and self.execution_context.ran)
+        form = "Row major linear FP32" if known else "N/A due to dynamic shapes"  # so recorded from 8.6
         for node in self.engine.model.graph.node:
-            ends = (
-                {"Name": name, "Dimensions": [1], "Format/Datatype": "Row major linear FP32"} for name in node.output
-            )
+            ends = ({"Name": name, "Dimensions": [1], "Format/Datatype": form} for name in node.output)
             layers.append({"Name": node.output[0], "LayerType": node.op_type, "Inputs": [], "Outputs": list(ends)})
         return json.dumps({"Layers": layers, "Bindings": list(self.engine.tensors)})
 
 
 class _Context:
-    profiler = None
+    """As in 8.6, only the first context has a profile by itself, and two cannot have the same at a time."""
+
+    profiler, profiled, ran = None, False, False
 
     def __init__(self, engine):
         self.engine, self.shapes, self.addresses, self.ready = engine, {}, {}, False
 
+    def set_optimization_profile_async(self, index, stream):
+        assert (index, stream) == (0, FakeCuda.Stream.cuda_stream)
+        self.profiled = not any(other.profiled for other in self.engine.contexts if other is not self)
+        return self.profiled
+
     def set_input_shape(self, name, shape):
         assert isinstance(shape, tuple)
+        if not self.profiled and -1 in self.engine.get_tensor_shape(name):
+            return False
         least, _, most = self.engine.get_tensor_profile_shape(name, 0)
         if not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
             return False
@@ -298,6 +313,7 @@ class _Context:
         missing = set(self.engine.tensors) - set(self.addresses)
         assert not missing, f"no address for {missing}"
         self.engine.trt.calls.append(("execute", tuple(self.shapes.values())))
+        self.ran = True
         if FakeCuda.capturing is not None:
             FakeCuda.capturing.recorded.append(self._run)
         else:

@@ -9,7 +9,7 @@ from one_conv import reference, write_onnx
 from tensorrt_stand_in import GPU, stand_in
 
 from models.quantize.errors import InputError
-from utils.engine import tensorrt_api, timing
+from utils.engine import engine_report, tensorrt_api, timing
 from utils.engine.build_plan import BuildConfig
 from utils.engine.builder import build
 from utils.engine.execution import Execution
@@ -65,6 +65,23 @@ def test_layer_times_are_means_without_warming_up(tmp_path, monkeypatch):
     assert len(api.module.calls) == before + 7
     delattr(api.module, "IProfiler")
     assert execution.layer_times() == {}
+
+
+def test_layers_of_free_shapes(tmp_path, monkeypatch):
+    """As seen with 8.6: a second context has no profile, and formats are known after a run."""
+    api = stand_in(monkeypatch)
+    path = engine(tmp_path, ("batch", 3, "h", "w"), batch=(1, 2, 4), height=(32, 32, 64), width=(32, 32, 64))
+    execution = Execution(path, api, CPU)
+    execution.set_shapes({"images": (2, 3, 32, 64)})
+    images = feed(execution, 2, 3, 32, 64)
+    execution.graph()  # of a context that is gone afterwards
+    layers = engine_report.layers_of(execution, runs=2)
+    assert [(layer.name, layer.ms, layer.outputs[0].dtype) for layer in layers] == [
+        ("raw", 0.5, "FP32"), ("output0", 0.5, "FP32")
+    ]  # fmt: skip
+    execution.buffers["output0"].zero_()
+    execution.graph().replay()
+    np.testing.assert_allclose(execution.buffers["output0"], reference(images), atol=1e-5)
 
 
 @pytest.mark.parametrize(

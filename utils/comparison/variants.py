@@ -92,7 +92,8 @@ def export(
     for variant in dict.fromkeys(job.variant for job in missing):
         chosen = quantized(network, recipe, variant, device) if variant != "fp16" else _float(network)
         for job in (job for job in missing if job.variant == variant):
-            settings = ExportConfig(imgsz=(imgsz, imgsz), batch_size=job.batch, simplify=simplify, typing=typing)
+            settings = ExportConfig(imgsz=(imgsz, imgsz), batch_size=job.batch, simplify=simplify, typing=typing,
+                                    align=variant == "int8")  # fmt: skip
             about = {"stride": str(stride), "names": json.dumps(names), "task": "detect", "variant": variant}
             result = export_onnx(chosen, settings, job.onnx, about)
             logger.info("%s: %d QuantizeLinear", result.path, result.quantize_nodes)
@@ -153,7 +154,7 @@ def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.de
 def convolutions_only(plan: Plan) -> Plan:
     """The placement that quantizer libraries give by default: each convolution quantizes its own input.
 
-    No scale is shared on purpose, and no Add, pool or Concat is quantized.
+    No scale is shared on purpose, no Add, pool or Concat is quantized, and channels stay as they are.
     """
     convolutions = tuple(path for path, state in plan.convolutions.items() if state == "int8")
     return replace(plan, tensors=(), picture_readers=(), fallback=convolutions)

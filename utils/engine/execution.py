@@ -41,12 +41,10 @@ class Execution:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # TensorRT takes the current one
         self.engine: Any = load_engine(path, api, self.log, tensorrt_api.gpu(device.index))
-        self._context: Any = self.engine.create_execution_context()
-        if self._context is None:
-            raise QatError(f"{path} does not start: {self.log.reason('not enough GPU memory?')}")
         self.stream = cuda.Stream(device)
         self.buffers: dict[str, Tensor] = {}
         self._storage: dict[str, Tensor] = {}
+        self._context: Any = None
         self._graph: Any = None
         modes = api.module.TensorIOMode
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
@@ -56,6 +54,7 @@ class Execution:
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
         self.limits = {spec.name: self._limits(spec.name) for spec in self.inputs}
+        self._start()
         if all(None not in spec.shape for spec in self.inputs):
             self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
 
@@ -84,6 +83,17 @@ class Execution:
                 )
             self.buffers[spec.name] = self._view(spec, shape)
             self._context.set_tensor_address(spec.name, self.buffers[spec.name].data_ptr())
+
+    def _start(self) -> None:
+        """A fresh context, in place of the one before."""
+        self._graph = self._context = None  # released first: contexts of 8.6 cannot share a profile
+        self._context = self.engine.create_execution_context()
+        if self._context is None:
+            raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
+        free = any(None in spec.shape for spec in self.inputs)
+        # TensorRT chooses the profile by itself for an engine's first context only
+        if free and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
+            raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
 
     def best_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""
@@ -127,22 +137,30 @@ class Execution:
             def report_layer_time(self, layer_name: str, ms: float) -> None:
                 times[layer_name].append(ms)
 
-        profiled = self.engine.create_execution_context()  # a context keeps its profiler
         profiler = Profiler()
-        profiled.profiler = profiler
-        for spec in self.inputs:
-            profiled.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
-        for name, buffer in self.buffers.items():
-            profiled.set_tensor_address(name, buffer.data_ptr())
+        self._start()  # a context keeps its profiler: this one is only for that
+        self._context.profiler = profiler
+        self._bind()
         for index in range(runs + 3):
             if index == 3:
                 times.clear()  # warm
-            profiled.execute_async_v3(self.stream.cuda_stream)
+            self.run()
             self.stream.synchronize()
+        self._start()
+        self._bind()
         return {name: sum(values) / runs for name, values in times.items()}
+
+    def _bind(self) -> None:
+        """Tell a fresh context of the present shapes and buffers."""
+        for spec in self.inputs:
+            self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
+        for name, buffer in self.buffers.items():
+            self._context.set_tensor_address(name, buffer.data_ptr())
 
     def information(self) -> str:
         """The engine inspector's JSON for the present shapes."""
+        self.run()  # until then 8.6 says "N/A due to dynamic shapes" for types and formats
+        self.stream.synchronize()
         inspector = self.engine.create_engine_inspector()
         inspector.execution_context = self._context
         return str(inspector.get_engine_information(self.api.module.LayerInformationFormat.JSON))

@@ -37,6 +37,8 @@ class TensorRTRunner(Runner):
         """
         api = api or tensorrt_api.load()
         device = torch.device(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", cuda.current_device())  # as its tensors say
         self._execution = Execution(path, api, device)
         self._graphs = graphs
         self._last: tuple[object, ...] = ()

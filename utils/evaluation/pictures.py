@@ -12,7 +12,8 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ SUFFIXES = frozenset(
     {".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
 )  # what upstream reads
 SMALLEST = 10  # pixels: upstream leaves out pictures with a smaller side
+FIRST, SLOW = 64, 1e-3  # pictures that show how fast the disk is; seconds for one, above which it is slow
 _TRANSPOSING = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
@@ -90,13 +92,12 @@ def read_pictures(files: Sequence[str], nc: int, *, progress: bool = False) -> t
 
     good: list[Picture] = []
     bad: list[str] = []
-    with ThreadPoolExecutor(8) as pool:
-        results = pool.map(lambda file: _read_picture(file, nc), files)
-        for result in tqdm(results, "reading labels", len(files), unit="picture", delay=2, disable=not progress):
-            if isinstance(result, Picture):
-                good.append(result)
-            else:
-                bad.append(result)
+    bar = tqdm(_read_all(files, nc), "reading labels", len(files), unit="picture", delay=2, disable=not progress)
+    for result in bar:
+        if isinstance(result, Picture):
+            good.append(result)
+        else:
+            bad.append(result)
     for line in bad[:10]:
         logger.warning("left out: %s", line)
     if len(bad) > 10:
@@ -104,6 +105,18 @@ def read_pictures(files: Sequence[str], nc: int, *, progress: bool = False) -> t
     if not good:
         raise DataError(f"none of {len(files)} pictures can be read; the first: {bad[0]}")
     return good, bad
+
+
+def _read_all(files: Sequence[str], nc: int) -> Iterator[Picture | str]:
+    """One result for each file. Threads where the disk is waited for; where it is not, they are slower than none."""
+    first, rest = files[:FIRST], files[FIRST:]
+    began = time.perf_counter()
+    yield from (_read_picture(file, nc) for file in first)
+    if time.perf_counter() - began < SLOW * len(first):
+        yield from (_read_picture(file, nc) for file in rest)
+        return
+    with ThreadPoolExecutor(8) as pool:
+        yield from pool.map(lambda file: _read_picture(file, nc), rest)
 
 
 def _read_picture(file: str, nc: int) -> Picture | str:
@@ -133,27 +146,31 @@ def read_labels(path: Path, nc: int) -> np.ndarray:
     Raises:
         DataError: naming the file, the line, and what is wrong with it.
     """
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        if not (words := line.split()):
-            continue
-        where = f"{path}, line {number}"
-        try:
-            values = np.array(words, dtype=np.float32)
-        except ValueError:
-            raise DataError(f"{where}: {line.strip()[:60]!r} is not a list of numbers") from None
-        if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-            raise DataError(f"{where}: {len(values)} values; expected class cx cy w h, or a class and a polygon")
-        if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
-            raise DataError(f"{where}: class {words[0]} is not one of the data set's {nc} classes (0 to {nc - 1})")
-        if not ((values[1:] >= 0) & (values[1:] <= 1)).all():
-            raise DataError(
-                f"{where}: coordinates must be fractions of the picture, 0 to 1; found {line.strip()[:60]!r}"
-            )
-        rows.append(values if len(values) == 5 else _box_of_polygon(values))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = [
+        _label(words, f"{path}, line {number}", nc) for number, line in enumerate(lines, 1) if (words := line.split())
+    ]
     if not rows:
         return np.zeros((0, 5), np.float32)
-    return np.unique(np.stack(rows), axis=0)
+    found = np.stack(rows)
+    found = found[np.lexsort(found.T[::-1])]  # np.unique over rows, which takes longer than all the rest
+    return found[np.r_[True, (found[1:] != found[:-1]).any(1)]]
+
+
+def _label(words: list[str], where: str, nc: int) -> np.ndarray:
+    try:
+        values = np.array(words, dtype=np.float32)
+    except ValueError:
+        raise DataError(f"{where}: {' '.join(words)[:60]!r} is not a list of numbers") from None
+    if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
+        raise DataError(f"{where}: {len(values)} values; expected class cx cy w h, or a class and a polygon")
+    if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
+        raise DataError(f"{where}: class {words[0]} is not one of the data set's {nc} classes (0 to {nc - 1})")
+    if not (values[1:].min() >= 0 and values[1:].max() <= 1):  # nor is NaN
+        raise DataError(
+            f"{where}: coordinates must be fractions of the picture, 0 to 1; found {' '.join(words)[:60]!r}"
+        )
+    return values if len(values) == 5 else _box_of_polygon(values)
 
 
 def _box_of_polygon(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ layer to layer until the results of both are as far apart as quantization noise,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from models.quantize.modules import export_mode
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.qdq_passes import INT8_VECTOR
 from utils.task import DETECT
 
 
@@ -55,13 +56,20 @@ def quantizer_order(graph: ModelProto) -> tuple[str, ...]:
     return tuple(node.name for node in Context(graph).activations)
 
 
-def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Sequence[str] | None = None) -> Agreement:
+def compare(
+    model: nn.Module,
+    graph: ModelProto,
+    images: Tensor,
+    order: Sequence[str] | None = None,
+    layouts: Mapping[str, np.ndarray] | None = None,
+) -> Agreement:
     """Compare every quantized activation of a network with the exported graph's.
 
     Args:
         model: on the CPU.
         images: `[B, 3, H, W]` in 0..1.
         order: the traced graph's `quantizer_order`, where `graph` has been reordered since.
+        layouts: of tensors that are wider in the graph, see `alignment.align_channels`.
     Raises:
         ValueError: the network and the graph have different numbers of quantizers.
     """
@@ -72,16 +80,28 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Sequence
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {place.fed: level for place, level in zip(places, levels, strict=True)}
+    layouts = layouts or {}
+    feeds = {
+        place.fed: level if name not in layouts else _widened(level, layouts[name])
+        for name, place, level in zip(names, places, levels, strict=True)
+    }
     feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
     wanted = [DETECT.prediction, *(place.integers for place in places)]
     output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
     steps, differing, total = 0, 0, 0
-    for level, integers in zip(levels, found, strict=True):
-        apart = np.abs(level.astype(np.int16) - integers)
+    for name, level, integers in zip(names, levels, found, strict=True):
+        apart = np.abs(level.astype(np.int16) - (integers[:, layouts[name]] if name in layouts else integers))
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
     return Agreement(len(names), steps, differing / total, float(np.abs(output - result).max()))
+
+
+def _widened(level: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """`[B, C, H, W]` with its channels at these places and zeros up to the next whole block."""
+    count = -(-(int(places[-1]) + 1) // INT8_VECTOR) * INT8_VECTOR
+    wide = np.zeros((len(level), count, *level.shape[2:]), level.dtype)
+    wide[:, places] = level
+    return wide
 
 
 def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[list[np.ndarray], np.ndarray]:

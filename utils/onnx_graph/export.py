@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnx
 import torch
 from onnx import ModelProto
@@ -26,6 +27,7 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
+from utils.onnx_graph.alignment import align_channels
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
@@ -63,6 +65,7 @@ class ExportConfig:
             strongly typed quantized one.
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
+        align: widen parts of Concats and Splits to whole blocks of channels, see `alignment.py`.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -73,6 +76,7 @@ class ExportConfig:
     opset: int | None = None
     inplace: bool = False
     int8_weights: bool = False
+    align: bool = True
 
     def __post_init__(self) -> None:
         if self.opset is not None and self.opset not in OPSETS:
@@ -123,6 +127,7 @@ class ExportResult:
         inputs, outputs: name → shape; a dynamic axis is its name.
         report: the verifier's, None for a float network.
         quantizers: names of the activation quantizers in the order in which torch calls them.
+        layouts: of those whose tensor became wider, where its channels are, see `alignment.align_channels`.
     """
 
     path: Path
@@ -134,6 +139,7 @@ class ExportResult:
     dequantize_nodes: int
     report: Report | None
     quantizers: tuple[str, ...]
+    layouts: Mapping[str, np.ndarray]
 
 
 def default_typing() -> Typing:
@@ -175,16 +181,26 @@ def export_forms(
     quantizers = tuple(node.name for node in Context(graph).activations)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
+    layouts: dict[str, np.ndarray] = {}
+    if config.align:
+        graph, layouts = align_channels(graph)
     if config.half:
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     entries = {**properties, **_metadata(config)}
-    return [_write(graph, form, path, entries, quantizers if quantized else None) for path, form in files.items()]
+    return [
+        _write(graph, form, path, entries, quantizers if quantized else None, layouts) for path, form in files.items()
+    ]
 
 
 def _write(
-    graph: ModelProto, form: Form, path: Path, metadata: Mapping[str, str], quantizers: tuple[str, ...] | None
+    graph: ModelProto,
+    form: Form,
+    path: Path,
+    metadata: Mapping[str, str],
+    quantizers: tuple[str, ...] | None,
+    layouts: Mapping[str, np.ndarray],
 ) -> ExportResult:
     graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
     report = None if quantizers is None else verify(graph)
@@ -201,6 +217,7 @@ def _write(
         dequantize_nodes=kinds.count(DEQUANTIZE),
         report=report,
         quantizers=quantizers or (),
+        layouts=layouts,
     )
 
 
