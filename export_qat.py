@@ -57,6 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--int8-weights", action="store_true",
         help="store quantized weights as INT8: a quarter of the size, for ONNX Runtime and TensorRT 10 and later",
     )  # fmt: skip
+    parser.add_argument(
+        "--keep-channels", action="store_true",
+        help="do not widen quantized tensors to whole blocks of 32 channels where a Concat or Split needs it",
+    )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
         "--check", type=int, default=4, metavar="N",
@@ -108,7 +112,7 @@ def export(args: argparse.Namespace) -> None:
     config = ExportConfig(
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
-        inplace=args.inplace, int8_weights=args.int8_weights,
+        inplace=args.inplace, int8_weights=args.int8_weights, align=not args.keep_channels,
     )  # fmt: skip
     nms = forms.NmsSettings(args.nms, args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic)
     known = {"onnx": forms.plain(), "onnx_end2end": forms.end2end(nms)}

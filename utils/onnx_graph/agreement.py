@@ -19,9 +19,9 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.modules import export_mode
+from utils.onnx_graph.alignment import Layout
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.editing import drop_unused
-from utils.onnx_graph.qdq_passes import INT8_VECTOR
 from utils.task import DETECT
 
 
@@ -61,7 +61,7 @@ def compare(
     graph: ModelProto,
     images: Tensor,
     order: Sequence[str] | None = None,
-    layouts: Mapping[str, np.ndarray] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Agreement:
     """Compare every quantized activation of a network with the exported graph's.
 
@@ -82,7 +82,7 @@ def compare(
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     layouts = layouts or {}
     feeds = {
-        place.fed: level if name not in layouts else _widened(level, layouts[name])
+        place.fed: level if name not in layouts else layouts[name].spread(level, 1)
         for name, place, level in zip(names, places, levels, strict=True)
     }
     feeds[graph.graph.input[0].name] = images.numpy()
@@ -91,17 +91,9 @@ def compare(
     output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
     steps, differing, total = 0, 0, 0
     for name, level, integers in zip(names, levels, found, strict=True):
-        apart = np.abs(level.astype(np.int16) - (integers[:, layouts[name]] if name in layouts else integers))
+        apart = np.abs(level.astype(np.int16) - (integers[:, layouts[name].places] if name in layouts else integers))
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
     return Agreement(len(names), steps, differing / total, float(np.abs(output - result).max()))
-
-
-def _widened(level: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """`[B, C, H, W]` with its channels at these places and zeros up to the next whole block."""
-    count = -(-(int(places[-1]) + 1) // INT8_VECTOR) * INT8_VECTOR
-    wide = np.zeros((len(level), count, *level.shape[2:]), level.dtype)
-    wide[:, places] = level
-    return wide
 
 
 def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[list[np.ndarray], np.ndarray]:

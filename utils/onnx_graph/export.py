@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import onnx
 import torch
 from onnx import ModelProto
@@ -27,7 +26,7 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.alignment import align_channels
+from utils.onnx_graph.alignment import Layout, align_channels
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
@@ -127,7 +126,7 @@ class ExportResult:
         inputs, outputs: name → shape; a dynamic axis is its name.
         report: the verifier's, None for a float network.
         quantizers: names of the activation quantizers in the order in which torch calls them.
-        layouts: of those whose tensor became wider, where its channels are, see `alignment.align_channels`.
+        layouts: of those whose tensor became wider, where its channels are.
     """
 
     path: Path
@@ -139,7 +138,7 @@ class ExportResult:
     dequantize_nodes: int
     report: Report | None
     quantizers: tuple[str, ...]
-    layouts: Mapping[str, np.ndarray]
+    layouts: Mapping[str, Layout]
 
 
 def default_typing() -> Typing:
@@ -181,7 +180,7 @@ def export_forms(
     quantizers = tuple(node.name for node in Context(graph).activations)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
-    layouts: dict[str, np.ndarray] = {}
+    layouts: dict[str, Layout] = {}
     if config.align:
         graph, layouts = align_channels(graph)
     if config.half:
@@ -200,7 +199,7 @@ def _write(
     path: Path,
     metadata: Mapping[str, str],
     quantizers: tuple[str, ...] | None,
-    layouts: Mapping[str, np.ndarray],
+    layouts: Mapping[str, Layout],
 ) -> ExportResult:
     graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
     report = None if quantizers is None else verify(graph)

@@ -21,6 +21,7 @@ from models.quantize.errors import DependencyError
 from utils.engine.onnxruntime_runner import open_session
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.onnx_graph.agreement import Agreement, compare
+from utils.onnx_graph.alignment import Layout
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.forms import PLUGIN, NmsSettings
 from utils.onnx_graph.graph import metadata_of
@@ -86,7 +87,7 @@ def check(
     images: Tensor,
     order: Sequence[str] = (),
     limits: Limits = FULL,
-    layouts: Mapping[str, np.ndarray] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Parity:
     """Run an exported file on pictures.
 

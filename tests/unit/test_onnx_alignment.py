@@ -1,0 +1,202 @@
+"""Channels in blocks of 32: the same results bit for bit, nothing cuts through a block any more, the rest stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+from qdq_graph import SIZE, Builder, good_graph
+
+from utils.onnx_graph.alignment import align_channels
+from utils.onnx_graph.graph import GraphView, attribute
+from utils.onnx_graph.verify import verify
+
+
+def run(model: ModelProto, batch: int = 2) -> np.ndarray:
+    options = onnxruntime.SessionOptions()  # as written: float arithmetic between quantizers
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(1).random((batch, 3, SIZE, SIZE), dtype=np.float32)
+    return session.run(None, {"images": images})[0]
+
+
+def aligned(model: ModelProto) -> ModelProto:
+    result, _ = align_channels(model)
+    onnx.checker.check_model(result, full_check=True)
+    return onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True, data_prop=True)
+
+
+def widths(model: ModelProto) -> dict[str, int]:
+    """Tensor → channels."""
+    model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    return {
+        value.name: value.type.tensor_type.shape.dim[1].dim_value
+        for value in [*model.graph.value_info, *model.graph.output]
+        if len(value.type.tensor_type.shape.dim) == 4
+    }
+
+
+def cut_blocks(model: ModelProto) -> list[str]:
+    """Concats and Splits of which a part begins inside a block."""
+    found, width = [], widths(model)
+    for node in model.graph.node:
+        if node.op_type in ("Concat", "Split") and attribute(node, "axis") == 1:
+            parts = node.input if node.op_type == "Concat" else node.output
+            if any(width[name] % 32 for name in parts[:-1]):
+                found.append(node.name)
+    return found
+
+
+class Network(Builder):
+    """Blocks with quantizers as the exporter places them."""
+
+    def convolve(self, x: str, path: str, channels: tuple[int, int], kernel: int = 1) -> str:
+        return self.pair(self.conv(x, path, channels, kernel=kernel), 0.05, f"/{path}/act/Mul")
+
+    def quantized(self, kind: str, name: str, *inputs: str, **attributes: object) -> str:
+        return self.pair(self.node(kind, name, *inputs, **attributes), 0.05, name)
+
+    def finish(self, x: str, channels: int, batch: int | str = "batch") -> ModelProto:
+        x = self.conv(x, "last", (channels, 5), silu=False)
+        self.nodes.append(helper.make_node("Flatten", [x], ["output0"], name="/Flatten"))
+        model = self.model("output0", [None], batch=batch)
+        for tensor in model.graph.initializer:  # sums of few multiples of powers of two: exact in any order
+            value = numpy_helper.to_array(tensor)
+            if tensor.name.endswith("/scale"):
+                exact = np.full_like(value, 2.0 ** (-7 if value.ndim else -5))
+                tensor.CopyFrom(numpy_helper.from_array(exact, tensor.name))
+            elif tensor.name.endswith("bias"):
+                tensor.CopyFrom(numpy_helper.from_array(np.round(value * 1024) / np.float32(1024), tensor.name))
+        return model
+
+
+def block(parts: int, *, tail: int | None = None) -> ModelProto:
+    """An ELAN block with parts of so many channels: `concat(y, c, d)`, where c is computed from y's second half."""
+    b = Network()
+    x = b.pair("images", 1 / 127, "images")
+    y = b.convolve(x, "cv1", (3, 2 * parts), kernel=3)
+    _, half = b.node("Split", "/Split", y, outputs=2, axis=1)
+    half = b.pair(half, 0.05, "/Split.1")
+    c = b.convolve(half, "cv2", (parts, parts), kernel=3)
+    c = b.quantized("Add", "/Add", half, c)
+    d = b.convolve(c, "cv3", (parts, tail or parts), kernel=3)
+    d = b.quantized("MaxPool", "/MaxPool", d, kernel_shape=[3, 3], pads=[1] * 4)
+    x = b.quantized("Concat", "/Concat", y, c, d, axis=1)
+    return b.finish(x, 3 * parts + (tail or parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "width"),
+    [(120, 128), (60, 64), (48, 64), (24, 32), (16, 32)],
+)
+def test_parts_get_whole_blocks(parts, width):
+    model = block(parts)
+    result = aligned(model)
+    assert cut_blocks(model) == ["/Split", "/Concat"]
+    assert cut_blocks(result) == []
+    found = widths(result)
+    assert found["/Concat_output_0"] == 3 * width + parts  # nothing follows the last part
+    assert found["/Split_output_1"] == found["/Add_output_0"] == width
+    np.testing.assert_array_equal(run(result), run(model))
+    assert verify(result).ok == verify(model).ok
+
+
+@pytest.mark.parametrize("parts", [32, 64, 12, 8])
+def test_whole_blocks_and_narrow_parts_stay(parts):
+    model = block(parts)
+    result, layouts = align_channels(model)
+    assert (result, layouts) == (model, {})
+
+
+def test_what_is_not_quantized_stays():
+    model = block(24)
+    for node in model.graph.node:  # every convolution reads what the quantizers read
+        if node.op_type == "Conv":
+            node.input[1] = GraphView(model).producer(GraphView(model).producer(node.input[1]).input[0]).input[0]
+    result, layouts = align_channels(model)
+    assert (result, layouts) == (model, {})
+    assert align_channels(good_graph())[1] == {}
+
+
+def test_parts_that_something_else_reads_stay():
+    """A Reshape wants the channels as they are: in c, and so in the Concat and in the Add's other input."""
+    model = block(24)
+    model.graph.node.append(helper.make_node("Shape", ["/Add_output_0"], ["shape"], name="/Shape"))
+    model.graph.output.append(helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [4]))
+    result = aligned(model)
+    found = widths(result)
+    assert found["/Add_output_0"] == found["/Split_output_1"] == 24
+    assert found["/Split_output_0"] == 32  # y's first half is nobody's but the Concat's
+    assert found["/Concat_output_0"] == 32 + 24 + 24 + 24
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+def test_slices_and_resizes_follow():
+    b = Network()
+    y = b.convolve(b.pair("images", 1 / 127, "images"), "cv1", (3, 48))
+    values = {name: b.tensor(name, np.array([value])) for name, value in (("from", 24), ("to", 1 << 40), ("axis", 1))}
+    half = b.quantized("Slice", "/Slice", y, *values.values())
+    half = b.quantized("AveragePool", "/Pool", half, kernel_shape=[2, 2], strides=[2, 2])
+    sizes = b.tensor("sizes", np.array([2, 24, SIZE, SIZE]))
+    up = b.quantized("Resize", "/Resize", half, "", "", sizes, mode="nearest", nearest_mode="floor",
+                     coordinate_transformation_mode="asymmetric")  # fmt: skip
+    model = b.finish(b.quantized("Concat", "/Concat", y, up, y, axis=1), 120, batch=2)
+    result = aligned(model)
+    assert cut_blocks(result) == []
+    assert widths(result)["/Slice_output_0"] == widths(result)["/Resize_output_0"] == 32
+    assert widths(result)["/Concat_output_0"] == 2 * (32 + 32) + 32
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+def test_layouts_say_where_the_channels_are():
+    model = block(24)
+    _, layouts = align_channels(model)
+    assert layouts["/cv1/act/Mul/QuantizeLinear"].places.tolist() == [*range(24), *range(32, 56)]
+    layout = layouts["/Concat/QuantizeLinear"]
+    assert layout.places.tolist() == [*range(24), *range(32, 56), *range(64, 88), *range(96, 120)]
+    assert layout.count == 120
+    assert layout.spread(np.arange(1, 97), 0).tolist() == [
+        *range(1, 25), *[0] * 8, *range(25, 49), *[0] * 8, *range(49, 73), *[0] * 8, *range(73, 97)
+    ]  # fmt: skip
+    assert "images/QuantizeLinear" not in layouts
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_networks(seed):
+    """Whatever is made of these layers gives the same, and there is nothing left to do a second time."""
+    random = np.random.default_rng(seed)
+    b = Network(seed)
+    pool = [(b.convolve(b.pair("images", 1 / 127, "images"), "stem", (3, 48)), 48)]
+    for step in range(12):
+        x, count = pool[random.integers(len(pool))]
+        kind = random.choice(["conv", "concat", "split", "add", "max", "average"])
+        if kind == "conv":
+            wanted = int(random.choice([16, 20, 24, 32, 40, 60, 90]))
+            pool.append((b.convolve(x, f"conv{step}", (count, wanted), kernel=3), wanted))
+        elif kind == "concat":
+            chosen = [pool[i] for i in random.integers(len(pool), size=random.integers(2, 5))]
+            joined = b.quantized("Concat", f"/concat{step}", *(name for name, _ in chosen), axis=1)
+            pool.append((joined, sum(number for _, number in chosen)))
+        elif kind == "split" and count >= 32:
+            first = int(random.integers(16, count - 15))
+            sizes = b.tensor(f"sizes{step}", np.array([first, count - first]))
+            parts = b.node("Split", f"/split{step}", x, sizes, outputs=2, axis=1)
+            pairs = [b.pair(part, 0.05, f"/split{step}.{i}") for i, part in enumerate(parts)]
+            pool += zip(pairs, (first, count - first), strict=True)
+        elif kind == "add":
+            same = [name for name, number in pool if number == count]
+            other = same[random.integers(len(same))]
+            pool.append((b.quantized("Add", f"/add{step}", x, other), count))
+        elif kind in ("max", "average"):
+            name = {"max": "MaxPool", "average": "AveragePool"}[kind]
+            pool.append((b.quantized(name, f"/pool{step}", x, kernel_shape=[3, 3], pads=[1] * 4), count))
+    joined = b.quantized("Concat", "/end", *(name for name, _ in pool), axis=1)
+    model = b.finish(joined, sum(number for _, number in pool))
+    result = aligned(model)
+    np.testing.assert_array_equal(run(result, 1), run(model, 1))
+    again, layouts = align_channels(result)
+    assert layouts == {}
+    assert again == result
