@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_end2end(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("NMS in the file", "of --include onnx_end2end")
     group.add_argument(
-        "--nms", default="efficient", choices=("efficient", "onnx", "none"),
+        "--nms", choices=("efficient", "onnx", "none"),
         help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
     )  # fmt: skip
     group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections a picture (default: 100)")
@@ -103,6 +103,8 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--include {unknown[0]} is not available here; available: {', '.join(FORMATS)}")
     if len(args.imgsz) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
+    if args.nms and "onnx_end2end" not in names:
+        raise InputError(f"--nms {args.nms} is of --include onnx_end2end; without it no NMS is in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     from utils.onnx_graph import forms
@@ -114,7 +116,9 @@ def export(args: argparse.Namespace) -> None:
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
         inplace=args.inplace, int8_weights=args.int8_weights, align=not args.keep_channels,
     )  # fmt: skip
-    nms = forms.NmsSettings(args.nms, args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic)
+    nms = forms.NmsSettings(
+        args.nms or "efficient", args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic
+    )
     known = {"onnx": forms.plain(), "onnx_end2end": forms.end2end(nms)}
     files = output_files(args.weights, args.output, [known[name] for name in names])
     deliver(Request(args.weights, config, files, args.device, args.data, args.check), print)

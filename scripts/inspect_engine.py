@@ -2,7 +2,8 @@
 """What an engine is made of: layers by precision and time, INT8 coverage, reformatting, the slowest layers.
 
     python scripts/inspect_engine.py yolov9-c-int8.engine --generate-graph
-    python scripts/inspect_engine.py layers.json          # of trtexec --exportLayerInfo; needs no GPU
+    python scripts/inspect_engine.py yolov9-c-int8.layers.json          # what it wrote, on any machine
+    python scripts/inspect_engine.py trtexec.json                       # of trtexec --exportLayerInfo, without times
 
 Writes ENGINE.layers.json (a list with name, precision, ms, ... of each layer), and ENGINE.svg with --generate-graph.
 """
@@ -24,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "inspect_engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="engine, or the inspector's JSON")
+    parser.add_argument("file", type=Path, metavar="FILE", help="engine, ENGINE.layers.json, or the inspector's JSON")
     parser.add_argument("--batch-size", type=int, metavar="N", help="pictures (default: what the engine is best for)")
     parser.add_argument("--generate-graph", action="store_true", help="draw the layers as SVG, with graphviz")
     add_device(parser)

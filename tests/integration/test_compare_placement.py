@@ -52,6 +52,7 @@ def test_three_placements_and_nothing_twice(folder, checkout):
     assert graphs["fp16"].nodes("QuantizeLinear") == []
     for variant in ("int8-convs", "int8"):  # the same network: weights differ by their rounding only
         for name, value in weights[variant].items():
+            value = value if "dfl" in name else without_fillings(value)
             expected = ungrouped(weights["fp16"][name], value.shape[1])
             assert np.abs(value - expected).max() <= np.abs(value).max() / 127
     separate, shared = graphs["int8-convs"], graphs["int8"]
@@ -67,6 +68,12 @@ def test_three_placements_and_nothing_twice(folder, checkout):
     again = run(folder, checkout)
     assert again.stdout.count("is there already") == 3
     assert {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")} == before
+
+
+def without_fillings(weight):
+    """Without the channels of zeros that were added to fill blocks."""
+    rows, columns = weight.any((1, 2, 3)), weight.any((0, 2, 3))
+    return weight[rows][:, columns]
 
 
 def ungrouped(weight, inputs):

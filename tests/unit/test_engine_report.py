@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
@@ -19,6 +20,7 @@ from utils.cli import run_program
 from utils.engine import engine_graph, engine_report, inspector
 from utils.engine.build_plan import BuildConfig
 from utils.engine.builder import build
+from utils.engine.engine_file import EngineNote
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests/data/inspector-8.6.json"
@@ -167,6 +169,23 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys):
     words = [str(engine), "--device", "cpu", "--batch-size", "9"]
     assert run_program(inspect_engine.make_parser(), inspect_engine.main, words) == 2
     assert "takes images from [1, 3, 32, 32] to [4, 3, 32, 32], not [9, 3, 32, 32]" in capsys.readouterr().err
+
+
+def test_what_was_written_can_be_looked_at_again(tmp_path, capsys):
+    saved = tmp_path / "c.layers.json"
+    layers = [replace(layer, ms=index / 1000) for index, layer in enumerate(inspector.parse(inspector.read(RECORD)))]
+    engine_report.save(layers, saved)
+    EngineNote(precision="int8").save(tmp_path / "c.engine")
+    content = saved.read_bytes()
+    assert run_program(inspect_engine.make_parser(), inspect_engine.main, [str(saved)]) == 0
+    out = capsys.readouterr().out
+    expected = engine_report.text(inspector.summarize([one for one in layers if one.kind != "idle"]), "", "int8")
+    assert "\n".join(expected[1:]) in out
+    assert saved.read_bytes() == content
+    for broken in ("[1, 2]", "[", '[{"name": "a"}]'):
+        saved.write_text(broken)
+        assert run_program(inspect_engine.make_parser(), inspect_engine.main, [str(saved)]) == 2
+        assert f"error: {saved}: " in capsys.readouterr().err
 
 
 def test_inspecting_a_record_needs_no_tensorrt(tmp_path, capsys):

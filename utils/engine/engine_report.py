@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.quantize.errors import InputError
 from utils.cli import atomic_path
 from utils.engine import inspector
 from utils.engine.inspector import PRECISIONS, Layer, Summary
@@ -55,6 +56,26 @@ def save(layers: Sequence[Layer], path: Path) -> Path:
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(rows(layers), indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def from_rows(content: Sequence[Mapping[str, Any]]) -> list[Layer]:
+    """The layers that `rows` described.
+
+    Raises:
+        InputError: they are described differently.
+    """
+    try:
+        return [
+            Layer(row["name"], row["type"], row["kind"], row["precision"], _tensors(row["inputs"]),
+                  _tensors(row["outputs"]), row["tactic"], row["ms"])
+            for row in content
+        ]  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise InputError(f"these are no layers as inspect_engine.py writes them: {error!r}") from error
+
+
+def _tensors(content: Sequence[Mapping[str, Any]]) -> tuple[inspector.Tensor, ...]:
+    return tuple(inspector.Tensor(row["name"], tuple(row["shape"]), row["type"], row["format"]) for row in content)
 
 
 def text(summary: Summary, title: str, precision: str = "") -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
+from models.quantize.errors import InputError, QatError
 from utils.cli import select_device
 from utils.engine import engine_graph, engine_report, inspector, tensorrt_api
 from utils.engine.engine_file import EngineNote
@@ -39,23 +41,34 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
 
 
 def look_at_record(record: Path, *, draw: bool = False) -> Summary:
-    """The same for the inspector's JSON of an engine, as trtexec's `--exportLayerInfo` writes it; without times.
+    """The same for `ENGINE.layers.json`, and for the inspector's JSON as trtexec's `--exportLayerInfo` writes it.
+
+    The latter has no times, and `layers.json` is written for it.
 
     Raises:
         InputError: it is no such file.
     """
-    layers = inspector.parse(inspector.read(record))
-    return report(layers, record, record.name, EngineNote.load(record.with_suffix(".engine")).precision, draw)
+    content = inspector.read(record)
+    saved = content.lstrip().startswith("[")
+    try:
+        layers = engine_report.from_rows(json.loads(content)) if saved else inspector.parse(content)
+    except (ValueError, QatError) as error:
+        raise InputError(f"{record}: {error}") from error
+    engine = record.with_name(record.name.removesuffix(".json").removesuffix(".layers")).with_suffix(".engine")
+    return report(layers, record, record.name, EngineNote.load(engine).precision, draw, written=saved)
 
 
-def report(layers: list[inspector.Layer], file: Path, title: str, precision: str, draw: bool) -> Summary:
-    """Log the report, and write the layers and the picture beside `file`."""
+def report(
+    layers: list[inspector.Layer], file: Path, title: str, precision: str, draw: bool, written: bool = False
+) -> Summary:
+    """Log the report, and write the layers (unless they are `written`) and the picture beside `file`."""
     summary = inspector.summarize(layers)
     logger.info("%s", "\n".join(engine_report.text(summary, title, precision)))
-    written = [engine_report.save(layers, file.with_suffix(".layers.json"))]
+    files = [] if written else [engine_report.save(layers, file.with_suffix(".layers.json"))]
     if draw:
-        written.append(engine_graph.draw(layers, title, file.with_suffix(".svg")))
-    logger.info("layers: %s", ", ".join(map(str, written)))
+        files.append(engine_graph.draw(layers, title, file.with_suffix(".svg")))
+    if files:
+        logger.info("layers: %s", ", ".join(map(str, files)))
     return summary
 
 

@@ -8,7 +8,7 @@ layer to layer until the results of both are as far apart as quantization noise,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,25 +51,24 @@ class _Cut:
     scale: float
 
 
-def quantizer_order(graph: ModelProto) -> tuple[str, ...]:
+def quantizer_order(graph: ModelProto) -> dict[str, Layout | None]:
     """Names of the activation quantizers in the order of the graph; as traced, that in which torch calls them."""
-    return tuple(node.name for node in Context(graph).activations)
+    return dict.fromkeys(node.name for node in Context(graph).activations)
 
 
 def compare(
     model: nn.Module,
     graph: ModelProto,
     images: Tensor,
-    order: Sequence[str] | None = None,
-    layouts: Mapping[str, Layout] | None = None,
+    order: Mapping[str, Layout | None] | None = None,
 ) -> Agreement:
     """Compare every quantized activation of a network with the exported graph's.
 
     Args:
         model: on the CPU.
         images: `[B, 3, H, W]` in 0..1.
-        order: the traced graph's `quantizer_order`, where `graph` has been reordered since.
-        layouts: of tensors that are wider in the graph, see `alignment.align_channels`.
+        order: the traced graph's `quantizer_order`, where `graph` has been reordered since, with the layouts of tensors
+            that are wider in it.
     Raises:
         ValueError: the network and the graph have different numbers of quantizers.
     """
@@ -80,18 +79,18 @@ def compare(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    layouts = layouts or {}
+    layouts = list(names.values())
     feeds = {
-        place.fed: level if name not in layouts else layouts[name].spread(level, 1)
-        for name, place, level in zip(names, places, levels, strict=True)
+        place.fed: level if layout is None else layout.spread(level, 1)
+        for place, layout, level in zip(places, layouts, levels, strict=True)
     }
     feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
     wanted = [DETECT.prediction, *(place.integers for place in places)]
     output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
     steps, differing, total = 0, 0, 0
-    for name, level, integers in zip(names, levels, found, strict=True):
-        apart = np.abs(level.astype(np.int16) - (integers[:, layouts[name].places] if name in layouts else integers))
+    for layout, level, integers in zip(layouts, levels, found, strict=True):
+        apart = np.abs(level.astype(np.int16) - (integers if layout is None else integers[:, layout.places]))
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
     return Agreement(len(names), steps, differing / total, float(np.abs(output - result).max()))
 
@@ -116,7 +115,7 @@ def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[
     return levels, result
 
 
-def _cut(graph: ModelProto, order: Sequence[str]) -> tuple[ModelProto, list[_Cut]]:
+def _cut(graph: ModelProto, order: Collection[str]) -> tuple[ModelProto, list[_Cut]]:
     """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs."""
     context = Context(graph)
     quantizers = {node.name: node for node in context.activations}

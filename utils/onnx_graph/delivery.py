@@ -86,7 +86,7 @@ def deliver(request: Request, say: Callable[[str], None]) -> tuple[Network, list
             say(line)
         if images is not None:
             limits = parity.HALF if config.half else parity.FULL
-            found = parity.check(result.path, model, images, result.quantizers, limits, result.layouts)
+            found = parity.check(result.path, model, images, result.quantizers, limits)
             say(str(found))
             problems += [f"{result.path}: {problem}" for problem in found.problems]
     if problems:

@@ -125,8 +125,8 @@ class ExportResult:
     Attributes:
         inputs, outputs: name → shape; a dynamic axis is its name.
         report: the verifier's, None for a float network.
-        quantizers: names of the activation quantizers in the order in which torch calls them.
-        layouts: of those whose tensor became wider, where its channels are.
+        quantizers: names of the activation quantizers in the order in which torch calls them, with the layouts of
+            those whose tensor became wider.
     """
 
     path: Path
@@ -137,8 +137,7 @@ class ExportResult:
     quantize_nodes: int
     dequantize_nodes: int
     report: Report | None
-    quantizers: tuple[str, ...]
-    layouts: Mapping[str, Layout]
+    quantizers: Mapping[str, Layout | None]
 
 
 def default_typing() -> Typing:
@@ -188,9 +187,8 @@ def export_forms(
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     entries = {**properties, **_metadata(config)}
-    return [
-        _write(graph, form, path, entries, quantizers if quantized else None, layouts) for path, form in files.items()
-    ]
+    order = {name: layouts.get(name) for name in quantizers} if quantized else None
+    return [_write(graph, form, path, entries, order) for path, form in files.items()]
 
 
 def _write(
@@ -198,8 +196,7 @@ def _write(
     form: Form,
     path: Path,
     metadata: Mapping[str, str],
-    quantizers: tuple[str, ...] | None,
-    layouts: Mapping[str, Layout],
+    quantizers: Mapping[str, Layout | None] | None,
 ) -> ExportResult:
     graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
     report = None if quantizers is None else verify(graph)
@@ -215,8 +212,7 @@ def _write(
         quantize_nodes=kinds.count(QUANTIZE),
         dequantize_nodes=kinds.count(DEQUANTIZE),
         report=report,
-        quantizers=quantizers or (),
-        layouts=layouts,
+        quantizers=quantizers or {},
     )
 
 

@@ -7,7 +7,7 @@ Three things are compared: the predictions; for a quantized network every stretc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,16 +85,15 @@ def check(
     path: str | Path,
     model: nn.Module,
     images: Tensor,
-    order: Sequence[str] = (),
+    order: Mapping[str, Layout | None] | None = None,
     limits: Limits = FULL,
-    layouts: Mapping[str, Layout] | None = None,
 ) -> Parity:
     """Run an exported file on pictures.
 
     Args:
         model: what it was exported from, on the CPU: a GPU may compute with less than float32.
         images: `[N, 3, H, W]` in 0..1; a file of fixed batch gets them in its batches, the last one filled up.
-        order, layouts: of a quantized network, see `agreement.compare`.
+        order: of a quantized network, see `agreement.compare`.
     Raises:
         DependencyError: ONNX Runtime is not installed.
     """
@@ -118,7 +117,7 @@ def check(
         boxes.append(float(apart[:, :4].gather(2, best.expand(-1, 4, -1)).max()))
         scores.append(float(apart[:, 4:].max()))
         if order:
-            stretches.append(compare(model, graph, batch, order, layouts))
+            stretches.append(compare(model, graph, batch, order))
         found += _detections(form, results)
         problems += _form_problems(form, results)
     together = _together(stretches)
