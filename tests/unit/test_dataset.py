@@ -15,6 +15,7 @@ import yaml
 from known_pictures import MIXED, write_set
 
 from models.quantize.errors import DataError
+from utils.evaluation import pictures as pictures_module
 from utils.evaluation.dataset import PictureDataset, collate, load_data, make_loader
 from utils.evaluation.pictures import find_pictures, label_file, read_labels
 from utils.evaluation.preprocess import boxes_to_input, boxes_to_picture, letterbox, rectangular_shapes
@@ -155,7 +156,17 @@ def test_a_bad_label_names_its_file_and_line(tmp_path, line):
     assert f"{file}, line 2" in str(caught.value)
 
 
-def test_unreadable_pictures_are_left_out_and_reported(tmp_path, caplog):
+def test_labels_are_sorted_and_each_is_there_once(tmp_path):
+    rows = np.random.default_rng(0).integers(0, 3, (200, 5)) / np.array([1, 4, 4, 4, 4], np.float32)
+    file = tmp_path / "a.txt"
+    file.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
+    np.testing.assert_array_equal(read_labels(file, 3), np.unique(rows.astype(np.float32), axis=0))
+
+
+@pytest.mark.parametrize("slow", [60.0, 0.0])  # a disk that counts as fast: one after the other; slow: in threads
+def test_unreadable_pictures_are_left_out_and_reported(tmp_path, caplog, monkeypatch, slow):
+    monkeypatch.setattr(pictures_module, "FIRST", 2)
+    monkeypatch.setattr(pictures_module, "SLOW", slow)
     write_set(tmp_path, 12)
     pictures = sorted((tmp_path / "images/val").iterdir())
     pictures[0].write_bytes(b"not a picture")
