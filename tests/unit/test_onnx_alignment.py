@@ -73,7 +73,7 @@ class Network(Builder):
         return model
 
 
-def block(parts: int, *, tail: int | None = None) -> ModelProto:
+def block(parts: int) -> ModelProto:
     """An ELAN block with parts of so many channels: `concat(y, c, d)`, where c is computed from y's second half."""
     b = Network()
     x = b.pair("images", 1 / 127, "images")
@@ -82,10 +82,10 @@ def block(parts: int, *, tail: int | None = None) -> ModelProto:
     half = b.pair(half, 0.05, "/Split.1")
     c = b.convolve(half, "cv2", (parts, parts), kernel=3)
     c = b.quantized("Add", "/Add", half, c)
-    d = b.convolve(c, "cv3", (parts, tail or parts), kernel=3)
+    d = b.convolve(c, "cv3", (parts, parts), kernel=3)
     d = b.quantized("MaxPool", "/MaxPool", d, kernel_shape=[3, 3], pads=[1] * 4)
     x = b.quantized("Concat", "/Concat", y, c, d, axis=1)
-    return b.finish(x, 3 * parts + (tail or parts))
+    return b.finish(x, 4 * parts)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,17 @@ def test_parts_get_whole_blocks(parts, width):
     assert found["/Split_output_1"] == found["/Add_output_0"] == width
     np.testing.assert_array_equal(run(result), run(model))
     assert verify(result).ok == verify(model).ok
+
+
+def test_splits_at_opset_18_and_later():
+    """There a Split of equal parts may say how many they are, and not how large."""
+    model = block(24)
+    model.opset_import[0].version = 19
+    (split,) = (node for node in model.graph.node if node.op_type == "Split")
+    split.attribute.append(helper.make_attribute("num_outputs", 2))
+    result = aligned(model)
+    assert cut_blocks(result) == []
+    np.testing.assert_array_equal(run(result), run(model))
 
 
 @pytest.mark.parametrize("parts", [32, 64, 12, 8])

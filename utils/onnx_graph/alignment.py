@@ -256,6 +256,8 @@ class _Rewriter:
             elif node.op_type == "Split":
                 sizes = [self.counts[name] for name in node.output]
                 node.input[:] = [node.input[0], self._store(f"{node.name}/sizes", np.array(sizes))]
+                for item in [item for item in node.attribute if item.name == "num_outputs"]:
+                    node.attribute.remove(item)  # from opset 18; it goes with equal sizes only
             elif node.op_type == "Slice":
                 cuts = self.layouts[node.input[0]].cuts
                 for position, name in ((1, "start"), (2, "end")):
