@@ -94,6 +94,11 @@ class _Builder:
                 assert monitor.step_complete(phase, step)
             monitor.phase_finish("Tactics")
             monitor.phase_finish("Building engine")
+        # as 8.6 was heard to say it, with two of three layers alike
+        say(self.trt, self.log, "VERBOSE", "After dead-layer removal: 7 layers")
+        say(self.trt, self.log, "VERBOSE", "After vertical fusions: 3 layers")
+        for _ in range(2):
+            say(self.trt, self.log, "VERBOSE", "=============== Computing costs for ")
         say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
         head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles}

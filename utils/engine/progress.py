@@ -1,24 +1,23 @@
-"""A progress bar for builds, where TensorRT says how far it is (IProgressMonitor, from TensorRT 10)."""
+"""A progress bar for builds: what IProgressMonitor says (from TensorRT 10), or what 8.6 writes to its log."""
 
 from __future__ import annotations
 
-import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from utils.engine.tensorrt_api import Api
+from utils.engine.tensorrt_api import Api, Log
 
-logger = logging.getLogger(__name__)
+_LAYERS = re.compile(r"After [\w -]+: (\d+) layers")  # "After vertical fusions: 253 layers"
 
 
 @contextmanager
-def build_progress(api: Api, setup: Any, name: str, show: bool) -> Iterator[None]:
-    """Show the builder's phases while the block runs; Ctrl-C cancels the build where TensorRT listens."""
+def build_progress(api: Api, setup: Any, log: Log, name: str, show: bool) -> Iterator[None]:
+    """Show how far the builder is while the block runs; Ctrl-C cancels the build where TensorRT listens."""
     if api.progress_monitor is None:
-        if show:
-            logger.info("building %s; it takes minutes, and %s reports no progress", name, api.name)
-        yield
+        with _from_log(log, name, show):
+            yield
         return
     monitor = _monitor(api.progress_monitor, name, show)
     setup.progress_monitor = monitor
@@ -26,6 +25,27 @@ def build_progress(api: Api, setup: Any, name: str, show: bool) -> Iterator[None
         yield
     finally:
         monitor.close()
+
+
+@contextmanager
+def _from_log(log: Log, name: str, show: bool) -> Iterator[None]:
+    """One step for each layer whose kernels are measured; like ones are measured once, so the last steps are one."""
+    from tqdm import tqdm
+
+    with tqdm(desc=f"{name}: measuring kernels", unit="layer", disable=not show) as bar:
+
+        def watch(message: str) -> None:
+            if "Computing costs for" in message:
+                bar.update()
+            elif message.startswith("After ") and (found := _LAYERS.match(message)):
+                bar.total = int(found[1])
+
+        log.watch = watch
+        try:
+            yield
+            bar.update((bar.total or bar.n) - bar.n)
+        finally:
+            log.watch = None
 
 
 def _monitor(base: Any, name: str, show: bool) -> Any:

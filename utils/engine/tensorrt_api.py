@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -108,11 +109,13 @@ class Log:
     Attributes:
         handle: the object that TensorRT takes.
         errors, warnings: what was said since this was made.
+        watch: is called with everything else that is said, as it comes.
     """
 
     def __init__(self, module: Any) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []
+        self.watch: Callable[[str], None] | None = None
         self.handle = _handle(module)
         self.handle.listeners.add(self)
 
@@ -137,11 +140,15 @@ def _handle(module: Any) -> Any:
             self.listeners: WeakSet[Log] = WeakSet()
 
         def log(self, severity: Any, message: str) -> None:
-            name = str(getattr(severity, "name", severity))
-            if name in ("VERBOSE", "INFO") and not logger.isEnabledFor(logging.DEBUG):
-                return  # several for each kernel that is measured
+            name, logs = str(getattr(severity, "name", severity)), list(self.listeners)
+            if name in ("VERBOSE", "INFO"):  # several for each kernel that is measured
+                for log in logs:
+                    if log.watch is not None:
+                        log.watch(message)
+                if not logger.isEnabledFor(logging.DEBUG):
+                    return
             text = readable(message)
-            new = [log.add(name, text) for log in list(self.listeners)]
+            new = [log.add(name, text) for log in logs]
             # errors are raised by whoever notices the failure
             level = logging.WARNING if name == "WARNING" and any(new) else logging.DEBUG
             logger.log(level, "TensorRT: %s", text)
