@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
+import signal
+import threading
 from pathlib import Path
 
 import cv2
@@ -13,6 +16,7 @@ import pytest
 import torch
 import yaml
 from known_pictures import MIXED, write_set
+from torch.utils.data import DataLoader
 
 from models.quantize.errors import DataError
 from utils.evaluation import pictures as pictures_module
@@ -323,6 +327,25 @@ def test_workers_give_the_same_batches(folder):
         torch.testing.assert_close(alone[0], helped[0])
         torch.testing.assert_close(alone[1], helped[1])
         assert alone[2:] == helped[2:]
+
+
+def test_ctrl_c_is_left_to_the_main_process(folder, monkeypatch):
+    loader = make_loader(load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=2, workers=2)
+    batches = iter(loader)
+    for worker in batches._workers:
+        os.kill(worker.pid, signal.SIGINT)
+    assert sum(len(paths) for _, _, paths, _ in batches) == 20  # nobody died of it
+    start, before = DataLoader.__iter__, signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(DataLoader, "__iter__", lambda self: (os.kill(os.getpid(), signal.SIGINT), start(self))[1])
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert signal.getsignal(signal.SIGINT) is before
+    threaded = []  # signals go to the main thread
+    thread = threading.Thread(target=lambda: threaded.append(sum(len(paths) for _, _, paths, _ in loader)))
+    monkeypatch.undo()
+    thread.start()
+    thread.join()
+    assert threaded == [20]
 
 
 def test_limit_takes_pictures_evenly_spread(folder):

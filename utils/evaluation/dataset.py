@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,7 +196,7 @@ def make_loader(
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=min(workers, _cores(), len(batches)),
@@ -204,13 +207,39 @@ def make_loader(
     )
 
 
+class _Loader(DataLoader[Any]):
+    """Ctrl-C reaches the workers too: it is left to the main process, and waits there until they have started."""
+
+    def __iter__(self) -> Any:
+        with _interrupt_held_back():
+            return super().__iter__()
+
+
+@contextmanager
+def _interrupt_held_back() -> Iterator[None]:
+    """Raise KeyboardInterrupt for a Ctrl-C at the end of the block: inside, Python would drop it where it forks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals do not arrive
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker(_: int) -> None:
-    """One thread per worker, and seeds for what upstream's augmentation draws from."""
+    """One thread per worker, no ear for Ctrl-C, and seeds for what upstream's augmentation draws from."""
     import cv2
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     cv2.setNumThreads(0)
     seed = torch.initial_seed() % 2**32
