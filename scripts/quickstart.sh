@@ -139,7 +139,8 @@ build_engines() {
   if [ "$device" = cpu ]; then
     say "no engines: --device is cpu"
   elif ! typing=$(engine_program scripts/check_engine_setup.py "$data" 2>&1); then
-    say "no engines: ${typing##*error: }"
+    typing=${typing##*error: }
+    say "no engines: ${typing%%;*}"
   else
     typing=${typing##*$'\n'}
     if [ "$typing" = strong ]; then int8=${best%.pt}-strong.onnx; fi
