@@ -120,7 +120,9 @@ def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing
 
 
 def test_why_there_are_no_engines_is_said(folder):
-    refusal = "import sys; sys.exit('error: TensorRT is not installed: ./install_dependencies.sh --tensorrt; what else')"
+    refusal = (
+        "import sys; sys.exit('error: TensorRT is not installed: ./install_dependencies.sh --tensorrt; what else')"
+    )
     (folder / "build/yolov9/scripts/check_engine_setup.py").write_text(refusal)
     done = quickstart(folder)
     assert done.returncode == 0

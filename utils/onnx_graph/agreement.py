@@ -8,7 +8,7 @@ layer to layer until the results of both are as far apart as quantization noise,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,57 +51,73 @@ class _Cut:
     scale: float
 
 
-def quantizer_order(graph: ModelProto) -> dict[str, Layout | None]:
-    """Names of the activation quantizers in the order of the graph; as traced, that in which torch calls them."""
-    return dict.fromkeys(node.name for node in Context(graph).activations)
+@dataclass(frozen=True)
+class Traced:
+    """Where a graph's activation quantizer comes from.
+
+    Attributes:
+        call: which of torch's calls of activation quantizers it is, from 0.
+        layout: where its channels lie if the graph's tensor is wider than torch's, see `alignment.py`.
+    """
+
+    call: int
+    layout: Layout | None = None
 
 
-def compare(
-    model: nn.Module,
-    graph: ModelProto,
-    images: Tensor,
-    order: Mapping[str, Layout | None] | None = None,
-) -> Agreement:
+def take_quantizers(graph: ModelProto) -> dict[str, Traced]:
+    """The activation quantizers of a cleaned up graph, by name; takes out of it what `number_quantizers` wrote."""
+    found = {node.name: Traced(int(node.doc_string)) for node in Context(graph).activations}
+    for node in graph.graph.node:
+        node.ClearField("doc_string")
+    return found
+
+
+def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Traced]) -> Agreement:
     """Compare every quantized activation of a network with the exported graph's.
 
     Args:
         model: on the CPU.
         images: `[B, 3, H, W]` in 0..1.
-        order: the traced graph's `quantizer_order`, where `graph` has been reordered since, with the layouts of tensors
-            that are wider in it.
+        order: the graph's quantizers.
     Raises:
-        ValueError: the network and the graph have different numbers of quantizers.
+        ValueError: the graph has other quantizers, or the network fewer.
     """
-    names = order or quantizer_order(graph)
-    cut, places = _cut(graph, names)
-    levels, result = _torch_levels(model, images, [place.scale for place in places])
+    cut, places = _cut(graph, order)
+    traced = list(order.values())
+    calls, result = _torch_levels(
+        model, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
+    )
+    levels = [calls[one.call] for one in traced]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    layouts = list(names.values())
     feeds = {
-        place.fed: level if layout is None else layout.spread(level, 1)
-        for place, layout, level in zip(places, layouts, levels, strict=True)
+        place.fed: level if one.layout is None else one.layout.spread(level, 1)
+        for place, one, level in zip(places, traced, levels, strict=True)
     }
     feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
     wanted = [DETECT.prediction, *(place.integers for place in places)]
     output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
     steps, differing, total = 0, 0, 0
-    for layout, level, integers in zip(layouts, levels, found, strict=True):
-        apart = np.abs(level.astype(np.int16) - (integers if layout is None else integers[:, layout.places]))
+    for one, level, integers in zip(traced, levels, found, strict=True):
+        ours = integers if one.layout is None else integers[:, one.layout.places]
+        apart = np.abs(level.astype(np.int16) - ours)
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
-    return Agreement(len(names), steps, differing / total, float(np.abs(output - result).max()))
+    return Agreement(len(order), steps, differing / total, float(np.abs(output - result).max()))
 
 
-def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[list[np.ndarray], np.ndarray]:
-    """INT8 results of the activation quantizers in the order of their calls, and the network's predictions."""
-    levels: list[np.ndarray] = []
+def _torch_levels(model: Any, images: Tensor, scales: Mapping[int, float]) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """INT8 results of the calls of activation quantizers that have a scale here, and the network's predictions."""
+    levels: dict[int, np.ndarray] = {}
+    count = 0
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        scale = scales[len(levels)] if len(levels) < len(scales) else 1.0
-        levels.append((output.float() / scale).round().clamp(-128, 127).to(torch.int8).numpy())
+        nonlocal count
+        if count in scales:
+            levels[count] = (output.float() / scales[count]).round().clamp(-128, 127).to(torch.int8).numpy()
+        count += 1
 
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
     try:
@@ -111,7 +127,7 @@ def _torch_levels(model: Any, images: Tensor, scales: Sequence[float]) -> tuple[
         for hook in hooks:
             hook.remove()
     if len(levels) != len(scales):
-        raise ValueError(f"{len(levels)} quantizers run in torch, {len(scales)} are in the graph")
+        raise ValueError(f"{count} quantizers run in torch, and the graph has one that is number {max(scales)}")
     return levels, result
 
 

@@ -26,8 +26,8 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.alignment import Layout, align_channels
-from utils.onnx_graph.context import Context
+from utils.onnx_graph.agreement import Traced, take_quantizers
+from utils.onnx_graph.alignment import align_channels
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
 from utils.onnx_graph.verify import Report, verify
@@ -125,8 +125,7 @@ class ExportResult:
     Attributes:
         inputs, outputs: name → shape; a dynamic axis is its name.
         report: the verifier's, None for a float network.
-        quantizers: names of the activation quantizers in the order in which torch calls them, with the layouts of
-            those whose tensor became wider.
+        quantizers: the activation quantizers by name, and where they come from.
     """
 
     path: Path
@@ -137,7 +136,7 @@ class ExportResult:
     quantize_nodes: int
     dequantize_nodes: int
     report: Report | None
-    quantizers: Mapping[str, Layout | None]
+    quantizers: Mapping[str, Traced]
 
 
 def default_typing() -> Typing:
@@ -176,19 +175,18 @@ def export_forms(
     config = config.resolved(quantized)
     _check_size(model, config)
     graph = passes.clean_up(trace(model, config))
-    quantizers = tuple(node.name for node in Context(graph).activations)
+    quantizers = take_quantizers(graph)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
-    layouts: dict[str, Layout] = {}
     if config.align:
         graph, layouts = align_channels(graph)
+        quantizers = {name: replace(one, layout=layouts.get(name)) for name, one in quantizers.items()}
     if config.half:
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     entries = {**properties, **_metadata(config)}
-    order = {name: layouts.get(name) for name in quantizers} if quantized else None
-    return [_write(graph, form, path, entries, order) for path, form in files.items()]
+    return [_write(graph, form, path, entries, quantizers if quantized else None) for path, form in files.items()]
 
 
 def _write(
@@ -196,7 +194,7 @@ def _write(
     form: Form,
     path: Path,
     metadata: Mapping[str, str],
-    quantizers: Mapping[str, Layout | None] | None,
+    quantizers: Mapping[str, Traced] | None,
 ) -> ExportResult:
     graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
     report = None if quantizers is None else verify(graph)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from models.quantize.errors import DependencyError
 from utils.engine.onnxruntime_runner import open_session
 from utils.evaluation.nms import non_max_suppression, packed_detections
-from utils.onnx_graph.agreement import Agreement, compare
-from utils.onnx_graph.alignment import Layout
+from utils.onnx_graph.agreement import Agreement, Traced, compare
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.forms import PLUGIN, NmsSettings
 from utils.onnx_graph.graph import metadata_of
@@ -85,7 +84,7 @@ def check(
     path: str | Path,
     model: nn.Module,
     images: Tensor,
-    order: Mapping[str, Layout | None] | None = None,
+    order: Mapping[str, Traced] | None = None,
     limits: Limits = FULL,
 ) -> Parity:
     """Run an exported file on pictures.

@@ -226,6 +226,7 @@ CLEAN_UP: tuple[Callable[[ModelProto], ModelProto], ...] = (
     remove_identities,
     qdq_passes.scalar_scales,
     qdq_passes.round_weights,
+    qdq_passes.number_quantizers,
     qdq_passes.merge_quantizers,
     qdq_passes.share_scales,
     separate_predictions,

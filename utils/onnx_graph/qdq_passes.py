@@ -41,6 +41,15 @@ def scalar_scales(model: ModelProto) -> None:
 
 
 @pure
+def number_quantizers(model: ModelProto) -> None:
+    """Write into each activation quantizer which one it is: torch calls them in this order, and passes drop some."""
+    view = GraphView(model)
+    found = [node for node in model.graph.node if node.op_type == QUANTIZE and not view.is_constant(node.input[0])]
+    for number, node in enumerate(found):
+        node.doc_string = str(number)
+
+
+@pure
 def merge_quantizers(model: ModelProto) -> None:
     """Leave one QuantizeLinear and one DequantizeLinear a tensor.
 
