@@ -188,9 +188,9 @@ def make_row(args: argparse.Namespace, runner: Runner, result: EvalResult) -> Ro
     from utils.reports.schema import Row, versions
 
     file = Path(args.engine_file)
-    engine = f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
+    stage = {".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower())
     return Row(
-        stage={".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower(), engine),
+        stage=stage or f"TensorRT {EngineNote.load(file).precision.upper()}".strip(),
         file=args.engine_file,
         ap=result.ap,
         ap50=result.ap50,

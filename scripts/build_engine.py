@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import InputError
-from utils.cli import IMAGE_SIZE_FLAGS, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
 
 logger = logging.getLogger("utils.build_engine")
 
@@ -50,13 +50,16 @@ def make_parser() -> argparse.ArgumentParser:
                         help="build an FP32 file where TensorRT cannot choose FP16 by itself")  # fmt: skip
     parser.add_argument("--generate-graph", action="store_true", help="also report on its layers, and draw them as SVG")
     parser.add_argument("--trtexec", action="store_true", help="build with NVIDIA's trtexec instead")
+    add_device(parser)
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
     """Build, and look inside if that was asked for."""
     from utils.engine.build_plan import BuildConfig
+    from utils.engine.tensorrt_api import use_device
 
+    use_device(args.device)
     for name in ("batch_size", "imgsz"):
         if getattr(args, name) is not None and len(getattr(args, name)) not in (1, 3):
             raise InputError(f"--{name.replace('_', '-')} takes one number, or three: min opt max")
@@ -95,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.generate_graph:
         from utils.engine.look import look_inside
 
-        look_inside(engine, draw=True)
+        look_inside(engine, draw=True, device=args.device)
     return 0
 
 

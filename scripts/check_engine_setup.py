@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from utils.cli import run_program
+from utils.cli import add_device, run_program
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -22,6 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("data", metavar="DATA", help="data set's YAML")
     parser.add_argument("--generate-graph", action="store_true", help="is graphviz there too?")
+    add_device(parser)
     return parser
 
 
@@ -33,6 +34,7 @@ def main(args: argparse.Namespace) -> int:
     from utils.evaluation.data_yaml import load_data
 
     load_data(args.data).paths("val")
+    tensorrt_api.use_device(args.device)
     api = tensorrt_api.load()
     check_target(api, tensorrt_api.gpu(), ())
     if args.generate_graph:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Set everything up and take a float model to an evaluated INT8 ONNX file, with a report. Where there is a GPU with
-# TensorRT, also to INT8 and FP16 engines, evaluated beside it.
+# Set everything up and take a float model to an evaluated INT8 ONNX file, with a report. Where there is an NVIDIA GPU,
+# TensorRT is installed too, and FP16 and INT8 engines are built and evaluated beside it.
 #
 #   ./scripts/quickstart.sh                                     the demo: handwritten digits on photographs
 #   ./scripts/quickstart.sh --weights my.pt --data my.yaml --imgsz 640
@@ -16,7 +16,8 @@
 #   --resume        continue an interrupted run in --output instead
 #   -h, --help      print this
 #
-# ENGINE_PYTHON=/path/to/python3 is an interpreter that has TensorRT, if the environment's own has not.
+# ENGINE_PYTHON=/path/to/python3 is an interpreter that has TensorRT and what evaluating needs, if the environment's own
+# is not to have them.
 # What is installed, downloaded or drawn already is used again. Exit code: 0 done, 1 failed, 2 a bad argument, 130 interrupted.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -27,7 +28,7 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 main() {
   parse_arguments "$@"
   local started=$SECONDS
-  setup_environment --tensorrt
+  if [ "$device" = cpu ] || [ -n "${ENGINE_PYTHON:-}" ]; then setup_environment; else setup_environment --tensorrt; fi
   setup_checkout
   [ -n "$data" ] || use_demo_set
   say "set up in $((SECONDS - started)) s; the run starts"
@@ -40,8 +41,11 @@ main() {
   build_engines || status=$?
   [ "$status" != 130 ] || exit 130
   write_report
+  if [ "$status" != 0 ]; then
+    say "quickstart: the engines failed, see above; the rest is in $run/report.html"
+    return "$status"
+  fi
   say "quickstart: done in $((SECONDS - started)) s after setting up; open $run/report.html"
-  return "$status"
 }
 
 parse_arguments() {
@@ -103,7 +107,7 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
 }
 
 engine_program() { # NAME ARGUMENTS...: one that needs TensorRT
-  "${ENGINE_PYTHON:-$PYTHON}" "$YOLOV9_CHECKOUT/$1" "${@:2}"
+  PYTHON=${ENGINE_PYTHON:-$PYTHON} program "$@"
 }
 
 quantize() {
@@ -135,20 +139,27 @@ evaluate_network() { # FILE NAME: its row goes to $run/NAME/report.json
 
 # INT8 and FP16 engines and their rows; one line that says why, where there can be none.
 build_engines() {
-  local typing float=$run/weights/float.onnx int8=$onnx
+  local typing reason float=$run/weights/float.onnx int8=$onnx status=0
   if [ "$device" = cpu ]; then
     say "no engines: --device is cpu"
-  elif ! typing=$(engine_program scripts/check_engine_setup.py "$data" 2>&1); then
-    typing=${typing##*error: }
-    say "no engines: ${typing%%;*}"
-  else
-    typing=${typing##*$'\n'}
-    if [ "$typing" = strong ]; then int8=${best%.pt}-strong.onnx; fi
-    run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" --imgsz "$imgsz" \
-      --batch-size "$batch_size" --include onnx --simplify --typing "$typing" --output "$float" || return $?
-    evaluate_engine "$float" fp16 || return $?
-    evaluate_engine "$int8" int8
+    return
   fi
+  reason=$(mktemp)
+  typing=$(engine_program scripts/check_engine_setup.py "$data" 2>"$reason") || status=$?
+  if [ "$status" != 0 ]; then
+    reason=$(cat "$reason" && rm "$reason")
+    [ "$status" != 130 ] || return 130
+    reason=${reason##*error: }
+    say "no engines: ${reason%%;*}"
+    return
+  fi
+  rm "$reason"
+  typing=${typing##*$'\n'}
+  if [ "$typing" = strong ]; then int8=${best%.pt}-strong.onnx; fi
+  run_part "3/4 export the float model, to compare with" program export_qat.py --weights "$weights" --imgsz "$imgsz" \
+    --batch-size "$batch_size" --include onnx --simplify --typing "$typing" --output "$float" || return $?
+  evaluate_engine "$float" fp16 || return $?
+  evaluate_engine "$int8" int8
 }
 
 evaluate_engine() { # ONNX NAME

@@ -172,10 +172,11 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys):
 
 
 def test_what_was_written_can_be_looked_at_again(tmp_path, capsys):
-    saved = tmp_path / "c.layers.json"
+    saved = tmp_path / "c.v2.layers.json"
     layers = [replace(layer, ms=index / 1000) for index, layer in enumerate(inspector.parse(inspector.read(RECORD)))]
     engine_report.save(layers, saved)
-    EngineNote(precision="int8").save(tmp_path / "c.engine")
+    EngineNote(precision="int8").save(tmp_path / "c.v2.engine")
+    EngineNote(precision="fp16").save(tmp_path / "c.engine")
     content = saved.read_bytes()
     assert run_program(inspect_engine.make_parser(), inspect_engine.main, [str(saved)]) == 0
     out = capsys.readouterr().out

@@ -10,6 +10,7 @@ from onnx import ModelProto, helper, numpy_helper
 from qdq_graph import SIZE, Builder, good_graph
 
 from utils.onnx_graph.alignment import align_channels
+from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.graph import GraphView, attribute
 from utils.onnx_graph.verify import verify
 
@@ -122,14 +123,93 @@ def test_whole_blocks_and_narrow_parts_stay(parts):
     assert (result, layouts) == (model, {})
 
 
-def test_what_is_not_quantized_stays():
+def nodes(model: ModelProto, kind: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == kind]
+
+
+def float_weights(model: ModelProto) -> None:
+    """Every convolution reads what its weight's quantizer reads."""
+    view = GraphView(model)
+    for conv in nodes(model, "Conv"):
+        conv.input[1] = view.producer(view.producer(conv.input[1]).input[0]).input[0]
+
+
+def float_activations(model: ModelProto) -> None:
+    view = GraphView(model)
+    around = {}
+    for node in nodes(model, "DequantizeLinear"):
+        quantizer = view.producer(node.input[0])
+        if not view.is_constant(quantizer.input[0]):
+            around[node.output[0]] = quantizer.input[0]
+    for node in model.graph.node:
+        node.input[:] = [around.get(name, name) for name in node.input]
+    drop_unused(model)
+
+
+def shared_weights(model: ModelProto) -> None:
+    """cv3 has the weights of cv2, of the same shape, and so has everything that they read and write."""
+    _, second, third, _ = nodes(model, "Conv")
+    third.input[1] = second.input[1]
+
+
+def one_scale_for_all_weights(model: ModelProto) -> None:
+    names = {name for node in nodes(model, "QuantizeLinear") if attribute(node, "axis") == 0 for name in node.input[1:]}
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).flat[0].reshape(()), tensor.name))
+
+
+def weights_in_constant_nodes(model: ModelProto) -> None:
+    kept = []
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("conv.weight"):
+            model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+        else:
+            kept.append(tensor)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+
+def channels_scaled_one_by_one(model: ModelProto) -> None:
+    """A Mul with a number for each channel behind the Concat, the first convolution and the last half."""
+    for position, (tensor, count) in enumerate(
+        {"/Concat_output_0": 96, "/Add_output_0": 24, "/cv1/act/Mul_output_0": 48}.items()
+    ):
+        factors = numpy_helper.from_array(np.ones((1, count, 1, 1), np.float32), f"factors{position}")
+        model.graph.initializer.append(factors)
+        index = next(i for i, node in enumerate(model.graph.node) if tensor in node.output)
+        for node in model.graph.node:
+            node.input[:] = [f"scaled{position}" if name == tensor else name for name in node.input]
+        model.graph.node.insert(index + 1, helper.make_node("Mul", [tensor, factors.name], [f"scaled{position}"]))
+
+
+@pytest.mark.parametrize(
+    "change", [float_weights, float_activations, shared_weights, one_scale_for_all_weights, weights_in_constant_nodes,
+               channels_scaled_one_by_one],
+)  # fmt: skip
+def test_what_cannot_be_widened_stays(change):
     model = block(24)
-    for node in model.graph.node:  # every convolution reads what the quantizers read
-        if node.op_type == "Conv":
-            node.input[1] = GraphView(model).producer(GraphView(model).producer(node.input[1]).input[0]).input[0]
+    change(model)
+    onnx.checker.check_model(model, full_check=True)
     result, layouts = align_channels(model)
-    assert (result, layouts) == (model, {})
+    assert change is shared_weights or (result, layouts) == (model, {})
+    np.testing.assert_array_equal(run(result), run(model))
     assert align_channels(good_graph())[1] == {}
+
+
+def test_convolutions_in_groups_stay():
+    b = Network()
+    x = b.convolve(b.pair("images", 1 / 127, "images"), "cv1", (3, 48))
+    y = b.conv(x, "cv2", (24, 48))  # weights of two groups
+    group = next(node for node in b.nodes if node.name == "/cv2/conv/Conv")
+    group.attribute.append(helper.make_attribute("group", 2))
+    y = b.pair(y, 0.05, "/cv2/act/Mul")
+    halves = b.node("Split", "/Split", y, outputs=2, axis=1)
+    halves = [b.pair(half, 0.05, f"/Split.{i}") for i, half in enumerate(halves)]
+    model = b.finish(b.quantized("Concat", "/Concat", *halves, x, axis=1), 96)
+    result = aligned(model)
+    assert widths(result)["/cv2/conv/Conv_output_0"] == 48
+    np.testing.assert_array_equal(run(result), run(model))
 
 
 def test_parts_that_something_else_reads_stay():

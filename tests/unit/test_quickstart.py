@@ -92,7 +92,8 @@ def with_tensorrt(folder):
     """The folder, and a function that says how TensorRT wants files to be typed."""
 
     def typed(typing):
-        (folder / "build/yolov9/scripts/check_engine_setup.py").write_text(f"print('a warning')\nprint('{typing}')\n")
+        check = f"import sys\nprint('a warning')\nprint('{typing}')\nprint('late words', sys.argv, file=sys.stderr)\n"
+        (folder / "build/yolov9/scripts/check_engine_setup.py").write_text(check)
         (folder / "build/yolov9/scripts/build_engine.py").write_text(PROGRAM)
         return folder
 
@@ -101,13 +102,14 @@ def with_tensorrt(folder):
 
 @pytest.mark.parametrize(("typing", "ending"), [("weak", ""), ("strong", "-strong")])
 def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing, ending):
-    done = quickstart(with_tensorrt(typing))
+    done = quickstart(with_tensorrt(typing), "--device", "1")
     assert done.returncode == 0, done.stderr
+    assert "quickstart: done in" in done.stdout
     lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("CALLED")]
     weights = "runs/quickstart/weights"
-    assert [(name, words[0], words[-1]) for name, *words in lines if name == "build_engine.py"] == [
-        ("build_engine.py", f"{weights}/float.onnx", f"{weights}/fp16.engine"),
-        ("build_engine.py", f"{weights}/qat_best_model{ending}.onnx", f"{weights}/int8.engine"),
+    assert [words for name, *words in lines if name == "build_engine.py"] == [
+        [f"{weights}/float.onnx", "--output", f"{weights}/fp16.engine", "--device", "1"],
+        [f"{weights}/qat_best_model{ending}.onnx", "--output", f"{weights}/int8.engine", "--device", "1"],
     ]
     exports = [words for name, *words in lines if name == "export_qat.py"]
     float_export = next(words for words in exports if value(words, "--weights") == "data/demo/gelan-digits.pt")
@@ -134,7 +136,23 @@ def test_the_report_is_written_though_an_engine_fails(with_tensorrt):
     done = quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="1")
     assert done.returncode == 1
     assert "CALLED make_report.py runs/quickstart runs/quickstart/onnx --title" in done.stdout
+    assert "== quickstart: the engines failed, see above" in done.stdout
+    assert "quickstart: done" not in done.stdout
     assert quickstart(with_tensorrt("weak"), FAILING="build_engine.py", STATUS="130").returncode == 130
+
+
+def test_ctrl_c_while_it_looks_for_tensorrt_ends_it(folder):
+    (folder / "build/yolov9/scripts/check_engine_setup.py").write_text("import sys; sys.exit(130)")
+    done = quickstart(folder)
+    assert (done.returncode, "CALLED make_report.py" in done.stdout) == (130, False)
+
+
+def test_tensorrt_is_installed_where_it_is_wanted(folder, tmp_path):
+    library = folder / "scripts/lib.sh"
+    library.write_text(library.read_text().replace("setup_environment() {", 'setup_environment() { echo "SET $*";'))
+    assert "SET --tensorrt\n" in quickstart(folder).stdout
+    assert "SET \n" in quickstart(folder, "--device", "cpu").stdout
+    assert "SET \n" in quickstart(folder, ENGINE_PYTHON=sys.executable).stdout
 
 
 def test_own_models_options_and_folders_are_passed_on(folder, tmp_path):

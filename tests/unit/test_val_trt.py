@@ -51,6 +51,7 @@ def program(known, tmp_path, capsys):
 
 def test_a_report_and_a_table(known, program, tmp_path):
     folder, model = known
+    (folder / "a.onnx.json").write_text("somebody's own, and no note of an engine")
     code, out, _ = program("--imgsz", 64, "--batch-size", 6)
     assert code == 0
     config = EvalConfig(imgsz=64, workers=0)

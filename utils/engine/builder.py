@@ -70,8 +70,10 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         setup.add_optimization_profile(profile)
     cache = cache_path(engine, config, api.name, gpu)
     began = time.perf_counter()
-    with _timing_cache(api, setup, cache), build_progress(api, setup, log, engine.name, config.progress):
+    with _timing_cache(api, setup, cache), build_progress(api, setup, log, engine.name, config.progress) as finished:
         plan = builder.build_serialized_network(network, setup)
+        if plan is not None:
+            finished()
     seconds = time.perf_counter() - began
     del parser  # it holds the weights until here
     if plan is None:

@@ -54,8 +54,9 @@ def look_at_record(record: Path, *, draw: bool = False) -> Summary:
         layers = engine_report.from_rows(json.loads(content)) if saved else inspector.parse(content)
     except (ValueError, QatError) as error:
         raise InputError(f"{record}: {error}") from error
-    engine = record.with_name(record.name.removesuffix(".json").removesuffix(".layers")).with_suffix(".engine")
-    return report(layers, record, record.name, EngineNote.load(engine).precision, draw, written=saved)
+    name = record.name.removesuffix(".json").removesuffix(".layers")
+    precision = EngineNote.load(record.with_name(f"{name}.engine")).precision
+    return report(layers, record.with_name(f"{name}.json"), record.name, precision, draw, written=saved)
 
 
 def report(

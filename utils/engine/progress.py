@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,23 +13,27 @@ _LAYERS = re.compile(r"After [\w -]+: (\d+) layers")  # "After vertical fusions:
 
 
 @contextmanager
-def build_progress(api: Api, setup: Any, log: Log, name: str, show: bool) -> Iterator[None]:
-    """Show how far the builder is while the block runs; Ctrl-C cancels the build where TensorRT listens."""
+def build_progress(api: Api, setup: Any, log: Log, name: str, show: bool) -> Iterator[Callable[[], None]]:
+    """Show how far the builder is while the block runs; Ctrl-C cancels the build where TensorRT listens.
+
+    Yields:
+        What is to be called when there is an engine.
+    """
     if api.progress_monitor is None:
-        with _from_log(log, name, show):
-            yield
+        with _from_log(log, name, show) as finished:
+            yield finished
         return
     monitor = _monitor(api.progress_monitor, name, show)
     setup.progress_monitor = monitor
     try:
-        yield
+        yield lambda: None  # the monitor hears of it
     finally:
         monitor.close()
 
 
 @contextmanager
-def _from_log(log: Log, name: str, show: bool) -> Iterator[None]:
-    """One step for each layer whose kernels are measured; like ones are measured once, so the last steps are one."""
+def _from_log(log: Log, name: str, show: bool) -> Iterator[Callable[[], None]]:
+    """One step for each layer whose kernels are measured; identical ones are measured once, so it jumps at the end."""
     from tqdm import tqdm
 
     with tqdm(desc=f"{name}: measuring kernels", unit="layer", disable=not show) as bar:
@@ -42,8 +46,7 @@ def _from_log(log: Log, name: str, show: bool) -> Iterator[None]:
 
         log.watch = watch
         try:
-            yield
-            bar.update((bar.total or bar.n) - bar.n)
+            yield lambda: bar.update((bar.total or bar.n) - bar.n) and None
         finally:
             log.watch = None
 

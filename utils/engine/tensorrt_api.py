@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 from models.quantize.errors import DependencyError, InputError
+from utils.cli import select_device
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +198,19 @@ class Gpu:
     name: str
     architecture: str
     free: int
+
+
+def use_device(text: str) -> None:
+    """Make the GPU that `--device` names the one that TensorRT builds on.
+
+    Raises:
+        InputError: it does not exist.
+    """
+    import torch
+
+    device = select_device(text)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def gpu(index: int | None = None) -> Gpu | None:

@@ -94,6 +94,7 @@ class _Graph:
             for value in [*inferred.value_info, *inferred.input, *inferred.output]
             if len(value.type.tensor_type.shape.dim) == 4 and value.type.tensor_type.shape.dim[1].dim_value
         }
+        self.initializers = {tensor.name for tensor in model.graph.initializer}
         self.links: list[_Link] = []
         self.fixed = self.view.inputs | self.view.outputs
         for node in self.view.nodes:
@@ -155,10 +156,13 @@ class _Graph:
         return links if start == self._count(whole) else None
 
     def _is_free(self, node: NodeProto) -> bool:
-        """A quantized convolution between all channels, whose weights, scales and bias can be written anew."""
+        """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
         quantizers = weight_quantizers(node, self.view)
+        if attribute(node, "group", 1) != 1 or quantizers is None:
+            return False
+        weight, scale = quantizers[0].input[:2]
         bias = self.view.array(node.input[2]) if len(node.input) > 2 else np.zeros(0)
-        return attribute(node, "group", 1) == 1 and quantizers is not None and bias is not None
+        return weight in self.initializers and np.ndim(self.view.array(scale)) == 1 and bias is not None
 
     def _count(self, name: str) -> int:
         return self.channels.get(name, 0)
