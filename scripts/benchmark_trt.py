@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import DependencyError, InputError
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program, select_device
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program
 
 if TYPE_CHECKING:
     from utils.engine.trtexec import Trtexec
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
                              not args.noDataTransfers)  # fmt: skip
     building = BuildConfig(tactic_sources_off=tuple(args.tactic_sources_off), timing_iterations=args.timing_iterations,
                            optimization_level=args.optimization_level)  # fmt: skip
-    api, device = tensorrt_api.load(), select_device(args.device)
+    api, device = tensorrt_api.load(), tensorrt_api.use_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
     program = None if args.own_timing else _trtexec()
     gpu = benchmark_report.device_information(device.index)

@@ -106,10 +106,6 @@ program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched c
   "$PYTHON" "$YOLOV9_CHECKOUT/$1" "${@:2}" --device "$device"
 }
 
-engine_program() { # NAME ARGUMENTS...: one that needs TensorRT
-  PYTHON=${ENGINE_PYTHON:-$PYTHON} program "$@"
-}
-
 quantize() {
   local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
@@ -145,7 +141,7 @@ build_engines() {
     return
   fi
   reason=$(mktemp)
-  typing=$(engine_program scripts/check_engine_setup.py "$data" 2>"$reason") || status=$?
+  typing=$(PYTHON=${ENGINE_PYTHON:-$PYTHON} program scripts/check_engine_setup.py "$data" 2>"$reason") || status=$?
   if [ "$status" != 0 ]; then
     reason=$(cat "$reason" && rm "$reason")
     [ "$status" != 130 ] || return 130
@@ -164,7 +160,7 @@ build_engines() {
 
 evaluate_engine() { # ONNX NAME
   local engine=$run/weights/$2.engine PYTHON=${ENGINE_PYTHON:-$PYTHON}
-  run_part "3/4 build the $2 engine" engine_program scripts/build_engine.py "$1" --output "$engine" || return $?
+  run_part "3/4 build the $2 engine" program scripts/build_engine.py "$1" --output "$engine" || return $?
   evaluate_network "$engine" "$2"
 }
 

@@ -13,11 +13,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from models.quantize.errors import DependencyError, InputError
 from utils.cli import select_device
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -200,8 +203,8 @@ class Gpu:
     free: int
 
 
-def use_device(text: str) -> None:
-    """Make the GPU that `--device` names the one that TensorRT builds on.
+def use_device(text: str) -> torch.device:
+    """The device that `--device` names; a GPU becomes the one that TensorRT builds on.
 
     Raises:
         InputError: it does not exist.
@@ -211,6 +214,7 @@ def use_device(text: str) -> None:
     device = select_device(text)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    return device
 
 
 def gpu(index: int | None = None) -> Gpu | None:

@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.modules import export_mode
-from utils.onnx_graph.alignment import Layout
+from utils.onnx_graph.alignment import Traced
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.editing import drop_unused
 from utils.task import DETECT
@@ -49,27 +49,6 @@ class _Cut:
     integers: str
     fed: str
     scale: float
-
-
-@dataclass(frozen=True)
-class Traced:
-    """Where a graph's activation quantizer comes from.
-
-    Attributes:
-        call: which of torch's calls of activation quantizers it is, from 0.
-        layout: where its channels lie if the graph's tensor is wider than torch's, see `alignment.py`.
-    """
-
-    call: int
-    layout: Layout | None = None
-
-
-def take_quantizers(graph: ModelProto) -> dict[str, Traced]:
-    """The activation quantizers of a cleaned up graph, by name; takes out of it what `number_quantizers` wrote."""
-    found = {node.name: Traced(int(node.doc_string)) for node in Context(graph).activations}
-    for node in graph.graph.node:
-        node.ClearField("doc_string")
-    return found
 
 
 def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Traced]) -> Agreement:

@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute
-from utils.onnx_graph.qdq_passes import INT8_VECTOR
+from utils.onnx_graph.qdq_passes import INT8_VECTOR, weight_quantizers
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
 CHANNELWISE = frozenset({
@@ -81,6 +81,19 @@ class Layout:
         index[axis] = self.places
         result[tuple(index)] = array
         return result
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Where a graph's activation quantizer comes from.
+
+    Attributes:
+        call: which of torch's calls of activation quantizers it is, from 0.
+        layout: where its channels lie if the graph's tensor is wider than torch's.
+    """
+
+    call: int
+    layout: Layout | None = None
 
 
 class _Graph:
@@ -157,7 +170,7 @@ class _Graph:
 
     def _is_free(self, node: NodeProto) -> bool:
         """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
-        quantizers = weight_quantizers(node, self.view)
+        quantizers = _own_quantizers(node, self.view)
         if attribute(node, "group", 1) != 1 or quantizers is None:
             return False
         weight, scale = quantizers[0].input[:2]
@@ -209,10 +222,9 @@ class _Graph:
         return {part: root(part) for part in parents}
 
 
-def weight_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodeProto] | None:
+def _own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodeProto] | None:
     """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
-    dequantizer = view.producer(node.input[1])
-    quantizer = view.producer(dequantizer.input[0]) if dequantizer is not None else None
+    quantizer, dequantizer = weight_quantizers(node, view)
     if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
         return None
     alone = all(len(view.consumers(name)) == 1 for name in (node.input[1], dequantizer.input[0], quantizer.input[0]))
@@ -249,6 +261,7 @@ class _Rewriter:
 
     def __init__(self, model: ModelProto, layouts: Mapping[str, Layout], channels: Mapping[str, int]) -> None:
         self.model, self.layouts, self.view = model, layouts, GraphView(model)
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self.counts = {**channels, **{name: layout.count for name, layout in layouts.items()}}
 
     def run(self) -> None:
@@ -275,7 +288,7 @@ class _Rewriter:
         drop_unused(self.model)
 
     def _convolution(self, node: NodeProto) -> None:
-        quantizers = weight_quantizers(node, self.view)
+        quantizers = _own_quantizers(node, self.view)
         assert quantizers is not None, "only such tensors become wider"
         before, after = self.layouts.get(node.input[0]), self.layouts.get(node.output[0])
         stored = quantizers[0].input[0]
@@ -284,9 +297,7 @@ class _Rewriter:
             weight = before.spread(weight, 1)
         if after is not None:
             weight = after.spread(weight, 0)
-        for tensor in self.model.graph.initializer:
-            if tensor.name == stored:
-                tensor.CopyFrom(numpy_helper.from_array(weight, stored))
+        self.tensors[stored].CopyFrom(numpy_helper.from_array(weight, stored))
         if after is None:
             return
         scale, zero_point = map(self._array, quantizers[0].input[1:])

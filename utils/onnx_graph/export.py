@@ -26,8 +26,7 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.agreement import Traced, take_quantizers
-from utils.onnx_graph.alignment import align_channels
+from utils.onnx_graph.alignment import Layout, Traced, align_channels
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
 from utils.onnx_graph.verify import Report, verify
@@ -175,18 +174,19 @@ def export_forms(
     config = config.resolved(quantized)
     _check_size(model, config)
     graph = passes.clean_up(trace(model, config))
-    quantizers = take_quantizers(graph)
+    calls = qdq_passes.take_numbers(graph)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
-    if config.align:
+    layouts: dict[str, Layout] = {}
+    if config.align and quantized:
         graph, layouts = align_channels(graph)
-        quantizers = {name: replace(one, layout=layouts.get(name)) for name, one in quantizers.items()}
     if config.half:
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     entries = {**properties, **_metadata(config)}
-    return [_write(graph, form, path, entries, quantizers if quantized else None) for path, form in files.items()]
+    quantizers = {name: Traced(call, layouts.get(name)) for name, call in calls.items()} if quantized else None
+    return [_write(graph, form, path, entries, quantizers) for path, form in files.items()]
 
 
 def _write(

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from models.quantize.errors import DependencyError
 from utils.engine.onnxruntime_runner import open_session
 from utils.evaluation.nms import non_max_suppression, packed_detections
-from utils.onnx_graph.agreement import Agreement, Traced, compare
+from utils.onnx_graph.agreement import Agreement, compare
+from utils.onnx_graph.alignment import Traced
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.forms import PLUGIN, NmsSettings
 from utils.onnx_graph.graph import metadata_of

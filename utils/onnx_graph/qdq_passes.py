@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
+from utils.onnx_graph.context import Context
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute
 
@@ -43,10 +44,19 @@ def scalar_scales(model: ModelProto) -> None:
 @pure
 def number_quantizers(model: ModelProto) -> None:
     """Write into each activation quantizer which one it is: torch calls them in this order, and passes drop some."""
-    view = GraphView(model)
-    found = [node for node in model.graph.node if node.op_type == QUANTIZE and not view.is_constant(node.input[0])]
-    for number, node in enumerate(found):
+    for number, node in enumerate(Context(model).activations):
         node.doc_string = str(number)
+
+
+def take_numbers(model: ModelProto) -> dict[str, int]:
+    """The activation quantizers of a cleaned up graph, by name, and what `number_quantizers` wrote into them.
+
+    It is taken out of the graph, in place.
+    """
+    found = {node.name: int(node.doc_string) for node in Context(model).activations}
+    for node in model.graph.node:
+        node.ClearField("doc_string")
+    return found
 
 
 @pure
@@ -189,8 +199,7 @@ def dense_groups(model: ModelProto) -> None:
     weights: dict[str, np.ndarray] = {}
     for node in model.graph.node:
         groups = attribute(node, "group", 1) if node.op_type == "Conv" else 1
-        dequantizer = view.producer(node.input[1]) if groups > 1 else None
-        quantizer = view.producer(dequantizer.input[0]) if dequantizer is not None else None
+        quantizer = weight_quantizers(node, view)[0] if groups > 1 else None
         weight = view.array(quantizer.input[0]) if quantizer is not None else None
         if quantizer is None or weight is None or not 1 < weight.shape[1] < INT8_VECTOR or groups > FEW_GROUPS:
             continue
@@ -203,6 +212,12 @@ def dense_groups(model: ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
     if weights:
         del model.graph.value_info[:]  # it holds the old weights' shapes
+
+
+def weight_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto | None, NodeProto | None]:
+    """QuantizeLinear and DequantizeLinear in front of a convolution's weights; None for what is not there."""
+    dequantizer = view.producer(node.input[1])
+    return (view.producer(dequantizer.input[0]) if dequantizer is not None else None), dequantizer
 
 
 def _block_diagonal(weight: np.ndarray, groups: int) -> np.ndarray:
