@@ -59,7 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--keep-channels", action="store_true",
-        help="do not widen quantized tensors to whole blocks of 32 channels where a Concat or Split needs it",
+        help="leave convolutions as the network has them; TensorRT's INT8 kernels want whole blocks of 32 channels "
+        "where a part of a Concat or Split begins, and a convolution for each part of a result that is cut",
     )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(

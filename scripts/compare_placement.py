@@ -128,18 +128,18 @@ def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     from utils.engine import tensorrt_api
     from utils.engine.build_plan import BuildConfig, check_target
 
-    api = tensorrt_api.load()
-    check_target(api, tensorrt_api.gpu(), ())
+    api, device = tensorrt_api.load(), tensorrt_api.use_device(args.device)
+    check_target(api, tensorrt_api.gpu(device.index), ())
     workers = args.workers or engines.default_workers()
     config = BuildConfig(
         shares=workers, timing_cache=args.timing_cache, tactic_sources_off=tuple(args.tactic_sources_off),
         optimization_level=args.optimization_level, timing_iterations=args.timing_iterations,
     )  # fmt: skip
-    failed = engines.build_engines(wanted, config, workers)
+    failed = engines.build_engines(wanted, config, workers, args.device)
     about, command = table.measured_on(), shlex.join(["python", *sys.argv])
     rows: list[engines.Row] = []
     files: list[Path] = []
-    for group in engines.measure(wanted, failed, args.iterations, args.rounds):
+    for group in engines.measure(wanted, failed, args.iterations, args.rounds, args.device):
         rows += group
         files = table.save(rows, about, command, args.output)
         logger.info("%s\n", table.text(group))

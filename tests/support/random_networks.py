@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
@@ -14,8 +16,9 @@ from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.comparison.variants import random_network
+from utils.onnx_graph.context import Context
 
-__all__ = ["TINY", "random_network", "save_float", "save_quantized"]
+__all__ = ["TINY", "convolutions_in", "random_network", "save_float", "save_quantized"]
 
 # Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
 TINY: dict[str, Any] = {
@@ -59,3 +62,9 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
         path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml
     )
     return path
+
+
+def convolutions_in(path: Path) -> set[str]:
+    """The modules that a file's convolutions come from; one whose result is cut became several."""
+    context = Context(onnx.load(path))
+    return {re.sub(r"\.conv\.\d+$", ".conv", context.path(node)) for node in context.convolutions}

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from int8_network import Network, block, nodes, run
 from onnx import ModelProto, helper, numpy_helper
-from qdq_graph import SIZE, Builder, good_graph
+from qdq_graph import SIZE, good_graph
 
 from utils.onnx_graph.alignment import align_channels
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.graph import GraphView, attribute
 from utils.onnx_graph.verify import verify
-
-
-def run(model: ModelProto, batch: int = 2) -> np.ndarray:
-    options = onnxruntime.SessionOptions()  # as written: float arithmetic between quantizers
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    images = np.random.default_rng(1).random((batch, 3, SIZE, SIZE), dtype=np.float32)
-    return session.run(None, {"images": images})[0]
 
 
 def aligned(model: ModelProto) -> ModelProto:
@@ -49,44 +40,6 @@ def cut_blocks(model: ModelProto) -> list[str]:
             if any(width[name] % 32 for name in parts[:-1]):
                 found.append(node.name)
     return found
-
-
-class Network(Builder):
-    """Blocks with quantizers as the exporter places them."""
-
-    def convolve(self, x: str, path: str, channels: tuple[int, int], kernel: int = 1) -> str:
-        return self.pair(self.conv(x, path, channels, kernel=kernel), 0.05, f"/{path}/act/Mul")
-
-    def quantized(self, kind: str, name: str, *inputs: str, **attributes: object) -> str:
-        return self.pair(self.node(kind, name, *inputs, **attributes), 0.05, name)
-
-    def finish(self, x: str, channels: int, batch: int | str = "batch") -> ModelProto:
-        x = self.conv(x, "last", (channels, 5), silu=False)
-        self.nodes.append(helper.make_node("Flatten", [x], ["output0"], name="/Flatten"))
-        model = self.model("output0", [None], batch=batch)
-        for tensor in model.graph.initializer:  # sums of few multiples of powers of two: exact in any order
-            value = numpy_helper.to_array(tensor)
-            if tensor.name.endswith("/scale"):
-                exact = np.full_like(value, 2.0 ** (-7 if value.ndim else -5))
-                tensor.CopyFrom(numpy_helper.from_array(exact, tensor.name))
-            elif tensor.name.endswith("bias"):
-                tensor.CopyFrom(numpy_helper.from_array(np.round(value * 1024) / np.float32(1024), tensor.name))
-        return model
-
-
-def block(parts: int) -> ModelProto:
-    """An ELAN block with parts of so many channels: `concat(y, c, d)`, where c is computed from y's second half."""
-    b = Network()
-    x = b.pair("images", 1 / 127, "images")
-    y = b.convolve(x, "cv1", (3, 2 * parts), kernel=3)
-    _, half = b.node("Split", "/Split", y, outputs=2, axis=1)
-    half = b.pair(half, 0.05, "/Split.1")
-    c = b.convolve(half, "cv2", (parts, parts), kernel=3)
-    c = b.quantized("Add", "/Add", half, c)
-    d = b.convolve(c, "cv3", (parts, parts), kernel=3)
-    d = b.quantized("MaxPool", "/MaxPool", d, kernel_shape=[3, 3], pads=[1] * 4)
-    x = b.quantized("Concat", "/Concat", y, c, d, axis=1)
-    return b.finish(x, 4 * parts)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +74,6 @@ def test_whole_blocks_and_narrow_parts_stay(parts):
     model = block(parts)
     result, layouts = align_channels(model)
     assert (result, layouts) == (model, {})
-
-
-def nodes(model: ModelProto, kind: str) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if node.op_type == kind]
 
 
 def float_weights(model: ModelProto) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LEVEL = ("--optimization-level", "2")
 LIBRARY = """
 . {root}/scripts/lib.sh
 OVERLAY_ROOT=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)
@@ -108,8 +109,8 @@ def test_engines_are_built_and_evaluated_where_tensorrt_is(with_tensorrt, typing
     lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("CALLED")]
     weights = "runs/quickstart/weights"
     assert [words for name, *words in lines if name == "build_engine.py"] == [
-        [f"{weights}/float.onnx", "--output", f"{weights}/fp16.engine", "--device", "1"],
-        [f"{weights}/qat_best_model{ending}.onnx", "--output", f"{weights}/int8.engine", "--device", "1"],
+        [f"{weights}/float.onnx", "--output", f"{weights}/fp16.engine", *LEVEL, "--device", "1"],
+        [f"{weights}/qat_best_model{ending}.onnx", "--output", f"{weights}/int8.engine", *LEVEL, "--device", "1"],
     ]
     exports = [words for name, *words in lines if name == "export_qat.py"]
     float_export = next(words for words in exports if value(words, "--weights") == "data/demo/gelan-digits.pt")

@@ -59,8 +59,11 @@ class Row:
         return {**asdict(self), "images_per_second": self.images_per_second}
 
 
-def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int) -> dict[Job, str]:
+def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device: str = "") -> dict[Job, str]:
     """Build what is missing or older than its ONNX file, `workers` at a time.
+
+    Args:
+        device: as `--device` names it.
 
     Returns:
         Jobs that failed → why.
@@ -74,21 +77,29 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int) -> dic
     failed: dict[Job, str] = {}
     if not missing:
         return failed
-    for number, (job, error) in enumerate(_results(missing, config, workers), 1):
+    for number, (job, error) in enumerate(_results(missing, config, workers, device), 1):
         logger.info("[%d/%d] %s: %s", number, len(missing), job.engine.name, error or "built")
         if error:
             failed[job] = error
     return failed
 
 
-def _results(missing: Sequence[Job], config: BuildConfig, workers: int) -> Iterator[tuple[Job, str]]:
+def _results(missing: Sequence[Job], config: BuildConfig, workers: int, device: str) -> Iterator[tuple[Job, str]]:
     """Jobs as they are done, with the reason of a failure."""
     if workers == 1:
         yield from ((job, _build_one(job, config)) for job in missing)
         return
-    with ProcessPoolExecutor(min(workers, len(missing)), get_context("spawn"), initializer=setup_logging) as pool:
+    start = get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(missing)), start, _start_worker, (device,)) as pool:
         running = {pool.submit(_build_one, job, config): job for job in missing}
         yield from ((running[future], future.result()) for future in as_completed(running))
+
+
+def _start_worker(device: str) -> None:
+    from utils.engine import tensorrt_api
+
+    setup_logging()
+    tensorrt_api.use_device(device)
 
 
 def _build_one(job: Job, config: BuildConfig) -> str:
@@ -114,19 +125,23 @@ def _cache(job: Job) -> str:
     return "" if path is None else str(path.with_name(f"{job.model}-{path.name}"))
 
 
-def measure(jobs: Sequence[Job], failed: dict[Job, str], iterations: int, rounds: int) -> Iterator[list[Row]]:
+def measure(
+    jobs: Sequence[Job], failed: dict[Job, str], iterations: int, rounds: int, device: str = ""
+) -> Iterator[list[Row]]:
     """Time all engines of a model and batch in turns; gives the rows of each such group."""
     for _, group in itertools.groupby(jobs, key=lambda job: (job.model, job.batch)):
-        yield _measure_group(list(group), failed, iterations, rounds)
+        yield _measure_group(list(group), failed, iterations, rounds, device)
 
 
-def _measure_group(group: Sequence[Job], failed: dict[Job, str], iterations: int, rounds: int) -> list[Row]:
+def _measure_group(
+    group: Sequence[Job], failed: dict[Job, str], iterations: int, rounds: int, device_name: str
+) -> list[Row]:
     from tqdm import tqdm
 
     from utils.engine import tensorrt_api, timing
     from utils.engine.execution import Execution
 
-    api, device = tensorrt_api.load(), select_device("")
+    api, device = tensorrt_api.load(), select_device(device_name)
     rows = {job: Row(job.model, job.batch, job.variant, error=failed.get(job, "")) for job in group}
     running: dict[str, Execution] = {}
     try:

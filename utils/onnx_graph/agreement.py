@@ -66,7 +66,7 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[
     calls, result = _torch_levels(
         model, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
     )
-    levels = [calls[one.call] for one in traced]
+    levels = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()

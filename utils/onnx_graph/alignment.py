@@ -19,8 +19,8 @@ import onnx
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute
-from utils.onnx_graph.qdq_passes import INT8_VECTOR, weight_quantizers
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_bounds
+from utils.onnx_graph.qdq_passes import INT8_VECTOR, own_quantizers
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
 CHANNELWISE = frozenset({
@@ -89,10 +89,12 @@ class Traced:
 
     Attributes:
         call: which of torch's calls of activation quantizers it is, from 0.
-        layout: where its channels lie if the graph's tensor is wider than torch's.
+        channels: which of torch's channels the graph's tensor holds; None: all.
+        layout: where these lie if the graph's tensor is wider.
     """
 
     call: int
+    channels: slice | None = None
     layout: Layout | None = None
 
 
@@ -153,7 +155,7 @@ class _Graph:
             return self._side_by_side(output, node.input)
         if node.op_type == "Split" and attribute(node, "axis", 0) == 1:
             return self._side_by_side(node.input[0], node.output)
-        if node.op_type == "Slice" and (bounds := _bounds(node, self.view)) is not None:
+        if node.op_type == "Slice" and (bounds := channel_bounds(node, self.view)) is not None:
             start, end = bounds
             end = min(end, self._count(node.input[0]))
             return [_Link(node.input[0], start, output, 0, end - start)] if self._count(output) == end - start else None
@@ -170,7 +172,7 @@ class _Graph:
 
     def _is_free(self, node: NodeProto) -> bool:
         """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
-        quantizers = _own_quantizers(node, self.view)
+        quantizers = own_quantizers(node, self.view)
         if attribute(node, "group", 1) != 1 or quantizers is None:
             return False
         weight, scale = quantizers[0].input[:2]
@@ -222,25 +224,6 @@ class _Graph:
         return {part: root(part) for part in parents}
 
 
-def _own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodeProto] | None:
-    """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
-    quantizer, dequantizer = weight_quantizers(node, view)
-    if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
-        return None
-    alone = all(len(view.consumers(name)) == 1 for name in (node.input[1], dequantizer.input[0], quantizer.input[0]))
-    known = all(view.array(name) is not None for name in (*quantizer.input, *dequantizer.input[1:]))
-    return (quantizer, dequantizer) if alone and known else None
-
-
-def _bounds(node: NodeProto, view: GraphView) -> tuple[int, int] | None:
-    """First channel and end of a Slice that takes neighbouring channels and nothing else."""
-    arrays = [view.array(name) for name in node.input[1:]]
-    if len(arrays) < 3 or any(value is None or value.size != 1 for value in arrays):
-        return None
-    start, end, axis, step = (int(value.item()) for value in [*arrays, np.array(1)][:4] if value is not None)
-    return (start, end) if axis == 1 and step == 1 and 0 <= start < end else None
-
-
 def _whole(count: int) -> int:
     """The next multiple of a block."""
     return -(-count // INT8_VECTOR) * INT8_VECTOR
@@ -288,7 +271,7 @@ class _Rewriter:
         drop_unused(self.model)
 
     def _convolution(self, node: NodeProto) -> None:
-        quantizers = _own_quantizers(node, self.view)
+        quantizers = own_quantizers(node, self.view)
         assert quantizers is not None, "only such tensors become wider"
         before, after = self.layouts.get(node.input[0]), self.layouts.get(node.output[0])
         stored = quantizers[0].input[0]

@@ -26,9 +26,11 @@ from torch import nn
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
 from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.alignment import Layout, Traced, align_channels
+from utils.onnx_graph.alignment import Traced, align_channels
+from utils.onnx_graph.context import Context
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
+from utils.onnx_graph.parts import separate_parts
 from utils.onnx_graph.verify import Report, verify
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,8 @@ class ExportConfig:
             strongly typed quantized one.
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
-        align: widen parts of Concats and Splits to whole blocks of channels, see `alignment.py`.
+        align: arrange channels for INT8 kernels: convolutions whose result is cut become one for each part, see
+            `parts.py`, and parts of Concats and Splits get whole blocks of channels, see `alignment.py`.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -177,16 +180,26 @@ def export_forms(
     calls = qdq_passes.take_numbers(graph)
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
-    layouts: dict[str, Layout] = {}
-    if config.align and quantized:
-        graph, layouts = align_channels(graph)
+    quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
+    if config.align and quantizers is not None:
+        graph, quantizers = _for_int8_kernels(graph, quantizers)
     if config.half:
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     entries = {**properties, **_metadata(config)}
-    quantizers = {name: Traced(call, layouts.get(name)) for name, call in calls.items()} if quantized else None
     return [_write(graph, form, path, entries, quantizers) for path, form in files.items()]
+
+
+def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tuple[ModelProto, dict[str, Traced]]:
+    """The graph so that a convolution can write wherever its result is wanted, and its quantizers."""
+    graph, parts = separate_parts(graph)
+    graph, layouts = align_channels(graph)
+    found = {}
+    for name in (node.name for node in Context(graph).activations):
+        whole, channels = parts.get(name, (name, None))
+        found[name] = Traced(quantizers[whole].call, channels, layouts.get(name))
+    return graph, found
 
 
 def _write(

@@ -94,6 +94,15 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+def channel_bounds(node: NodeProto, view: GraphView) -> tuple[int, int] | None:
+    """First channel and end of a Slice that takes neighbouring channels and nothing else."""
+    arrays = [view.array(name) for name in node.input[1:]]
+    if len(arrays) < 3 or any(value is None or value.size != 1 for value in arrays):
+        return None
+    start, end, axis, step = (int(value.item()) for value in [*arrays, np.array(1)][:4] if value is not None)
+    return (start, end) if axis == 1 and step == 1 and 0 <= start < end else None
+
+
 def opset_of(model: ModelProto) -> int:
     """The version of ONNX's own operators that the graph uses."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)

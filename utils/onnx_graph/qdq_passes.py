@@ -220,6 +220,16 @@ def weight_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto | Non
     return (view.producer(dequantizer.input[0]) if dequantizer is not None else None), dequantizer
 
 
+def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodeProto] | None:
+    """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
+    quantizer, dequantizer = weight_quantizers(node, view)
+    if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
+        return None
+    alone = all(len(view.consumers(name)) == 1 for name in (node.input[1], dequantizer.input[0], quantizer.input[0]))
+    known = all(view.array(name) is not None for name in (*quantizer.input, *dequantizer.input[1:]))
+    return (quantizer, dequantizer) if alone and known else None
+
+
 def _block_diagonal(weight: np.ndarray, groups: int) -> np.ndarray:
     """`[C_out, C_in / groups, h, w]` → `[C_out, C_in, h, w]`."""
     rows, columns = weight.shape[0] // groups, weight.shape[1]

@@ -1,0 +1,199 @@
+"""A convolution for each part of a result that is cut: the same results bit for bit, the rest stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from int8_network import Network, nodes, run
+from onnx import ModelProto, helper, numpy_helper
+
+from utils.onnx_graph.alignment import align_channels
+from utils.onnx_graph.graph import GraphView
+from utils.onnx_graph.parts import separate_parts
+from utils.onnx_graph.verify import verify
+
+WHOLE = "/cv1/act/Mul_output_0"  # before its quantizer
+Y = "/cv1/act/Mul/DequantizeLinear_output_0"
+
+
+def elan(sizes: tuple[int, ...] = (24, 24), used: int = 1, *, slices: bool = False, silu: bool = True) -> ModelProto:
+    """`concat(y, c)`, where y is a convolution's result and c is computed from one part of it."""
+    b = Network()
+    x = b.pair("images", 1 / 127, "images")
+    y = b.pair(b.conv(x, "cv1", (3, sum(sizes)), kernel=3, silu=silu), 0.05, "/cv1/act/Mul")
+    starts = np.cumsum([0, *sizes])
+    if slices:
+        ends = [*starts[1:-1], 1 << 40]  # torch writes the last one so
+        bounds = {"from": starts[used], "to": ends[used], "axis": 1, "step": 1}
+        part = b.node("Slice", "/Slice", y, *(b.tensor(name, np.array([value])) for name, value in bounds.items()))
+    else:
+        part = b.node("Split", "/Split", y, b.tensor("sizes", np.array(sizes)), outputs=len(sizes), axis=1)[used]
+    c = b.convolve(b.pair(part, 0.05, "/part"), "cv2", (sizes[used], 16), kernel=3)
+    return b.finish(b.quantized("Concat", "/Concat", y, c, axis=1), sum(sizes) + 16)
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("slices", [True, False])
+@pytest.mark.parametrize("used", [0, 1])
+def test_each_half_gets_a_convolution(used, slices, silu):
+    model = elan((24, 40), used, slices=slices, silu=silu)
+    result, parts = separate_parts(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert [conv.name for conv in nodes(result, "Conv")] == [
+        "/cv1/conv/Conv.0", "/cv1/conv/Conv.1", "/cv2/conv/Conv", "/last/conv/Conv"
+    ]  # fmt: skip
+    assert not nodes(result, "Split") + nodes(result, "Slice")
+    assert parts == {
+        "/cv1/act/Mul.0/QuantizeLinear": ("/cv1/act/Mul/QuantizeLinear", slice(0, 24)),
+        "/cv1/act/Mul.1/QuantizeLinear": ("/cv1/act/Mul/QuantizeLinear", slice(24, 64)),
+    }
+    names = {node.name for node in nodes(result, "QuantizeLinear")}
+    assert set(parts) <= names
+    assert "/part/QuantizeLinear" not in names  # the part has that scale already
+    assert "cv1.conv.1.weight/QuantizeLinear" in names
+    np.testing.assert_array_equal(run(result), run(model))
+    assert verify(result).ok == verify(model).ok
+
+
+def test_several_parts_and_another_scale():
+    model = elan((16, 24, 8), 1)
+    for tensor in model.graph.initializer:
+        if tensor.name == "/part/scale":
+            tensor.CopyFrom(numpy_helper.from_array(np.float32(2.0**-4), tensor.name))
+    result, parts = separate_parts(model)
+    assert len(parts) == 3
+    assert "/part/QuantizeLinear" in {node.name for node in nodes(result, "QuantizeLinear")}
+    (concat,) = nodes(result, "Concat")
+    assert len(concat.input) == 4
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+def test_two_blocks_that_share_constants():
+    """Scales that are equal are one initializer in an exported file."""
+    b = Network()
+    x = b.pair("images", 1 / 127, "images")
+    for name, channels in (("a", 3), ("b", 24)):
+        y = b.convolve(x, f"{name}.cv1", (channels, 16), kernel=3)
+        part = b.node("Split", f"/{name}/Split", y, outputs=2, axis=1)[1]
+        x = b.quantized("Concat", f"/{name}/Concat", y, b.pair(part, 0.05, f"/{name}/part"), axis=1)
+    model = b.finish(x, 24)
+    for node in model.graph.node:
+        node.input[:] = [name.replace("b.cv1.conv.weight/zero", "a.cv1.conv.weight/zero") for name in node.input]
+    result, parts = separate_parts(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert len(parts) == 4
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+def read_by_an_add(model: ModelProto) -> None:
+    model.graph.node.insert(8, helper.make_node("Add", [Y, Y], ["sum"]))
+    output(model, "sum")
+
+
+def not_joined(model: ModelProto) -> None:
+    """The Concat reads both parts, and nobody the whole."""
+    (concat,), (split,) = nodes(model, "Concat"), nodes(model, "Split")
+    concat.input[:] = [*split.output, concat.input[1]]
+
+
+def not_cut(model: ModelProto) -> None:
+    """Only what is not quantized is."""
+    nodes(model, "Split")[0].input[0] = WHOLE
+
+
+def overlapping(model: ModelProto) -> None:
+    for name, value in (("s", 8), ("e", 40), ("a", 1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    position = list(model.graph.node).index(nodes(model, "Split")[0])
+    model.graph.node.insert(position, helper.make_node("Slice", [Y, "s", "e", "a"], ["middle"]))
+    output(model, "middle")
+
+
+def read_before_its_activation(model: ModelProto) -> None:
+    output(model, "/cv1/conv/Conv_output_0")
+
+
+def part_of_the_output(model: ModelProto) -> None:
+    output(model, nodes(model, "Split")[0].output[1])
+
+
+def in_groups(model: ModelProto) -> None:
+    conv = nodes(model, "Conv")[0]
+    conv.attribute.append(helper.make_attribute("group", 3))
+    for tensor in model.graph.initializer:
+        if tensor.name == "cv1.conv.weight":
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, :1], tensor.name))
+
+
+def one_scale_for_all_weights(model: ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.name in ("cv1.conv.weight/scale", "cv1.conv.weight/zero_point"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).flat[0].reshape(()), tensor.name))
+
+
+def float_weights(model: ModelProto) -> None:
+    nodes(model, "Conv")[0].input[1] = "cv1.conv.weight"
+
+
+def slopes_by_channel(model: ModelProto) -> None:
+    slope = numpy_helper.from_array(np.full((48, 1, 1), 0.25, np.float32), "slope")
+    model.graph.initializer.append(slope)
+    for index, node in enumerate(model.graph.node):
+        if node.output[0] == WHOLE:
+            node.CopyFrom(helper.make_node("PRelu", ["/cv1/conv/Conv_output_0", "slope"], [WHOLE]))
+            del model.graph.node[index - 1]  # the gate
+            return
+
+
+def output(model: ModelProto, name: str) -> None:
+    model.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+
+
+@pytest.mark.parametrize(
+    "change", [read_by_an_add, not_joined, not_cut, overlapping, read_before_its_activation, part_of_the_output,
+               in_groups, one_scale_for_all_weights, float_weights, slopes_by_channel],
+)  # fmt: skip
+def test_what_is_left_alone(change: Callable[[ModelProto], None]):
+    model = elan()
+    change(model)
+    assert len(run(model, 1)) == 1  # it is a network still
+    result, parts = separate_parts(model)
+    assert parts == {}
+    assert result == model
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_blocks_behind_each_other(seed):
+    """The same results, also with whole blocks of channels afterwards; a second time finds nothing."""
+    random = np.random.default_rng(seed)
+    b = Network(seed)
+    x, channels, expected = b.pair("images", 1 / 127, "images"), 3, 0
+    for step in range(3):
+        sizes = random.choice([8, 16, 24, 32, 40], random.integers(2, 4))
+        y = b.convolve(x, f"cv{step}", (channels, int(sizes.sum())), kernel=3)
+        parts = b.node("Split", f"/split{step}", y, b.tensor(f"sizes{step}", sizes), outputs=len(sizes), axis=1)
+        joined = [y]
+        for index in random.choice(len(sizes), random.integers(1, len(sizes) + 1), replace=False):
+            half = b.pair(parts[index], float(random.choice([0.05, 0.1])), f"/split{step}.{index}")
+            joined.append(b.convolve(half, f"cv{step}.{index}", (int(sizes[index]), 16), kernel=3))
+        random.shuffle(joined)
+        x = b.quantized("Concat", f"/concat{step}", *joined, axis=1)
+        channels, expected = int(sizes.sum()) + 16 * (len(joined) - 1), expected + len(sizes)
+    model = b.finish(x, channels)
+    result, parts = separate_parts(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert len(parts) == expected
+    np.testing.assert_array_equal(run(result, 1), run(model, 1))
+    np.testing.assert_array_equal(run(align_channels(result)[0], 1), run(model, 1))
+    assert separate_parts(result)[1] == {}
+
+
+def test_the_graph_that_is_given_stays():
+    model = elan()
+    before = model.SerializeToString()
+    separate_parts(model)
+    assert model.SerializeToString() == before
+    assert GraphView(model).producer(Y) is not None
