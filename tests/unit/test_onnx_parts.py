@@ -88,6 +88,24 @@ def test_two_blocks_that_share_constants():
     np.testing.assert_array_equal(run(result), run(model))
 
 
+def test_a_part_that_a_cut_convolution_reads_as_it_is():
+    """A Split's result has its input's scale, and needs no quantizer of its own."""
+    b = Network()
+    x, channels = b.pair("images", 1 / 127, "images"), 3
+    joined = []
+    for name in ("a", "b"):
+        y = b.convolve(x, name, (channels, 32), kernel=3)
+        x, channels = b.node("Split", f"/{name}/Split", y, outputs=2, axis=1)[1], 16
+        joined.append(y)
+    model = b.finish(b.quantized("Concat", "/Concat", *joined, axis=1), 64)
+    result, parts = separate_parts(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert len(parts) == 4
+    assert len(nodes(result, "Conv")) == 5
+    assert not nodes(result, "Split")
+    np.testing.assert_array_equal(run(result), run(model))
+
+
 def read_by_an_add(model: ModelProto) -> None:
     model.graph.node.insert(8, helper.make_node("Add", [Y, Y], ["sum"]))
     output(model, "sum")

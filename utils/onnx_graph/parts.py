@@ -61,11 +61,11 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
     nodes: list[NodeProto] = []
     for node in result.graph.node:
-        nodes += made.get(node.output[0], [])
+        nodes += [*made.get(node.output[0], []), node]
+    for node in nodes:
         if node.op_type == "Concat":
             node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
         rename_inputs(node, renamed)
-        nodes.append(node)
     set_nodes(result, nodes)
     del result.graph.value_info[:]
     drop_unused(result)
