@@ -122,6 +122,27 @@ def test_precision_and_recall_are_read_where_f1_is_best():
     assert found.recall == pytest.approx([0.9], abs=0.01)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_ap_is_that_of_the_whole_curves(seed):
+    """It is computed from few of their points; the first, the last, and neighbours may be hits or not."""
+    rng = np.random.default_rng(seed)
+    n, labels = int(rng.integers(1, 60)), rng.integers(0, 3, 60)
+    correct, kinds = rng.random((n, 10)) < rng.random(10), rng.integers(0, 4, n)
+    confidence = rng.random(n).round(int(rng.integers(1, 4)))
+    for kind in range(4):  # no label is found twice
+        found = np.cumsum(correct & (kinds == kind)[:, None], 0)
+        correct &= ~((kinds == kind)[:, None] & (found > (labels == kind).sum()))
+    scores = score(correct, confidence, kinds, labels)
+    for row, kind in enumerate(scores.classes):
+        mine = [i for i in np.argsort(-confidence, kind="stable") if kinds[i] == kind]
+        for column in range(10):
+            hits = np.cumsum(correct[mine, column])
+            recall = hits / ((labels == kind).sum() + 1e-16)
+            precision = hits / np.arange(1, len(mine) + 1)
+            expected = average_precision(recall, precision), coco_average_precision(recall, precision)
+            assert (scores.ap[row, column], scores.ap_coco[row, column]) == (expected if mine else (0, 0))
+
+
 def test_equal_scores_keep_their_order():
     """With an unstable sort the AP of INT8 networks, which give few distinct scores, would differ from run to run."""
     rng = np.random.default_rng(0)

@@ -103,26 +103,44 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         label_classes: `[m]`, of the labels.
     """
     order = np.argsort(-confidence, kind="stable")
+    order = order[np.argsort(classes[order].astype(np.int32), kind="stable")]
     correct, confidence, classes = correct[order], confidence[order], classes[order]
     ids, counts = np.unique(label_classes, return_counts=True)
     ap, ap_coco = np.zeros((2, len(ids), correct.shape[1]))
     grid = np.linspace(0, 1, 1000)  # confidences at which precision and recall are read
     precision, recall = np.zeros((2, len(ids), len(grid)))
     for row, (label, count) in enumerate(zip(ids, counts, strict=True)):
-        mine = classes == label
-        if not mine.any():
+        start, end = np.searchsorted(classes, label), np.searchsorted(classes, label, side="right")
+        if start == end:
             continue
-        hits = correct[mine].cumsum(0)
-        recalls = hits / (count + _EPSILON)
-        precisions = hits / np.arange(1, len(hits) + 1)[:, None]
-        ap[row] = [average_precision(r, p) for r, p in zip(recalls.T, precisions.T, strict=True)]
-        ap_coco[row] = [coco_average_precision(r, p) for r, p in zip(recalls.T, precisions.T, strict=True)]
-        recall[row] = np.interp(-grid, -confidence[mine], recalls[:, 0], left=0)
-        precision[row] = np.interp(-grid, -confidence[mine], precisions[:, 0], left=1)
+        for column, hits in enumerate(correct[start:end].T):
+            curve = _curve(hits, count, _corners(hits))
+            ap[row, column], ap_coco[row, column] = average_precision(*curve), coco_average_precision(*curve)
+        recalls, precisions = _curve(correct[start:end, 0], count)
+        recall[row] = np.interp(-grid, -confidence[start:end], recalls, left=0)
+        precision[row] = np.interp(-grid, -confidence[start:end], precisions, left=1)
     if not correct.any():
         return ClassScores(ids.astype(int), counts, np.zeros(len(ids)), np.zeros(len(ids)), ap, ap_coco)
     best = _smooth((2 * precision * recall / (precision + recall + _EPSILON)).mean(0)).argmax()
     return ClassScores(ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco)
+
+
+def _curve(hits: np.ndarray, labels: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and precision after each detection, or after those in `rows`; `hits` bool `[n]`, best score first."""
+    found = hits.cumsum()
+    rows = np.arange(len(hits)) if rows is None else rows
+    return found[rows] / (labels + _EPSILON), found[rows] / (rows + 1)
+
+
+def _corners(hits: np.ndarray) -> np.ndarray:
+    """The detections that a curve's envelope depends on: each hit, the one before it, and the last.
+
+    Between two hits recall stays and precision falls, and what is read there is the next hit's precision.
+    """
+    found = np.flatnonzero(hits)
+    chosen: np.ndarray = np.zeros(len(hits), bool)
+    chosen[found] = chosen[np.maximum(found - 1, 0)] = chosen[-1] = True
+    return np.flatnonzero(chosen)
 
 
 def average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
