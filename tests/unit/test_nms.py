@@ -136,6 +136,26 @@ def test_all_pictures_at_once_give_the_same(conf, iou, max_det, agnostic, multi_
     assert any(len(one) > 5 for one in found)
 
 
+@pytest.mark.parametrize("max_det", [2, 5, 300])
+def test_pictures_with_few_and_with_many_candidates(max_det):
+    """They are looked at in groups; from 4 * max_det on candidates wait until they are needed."""
+    raw = predictions(batch=9, anchors=200)
+    for picture, kept in enumerate((200, 0, 1, 90, 3, 200, 30, 12, 60)):
+        raw[picture, 4:, kept:] = 0
+    for iou in (0.9, 0.4, 0.02):
+        expected = non_max_suppression(raw, 0.001, iou, max_det=max_det)
+        found = nms.suppress_together(raw, 0.001, iou, max_det, True, False)
+        assert all(map(torch.equal, found, expected))
+        assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
+
+
+def test_pictures_in_a_group_have_more_than_half_the_candidates_of_its_first():
+    from utils.evaluation.batched_nms import _alike
+
+    assert _alike([200, 0, 101, 90, 3, 200, 45, 100, 1]) == [[0, 5, 2], [7, 3], [6], [4], [8]]
+    assert _alike([0, 0]) == []
+
+
 def test_all_pictures_at_once_in_small_blocks_and_without_any_detection(monkeypatch):
     from utils.evaluation import batched_nms
 
