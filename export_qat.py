@@ -59,8 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--keep-channels", action="store_true",
-        help="leave convolutions as the network has them; TensorRT's INT8 kernels want whole blocks of 32 channels "
-        "where a part of a Concat or Split begins, and a convolution for each part of a result that is cut",
+        help="leave convolutions as the network has them: do not fill up parts of Concats and Splits to whole blocks "
+        "of 32 channels, nor compute the halves of an ELAN block's first convolution one by one",
     )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(

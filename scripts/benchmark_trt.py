@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
                              not args.noDataTransfers)  # fmt: skip
     building = BuildConfig(tactic_sources_off=tuple(args.tactic_sources_off), timing_iterations=args.timing_iterations,
                            optimization_level=args.optimization_level)  # fmt: skip
-    api, device = tensorrt_api.load(), tensorrt_api.use_device(args.device)
+    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
     program = None if args.own_timing else _trtexec()
     gpu = benchmark_report.device_information(device.index)

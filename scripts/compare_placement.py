@@ -128,7 +128,7 @@ def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     from utils.engine import tensorrt_api
     from utils.engine.build_plan import BuildConfig, check_target
 
-    api, device = tensorrt_api.load(), tensorrt_api.use_device(args.device)
+    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
     workers = args.workers or engines.default_workers()
     config = BuildConfig(

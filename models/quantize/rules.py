@@ -127,7 +127,7 @@ _ELAN = (
     "a, b = chunk(y, 2)",
     "c = cv2(b)",
     "d = cv3(c)",
-    "z = concat(y, c, d)",  # not (a, b, c, d): a convolution's whole result needs no copy into the Concat
+    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; onnx_graph/parts.py computes its halves
     "out = cv4(z)",
 )
 

@@ -65,6 +65,8 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
 
 
 def convolutions_in(path: Path) -> set[str]:
-    """The modules that a file's convolutions come from; one whose result is cut became several."""
+    """The modules that a file's convolutions come from; one may have become several, for the parts of its result."""
     context = Context(onnx.load(path))
-    return {re.sub(r"\.conv\.\d+$", ".conv", context.path(node)) for node in context.convolutions}
+    paths = [context.path(node) for node in context.convolutions]
+    assert len(paths) == len(set(paths))
+    return {re.sub(r"\.conv\.\d+$", ".conv", path) for path in paths}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
 from models.quantize.errors import InputError
 from utils.comparison import engines, table
 from utils.comparison.variants import is_fresh, jobs
+from utils.engine import tensorrt_api
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("compare_placement", ROOT / "scripts/compare_placement.py")
@@ -90,6 +93,33 @@ def test_bad_input_is_one_line(compare, words, message):
     code, _, err, _ = compare(*words)
     assert code == 2
     assert message in err
+
+
+def test_builds_side_by_side_use_the_gpu_that_was_named(compare, monkeypatch):
+    """Each worker is a process, and its first GPU is the one it starts with."""
+    used, pools = [], []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers, start, initializer, arguments):
+            pools.append((workers, start.get_start_method()))
+            super().__init__(1, initializer=initializer, initargs=arguments)
+
+    def use(text):
+        used.append(text)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(engines, "select_device", lambda text: torch.device("cpu"))
+    monkeypatch.setattr(tensorrt_api, "use_device", use)
+    code, _, _, builds = compare("--workers", "3", "--device", "2")
+    assert (code, len(builds), pools) == (0, 6, [(3, "spawn")])
+    assert used == ["2"] * 3  # the program, before it looks what is missing, and the worker
+
+
+def test_the_cpu_beside_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="--device cpu: engines are built and run on a GPU"):
+        tensorrt_api.engine_device("cpu")
 
 
 def test_freshness(tmp_path):

@@ -39,9 +39,10 @@ def elan(sizes: tuple[int, ...] = (24, 24), used: int = 1, *, slices: bool = Fal
 @pytest.mark.parametrize("slices", [True, False])
 @pytest.mark.parametrize("used", [0, 1])
 def test_each_half_gets_a_convolution(used, slices, silu):
-    model = elan((24, 40), used, slices=slices, silu=silu)
+    model = onnx.shape_inference.infer_shapes(elan((24, 40), used, slices=slices, silu=silu))
     result, parts = separate_parts(model)
     onnx.checker.check_model(result, full_check=True)
+    onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True)
     assert [conv.name for conv in nodes(result, "Conv")] == [
         "/cv1/conv/Conv.0", "/cv1/conv/Conv.1", "/cv2/conv/Conv", "/last/conv/Conv"
     ]  # fmt: skip
@@ -54,8 +55,9 @@ def test_each_half_gets_a_convolution(used, slices, silu):
     assert set(parts) <= names
     assert "/part/QuantizeLinear" not in names  # the part has that scale already
     assert "cv1.conv.1.weight/QuantizeLinear" in names
+    assert not {"/part/scale", "/part/zero_point"} & {tensor.name for tensor in result.graph.initializer}
     np.testing.assert_array_equal(run(result), run(model))
-    assert verify(result).ok == verify(model).ok
+    assert verify(result).ok
 
 
 def test_several_parts_and_another_scale():
@@ -106,9 +108,63 @@ def test_a_part_that_a_cut_convolution_reads_as_it_is():
     np.testing.assert_array_equal(run(result), run(model))
 
 
+def test_a_dequantizer_with_constants_of_its_own():
+    """Of the same values: the scale of the weights is stored twice."""
+    model = elan()
+    for name in ("scale", "zero_point"):
+        (tensor,) = (one for one in model.graph.initializer if one.name == f"cv1.conv.weight/{name}")
+        model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), f"own/{name}"))
+    (dequantizer,) = (one for one in model.graph.node if one.name == "cv1.conv.weight/DequantizeLinear")
+    dequantizer.input[1:] = ["own/scale", "own/zero_point"]
+    result, parts = separate_parts(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert len(parts) == 2
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+def test_equal_parts_that_are_only_counted():
+    """From opset 18 on a Split may say how many parts there are, and not how large."""
+    model = elan((24, 24))
+    (split,) = nodes(model, "Split")
+    del split.input[1:]
+    split.attribute.append(helper.make_attribute("num_outputs", 2))
+    model.opset_import[0].version = 19
+    result, parts = separate_parts(model)
+    assert [part for _, part in parts.values()] == [slice(0, 24), slice(24, 48)]
+    np.testing.assert_array_equal(run(result), run(model))
+
+
 def read_by_an_add(model: ModelProto) -> None:
-    model.graph.node.insert(8, helper.make_node("Add", [Y, Y], ["sum"]))
-    output(model, "sum")
+    add(model, "Add", [Y, Y])
+
+
+def joined_along_the_height(model: ModelProto) -> None:
+    add(model, "Concat", [Y, Y], axis=2)
+
+
+def cut_along_the_height(model: ModelProto) -> None:
+    add(model, "Split", [Y], axis=2, outputs=2)
+
+
+def dequantized_twice(model: ModelProto) -> None:
+    dequantizer = next(node for node in model.graph.node if Y in node.output)
+    add(model, "DequantizeLinear", list(dequantizer.input))
+
+
+def one_scale_a_channel(model: ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.name in ("/cv1/act/Mul/scale", "/cv1/act/Mul/zero_point"):
+            value = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array(np.full(48, value, value.dtype), tensor.name))
+    for node in model.graph.node:
+        if node.name.startswith("/cv1/act/Mul/"):
+            node.attribute.append(helper.make_attribute("axis", 1))
+
+
+def no_zero_point(model: ModelProto) -> None:
+    for node in model.graph.node:
+        if node.name.startswith("cv1.conv.weight/"):
+            del node.input[2:]
 
 
 def not_joined(model: ModelProto) -> None:
@@ -125,13 +181,15 @@ def not_cut(model: ModelProto) -> None:
 def overlapping(model: ModelProto) -> None:
     for name, value in (("s", 8), ("e", 40), ("a", 1)):
         model.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
-    position = list(model.graph.node).index(nodes(model, "Split")[0])
-    model.graph.node.insert(position, helper.make_node("Slice", [Y, "s", "e", "a"], ["middle"]))
-    output(model, "middle")
+    add(model, "Slice", [Y, "s", "e", "a"])
 
 
 def read_before_its_activation(model: ModelProto) -> None:
-    output(model, "/cv1/conv/Conv_output_0")
+    add(model, "Relu", ["/cv1/conv/Conv_output_0"])
+
+
+def an_output_itself(model: ModelProto) -> None:
+    output(model, WHOLE)
 
 
 def part_of_the_output(model: ModelProto) -> None:
@@ -166,13 +224,23 @@ def slopes_by_channel(model: ModelProto) -> None:
             return
 
 
+def add(model: ModelProto, kind: str, inputs: list[str], outputs: int = 1, **attributes: int) -> None:
+    """Another reader, at the end."""
+    names = [f"other{index}" for index in range(outputs)]
+    model.graph.node.append(helper.make_node(kind, inputs, names, **attributes))
+    for name in names:
+        model.graph.node.append(helper.make_node("Identity", [name], [f"{name}/result"]))
+        output(model, f"{name}/result")
+
+
 def output(model: ModelProto, name: str) -> None:
     model.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
 
 
 @pytest.mark.parametrize(
-    "change", [read_by_an_add, not_joined, not_cut, overlapping, read_before_its_activation, part_of_the_output,
-               in_groups, one_scale_for_all_weights, float_weights, slopes_by_channel],
+    "change", [read_by_an_add, joined_along_the_height, cut_along_the_height, dequantized_twice, not_joined, not_cut,
+               overlapping, read_before_its_activation, an_output_itself, part_of_the_output, in_groups,
+               one_scale_for_all_weights, one_scale_a_channel, no_zero_point, float_weights, slopes_by_channel],
 )  # fmt: skip
 def test_what_is_left_alone(change: Callable[[ModelProto], None]):
     model = elan()

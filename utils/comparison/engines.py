@@ -71,7 +71,7 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device
     from utils.engine import tensorrt_api
     from utils.engine.engine_file import is_current
 
-    api, gpu = tensorrt_api.load(), tensorrt_api.gpu()
+    api, gpu = tensorrt_api.load(), tensorrt_api.gpu(tensorrt_api.use_device(device).index)
     missing = [job for job in jobs if not is_current(job.engine, job.onnx, api, gpu)]
     logger.info("%d engines are there already, %d to build", len(jobs) - len(missing), len(missing))
     failed: dict[Job, str] = {}

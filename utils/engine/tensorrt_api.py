@@ -217,6 +217,20 @@ def use_device(text: str) -> torch.device:
     return device
 
 
+def engine_device(text: str) -> torch.device:
+    """The same for programs that run engines; the CPU only where there is no GPU, for which others find the words.
+
+    Raises:
+        InputError: it does not exist, or is the CPU beside a GPU.
+    """
+    import torch
+
+    device = use_device(text)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise InputError(f"--device {text}: engines are built and run on a GPU; leave it out, or give the GPU's number")
+    return device
+
+
 def gpu(index: int | None = None) -> Gpu | None:
     """The GPU, None where there is none."""
     import torch

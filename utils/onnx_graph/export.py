@@ -65,8 +65,8 @@ class ExportConfig:
             strongly typed quantized one.
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
-        align: arrange channels for INT8 kernels: convolutions whose result is cut become one for each part, see
-            `parts.py`, and parts of Concats and Splits get whole blocks of channels, see `alignment.py`.
+        align: arrange channels for INT8 kernels: a convolution whose result is joined whole and read in parts becomes
+            one for each part, see `parts.py`; parts of Concats and Splits get whole blocks, see `alignment.py`.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -192,7 +192,7 @@ def export_forms(
 
 
 def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tuple[ModelProto, dict[str, Traced]]:
-    """The graph so that a convolution can write wherever its result is wanted, and its quantizers."""
+    """The graph with convolutions and channels as INT8 kernels want them, and its quantizers."""
     graph, parts = separate_parts(graph)
     graph, layouts = align_channels(graph)
     found = {}

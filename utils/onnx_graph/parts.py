@@ -1,4 +1,4 @@
-"""Convolutions whose result is cut become one for each part, so that each part is a tensor that a convolution writes.
+"""A convolution whose result is joined whole and also read in parts becomes one convolution for each part.
 
 ELAN blocks compute `concat(y, c, d)`, where y is the result of their first convolution and c comes from y's second
 half. TensorRT lets a convolution write its result right into a Concat, but not when something else reads a part of it:
@@ -67,26 +67,28 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
             node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
         rename_inputs(node, renamed)
     set_nodes(result, nodes)
-    del result.graph.value_info[:]
-    drop_unused(result)
     parts = {
         _name(cut.nodes[-2], index): (cut.nodes[-2].name, slice(*bounds))
         for cut in cuts
         for index, bounds in enumerate(pairwise(cut.bounds))
     }
-    return merge_quantizers(result), parts
+    result = merge_quantizers(result)  # a part that had a quantizer of its own
+    drop_unused(result)
+    return result, parts
 
 
 def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     """What a quantizer's result is made of, if it is cut as described."""
     view = context.view
     readers = view.consumers(quantizer.output[0])
+    if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
+        return None
     conv = view.producer(context.before_activation(quantizer.input[0]))
     if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1 or len(readers) != 1:
         return None
     weights = own_quantizers(conv, view)
     chain = _chain(conv.output[0], quantizer, view)
-    if weights is None or chain is None:
+    if weights is None or chain is None or any(len(node.input) < 3 for node in weights):
         return None
     weight = view.array(weights[0].input[0])
     count = 0 if weight is None else len(weight)
@@ -127,7 +129,7 @@ def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto]
 def _taken(tensor: str, count: int, view: GraphView) -> dict[str, tuple[int, int]]:
     """Parts that Splits and Slices make of a tensor: name → first channel and end.
 
-    Empty if something else than these and Concats reads it, or no Concat does.
+    Empty if no Concat reads it whole, or if something reads it that is neither.
     """
     taken: dict[str, tuple[int, int]] = {}
     joined = False
@@ -160,12 +162,9 @@ def _parts(cut: _Cut, model: ModelProto, view: GraphView) -> list[NodeProto]:
     for index, bounds in enumerate(pairwise(cut.bounds)):
         weight = _numbered(quantizer.input[0], index)
         names = {name: f"{name}.{index}" for node in (quantizer, dequantizer, *cut.nodes) for name in node.output}
-        names |= {
-            quantizer.input[0]: weight,
-            quantizer.input[1]: f"{weight}/scale",
-            quantizer.input[2]: f"{weight}/zero_point",
-        }
-        names |= dict.fromkeys(conv.input[2:], f"{weight}/bias")
+        names |= {quantizer.input[0]: weight} | dict.fromkeys(conv.input[2:], f"{weight}/bias")
+        for node in cut.weights:  # equal parameters, perhaps by other names
+            names |= {node.input[1]: f"{weight}/scale", node.input[2]: f"{weight}/zero_point"}
         for name in (*quantizer.input, *conv.input[2:]):
             value = view.array(name)
             assert value is not None, f"{name} is constant"
