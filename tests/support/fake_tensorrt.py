@@ -99,6 +99,8 @@ class _Builder:
         say(self.trt, self.log, "VERBOSE", "After vertical fusions: 3 layers")
         for _ in range(2):
             say(self.trt, self.log, "VERBOSE", "=============== Computing costs for ")
+        for _ in range(300):  # conversions of formats come last
+            say(self.trt, self.log, "VERBOSE", "Tactic: 0x00000000000003e8 Time: 0.0058")
         say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
         head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles}
