@@ -109,7 +109,6 @@ def test_builds_side_by_side_use_the_gpu_that_was_named(compare, monkeypatch):
         return torch.device("cpu")
 
     monkeypatch.setattr(engines, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(engines, "setup_logging", lambda: None)  # this is no process of its own
     monkeypatch.setattr(engines, "select_device", lambda text: torch.device("cpu"))
     monkeypatch.setattr(tensorrt_api, "use_device", use)
     code, _, _, builds = compare("--workers", "3", "--device", "2")
