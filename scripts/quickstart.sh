@@ -160,7 +160,7 @@ build_engines() {
 
 evaluate_engine() { # ONNX NAME
   local engine=$run/weights/$2.engine PYTHON=${ENGINE_PYTHON:-$PYTHON}
-  # level 2 measures the kernels that promise most: engines as fast within some percent in a third of the time
+  # level 2 measures the kernels that promise most: engines as fast within some percent, in less than half the time
   run_part "3/4 build the $2 engine" program scripts/build_engine.py "$1" --output "$engine" --optimization-level 2 ||
     return $?
   evaluate_network "$engine" "$2"
