@@ -58,9 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="store quantized weights as INT8: a quarter of the size, for ONNX Runtime and TensorRT 10 and later",
     )  # fmt: skip
     parser.add_argument(
-        "--keep-channels", action="store_true",
-        help="leave convolutions as the network has them: do not fill up parts of Concats and Splits to whole blocks "
-        "of 32 channels, nor compute the halves of an ELAN block's first convolution one by one",
+        "--keep-layers", action="store_true",
+        help="leave layers as the network has them: do not fill up parts of Concats and Splits to whole blocks of 32 "
+        "channels, nor compute the halves of an ELAN block's first convolution one by one, nor write average pools "
+        "as convolutions",
     )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
@@ -115,7 +116,7 @@ def export(args: argparse.Namespace) -> None:
     config = ExportConfig(
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
-        inplace=args.inplace, int8_weights=args.int8_weights, align=not args.keep_channels,
+        inplace=args.inplace, int8_weights=args.int8_weights, int8_layers=not args.keep_layers,
     )  # fmt: skip
     nms = forms.NmsSettings(
         args.nms or "efficient", args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic

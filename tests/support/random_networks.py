@@ -65,8 +65,11 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
 
 
 def convolutions_in(path: Path) -> set[str]:
-    """The modules that a file's convolutions come from; one may have become several, for the parts of its result."""
+    """The modules that a file's convolutions come from; one may have become several, for the parts of its result.
+
+    Average pools that became convolutions are left out.
+    """
     context = Context(onnx.load(path))
-    paths = [context.path(node) for node in context.convolutions]
+    paths = [context.path(node) for node in context.convolutions if "AveragePool" not in node.name]
     assert len(paths) == len(set(paths))
     return {re.sub(r"\.conv\.\d+$", ".conv", path) for path in paths}

@@ -124,6 +124,47 @@ def test_wide_groups_stay():
     assert qdq_passes.dense_groups(model) == model
 
 
+def pool_graph(batch: int | str = 1, quantized: bool = True, then: str = "conv", **changed: object) -> ModelProto:
+    """An average pool of 2x2 between convolutions, or in front of an activation; its result quantized or not."""
+    b = Builder()
+    x = b.pair(b.conv(b.pair("images", 1 / 127, "images"), "model.0", (3, 8)), 0.03, "x")
+    attributes = {"kernel_shape": [2, 2], "strides": [1, 1]} | changed
+    x = b.node("AveragePool", "/model.1/AveragePool", x, **attributes)
+    x = b.pair(x, 0.0213, "/model.1/AveragePool") if quantized else x
+    x = b.conv(x, "model.2", (8, 8), silu=False) if then == "conv" else x
+    b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
+    model = b.model("output0", [8, SIZE, SIZE], batch)
+    for dim in model.graph.output[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "side"
+    return model
+
+
+@pytest.mark.parametrize("batch", [1, "batch"])
+def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str):
+    model = pool_graph(batch)
+    before = model.SerializeToString(deterministic=True)
+    result = qdq_passes.convolve_pools(model)
+    assert model.SerializeToString(deterministic=True) == before, "the input was changed"
+    (conv,) = [node for node in result.graph.node if node.name == "/model.1/AveragePool"]
+    assert (conv.op_type, onnx.helper.get_node_attr_value(conv, "group")) == ("Conv", 8)
+    assert "AveragePool" not in ops(result)
+    assert verify(result).ok
+    for count in (1, 3) if batch == "batch" else (1,):
+        np.testing.assert_allclose(run(result, count), run(model, count), atol=1e-5)
+    stored = qdq_passes.store_int8_weights(result).graph.initializer
+    (levels,) = [numpy_helper.to_array(tensor) for tensor in stored if tensor.name.endswith("/weight_quantized")]
+    np.testing.assert_array_equal(levels[:, 0], np.broadcast_to([[64, 64, 0], [64, 64, 0], [0, 0, 0]], (8, 3, 3)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"quantized": False}, {"then": "relu"}, {"strides": [2, 2]}, {"kernel_shape": [3, 3]}, {"pads": [0, 0, 1, 1]}],
+)
+def test_other_average_pools_stay(changed: dict):
+    model = pool_graph(**changed)
+    assert qdq_passes.convolve_pools(model) == model
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch: int):
     model = two_levels()

@@ -152,8 +152,12 @@ class Detector:
         self._output = DETECT.prediction if DETECT.prediction in given else given[0]
         self._suppressed = set(DETECT.detections) <= set(given)
         if self._suppressed and data is not None:
-            settings = runner.metadata.get("nms", "unknown thresholds")
-            logger.warning("NMS is inside the network (%s); AP is comparable only at the loop's thresholds", settings)
+            settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
+            logger.warning(
+                "NMS is inside the network (%s): with another confidence threshold than the loop's %g its AP does not "
+                "compare with that of other files; upstream's AP of a curve that is cut off can be higher",
+                settings, conf_thres,
+            )  # fmt: skip
         self._nc = None if single_cls or data is None else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres

@@ -1,13 +1,14 @@
 """Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `passes.py`.
 
 None of them changes what the graph computes, except that `round_weights` settles how weights between two levels are
-rounded. `dense_groups` writes the same computation in a form that TensorRT runs faster.
+rounded. `dense_groups` and `convolve_pools` write the same computation in a form that TensorRT runs faster.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+import onnx
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
@@ -16,6 +17,9 @@ from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute
 QUANTIZERS = (QUANTIZE, DEQUANTIZE)
 INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
 FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
+MEAN_OF_FOUR = {  # attributes of the average pools that upstream's ADown and AConv have
+    "kernel_shape": [2, 2], "strides": [1, 1], "pads": [0, 0, 0, 0], "dilations": [1, 1], "auto_pad": b"NOTSET",
+}  # fmt: skip
 
 
 @pure
@@ -212,6 +216,65 @@ def dense_groups(model: ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
     if weights:
         del model.graph.value_info[:]  # it holds the old weights' shapes
+
+
+@pure
+def convolve_pools(model: ModelProto) -> None:
+    """Write average pools of 2x2 between quantizers as depthwise convolutions: the same means.
+
+    TensorRT's INT8 kernel for average pools takes four times as long as the memory needs, and the one for depthwise
+    convolutions of 3x3 less than twice (docs/placement.md). So the weights are 3x3, four quarters and five zeros; a
+    quarter is 64 steps of 2**-8. Sums are taken in another order: a mean that lies just between two levels of the
+    next quantizer may go to the other one.
+    """
+    context = Context(model)
+    pools = {node.output[0] for node in context.nodes("AveragePool") if _is_int8_mean(node, context)}
+    if not pools:
+        return
+    values = onnx.shape_inference.infer_shapes(model).graph.value_info
+    channels = {value.name: value.type.tensor_type.shape.dim[1].dim_value for value in values if value.name in pools}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        count = channels.get(node.output[0], 0)
+        nodes += _depthwise_mean(node, count, model) if count else [node]
+    set_nodes(model, nodes)
+
+
+def _is_int8_mean(node: NodeProto, context: Context) -> bool:
+    """Whether a node is an average pool as in `MEAN_OF_FOUR`, from a DequantizeLinear to QuantizeLinears only.
+
+    Nor may an activation follow: no quantizer stands between a convolution and its activation.
+    """
+    view = context.view
+    if any(attribute(node, *item) != item[1] for item in MEAN_OF_FOUR.items()) or node.output[0] in view.outputs:
+        return False
+    source, quantizers = view.producer(node.input[0]), view.consumers(node.output[0])
+    if source is None or source.op_type != DEQUANTIZE or {item.op_type for item in quantizers} != {QUANTIZE}:
+        return False
+    readers = view.readers_through(node.output[0], frozenset(QUANTIZERS))
+    return not any(reader.op_type == "Mul" or context.is_activation(reader) for reader in readers)
+
+
+def _depthwise_mean(pool: NodeProto, channels: int, model: ModelProto) -> list[NodeProto]:
+    """The convolution, named as the pool was, behind its weight's quantizers; their constants go into the model."""
+    weight = f"{pool.name or pool.output[0]}/weight"
+    values: np.ndarray = np.zeros((channels, 1, 3, 3), np.float32)
+    values[:, :, :2, :2] = 0.25
+    constants = {
+        weight: values,
+        f"{weight}/scale": np.full(channels, 2.0**-8, np.float32),
+        f"{weight}/zero_point": np.zeros(channels, np.int8),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    nodes, name = [], weight
+    for kind in QUANTIZERS:
+        inputs, name = [name, *list(constants)[1:]], f"{weight}/{kind}_output_0"
+        nodes.append(helper.make_node(kind, inputs, [name], name=f"{weight}/{kind}", axis=0))
+    conv = helper.make_node(
+        "Conv", [pool.input[0], name], list(pool.output), name=pool.name, group=channels, kernel_shape=[3, 3],
+        pads=[0, 0, 1, 1],
+    )  # fmt: skip
+    return [*nodes, conv]
 
 
 def weight_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto | None, NodeProto | None]:
