@@ -59,9 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--keep-layers", action="store_true",
-        help="leave layers as the network has them: do not fill up parts of Concats and Splits to whole blocks of 32 "
-        "channels, nor compute the halves of an ELAN block's first convolution one by one, nor write average pools "
-        "as convolutions",
+        help="without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole blocks "
+        "of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as convolutions",
     )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
@@ -116,7 +115,7 @@ def export(args: argparse.Namespace) -> None:
     config = ExportConfig(
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
-        inplace=args.inplace, int8_weights=args.int8_weights, int8_layers=not args.keep_layers,
+        inplace=args.inplace, int8_weights=args.int8_weights, for_int8_kernels=not args.keep_layers,
     )  # fmt: skip
     nms = forms.NmsSettings(
         args.nms or "efficient", args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic

@@ -17,6 +17,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.comparison import variants
 from utils.onnx_graph.context import Context
+from utils.onnx_graph.graph import attribute
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +61,14 @@ def test_three_placements_and_nothing_twice(folder, checkout):
     for node in separate.nodes("Concat", "MaxPool", "AveragePool", "Resize"):
         if not set(node.output) & separate.decoding:
             assert all(separate.dequantizer(name) is None for name in node.input)
-    for node in shared.nodes("Concat", "MaxPool", "AveragePool", "Resize"):
+    for node in shared.nodes("Concat", "MaxPool", "Resize"):
         if not set(node.output) & shared.decoding:
             assert all(shared.dequantizer(name) for name in shared.inputs(node))
+    pools = separate.nodes("AveragePool")  # convolutions in ours
+    assert pools
+    assert shared.nodes("AveragePool") == []
+    depthwise = [node.name for node in shared.nodes("Conv") if attribute(node, "group", 1) > 8]
+    assert depthwise == [node.name for node in pools]
     scales = [node.input[1] for node in separate.activations]
     assert len(scales) > len({node.input[1] for node in shared.activations})
     before = {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")}

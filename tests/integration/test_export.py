@@ -116,7 +116,7 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
 @pytest.mark.parametrize("typing", ["weak", "strong"])
 def test_both_typings_hold_the_same_integers(typing: str, networks: dict[str, Network], tmp_path: Path):
     """Scales are float16 numbers, so that FP16 keeps them, and weights stay whole multiples of theirs."""
-    config = ExportConfig((SIDE, SIDE), 1, typing=typing, int8_weights=True, int8_layers=False)
+    config = ExportConfig((SIDE, SIDE), 1, typing=typing, int8_weights=True, for_int8_kernels=False)
     context = Context(onnx.load(export_onnx(networks["quantized"].model, config, tmp_path / "file.onnx", {}).path))
     modules = dict(networks["quantized"].model.named_modules())
     assert context.convolutions
@@ -187,7 +187,7 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
 
 def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str, Network], tmp_path: Path):
     network = networks["quantized"]
-    config = ExportConfig((SIDE, SIDE), 2, int8_layers=False)
+    config = ExportConfig((SIDE, SIDE), 2, for_int8_kernels=False)
     result = export_onnx(network.model, config, tmp_path / "network.onnx", {})
     for name in ("/model.0/act/Mul/scale", "model.0.conv.bias", "model.9.cv2.0.2.bias"):
         graph = onnx.load(result.path)
@@ -202,7 +202,7 @@ def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str,
 def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Network], tmp_path: Path):
     """Also where a weight lies between two levels, as half of the largest one does."""
     network = networks["quantized"]
-    config = ExportConfig((SIDE, SIDE), 1, int8_layers=False)
+    config = ExportConfig((SIDE, SIDE), 1, for_int8_kernels=False)
     context = Context(onnx.load(export_onnx(network.model, config, tmp_path / "network.onnx", {}).path))
     modules = dict(network.model.named_modules())
     for conv in context.convolutions:

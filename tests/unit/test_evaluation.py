@@ -180,6 +180,7 @@ class Suppressed(TorchRunner):
     def __init__(self, known, topk=300):
         super().__init__(known.model, "cpu")
         self._topk = topk
+        self.metadata["nms"] = json.dumps({"topk": topk, "conf_thres": 0.001})
         self.inputs = (TensorSpec("images", (6, 3, 64, 64), "float32"),)
         shapes = {"num_dets": (6, 1), "det_boxes": (6, topk, 4), "det_scores": (6, topk), "det_classes": (6, topk)}
         self.outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
@@ -199,7 +200,7 @@ def test_a_network_with_nms_inside_scores_the_same(square, caplog):
     usual = square.evaluate()
     result = evaluate(Suppressed(square), square.data, CONFIG, progress=False)
     assert numbers(result) == pytest.approx(numbers(usual), abs=1e-6)
-    assert "NMS is inside the network (unknown thresholds): with another" in caplog.text
+    assert "inside the network (topk: 300, conf_thres: 0.001); the loop's is conf_thres 0.001, iou_thres" in caplog.text
     few = evaluate(Suppressed(square), square.data, replace(CONFIG, max_det=1), progress=False)
     assert numbers(few) == pytest.approx(numbers(square.evaluate(replace(CONFIG, max_det=1))), abs=1e-6)
     high = evaluate(Suppressed(square), square.data, replace(CONFIG, conf_thres=0.5), progress=False)

@@ -125,32 +125,41 @@ def test_wide_groups_stay():
 
 
 def pool_graph(batch: int | str = 1, quantized: bool = True, then: str = "conv", **changed: object) -> ModelProto:
-    """An average pool of 2x2 between convolutions, or in front of an activation; its result quantized or not."""
+    """An average pool of 2x2 and what reads it: a convolution, SiLU, itself as a second reader, the graph's output."""
     b = Builder()
-    x = b.pair(b.conv(b.pair("images", 1 / 127, "images"), "model.0", (3, 8)), 0.03, "x")
+    x = b.pair(b.conv(b.pair("images", 1 / 128, "images"), "model.0", (3, 8)), 1 / 32, "x")
     attributes = {"kernel_shape": [2, 2], "strides": [1, 1]} | changed
-    x = b.node("AveragePool", "/model.1/AveragePool", x, **attributes)
-    x = b.pair(x, 0.0213, "/model.1/AveragePool") if quantized else x
-    x = b.conv(x, "model.2", (8, 8), silu=False) if then == "conv" else x
+    pooled = b.node("AveragePool", "/model.1/AveragePool", x, **attributes)
+    x = b.pair(pooled, 0.0213, "/model.1/AveragePool") if quantized else pooled
+    if then == "silu":
+        x = b.node("Mul", "/model.1/Mul", x, b.node("Sigmoid", "/model.1/Sigmoid", x))
+    elif then == "two":
+        x = b.node("Add", "/Add", x, b.pair(pooled, 0.0317, "/second"))
+    elif then == "float":
+        x = b.node("Add", "/Add", x, pooled)
+    x = b.conv(x, "model.2", (8, 8), silu=False) if then != "silu" else x
     b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
     model = b.model("output0", [8, SIZE, SIZE], batch)
+    if then == "output":
+        model.graph.output.append(helper.make_tensor_value_info(pooled, TensorProto.FLOAT, None))
     for dim in model.graph.output[0].type.tensor_type.shape.dim[2:]:
         dim.dim_param = "side"
     return model
 
 
+@pytest.mark.parametrize("then", ["conv", "two"])
 @pytest.mark.parametrize("batch", [1, "batch"])
-def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str):
-    model = pool_graph(batch)
+def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, then: str):
+    model = pool_graph(batch, then=then)
     before = model.SerializeToString(deterministic=True)
     result = qdq_passes.convolve_pools(model)
     assert model.SerializeToString(deterministic=True) == before, "the input was changed"
     (conv,) = [node for node in result.graph.node if node.name == "/model.1/AveragePool"]
     assert (conv.op_type, onnx.helper.get_node_attr_value(conv, "group")) == ("Conv", 8)
     assert "AveragePool" not in ops(result)
-    assert verify(result).ok
+    assert verify(result).ok == verify(model).ok
     for count in (1, 3) if batch == "batch" else (1,):
-        np.testing.assert_allclose(run(result, count), run(model, count), atol=1e-5)
+        np.testing.assert_array_equal(run(result, count), run(model, count))
     stored = qdq_passes.store_int8_weights(result).graph.initializer
     (levels,) = [numpy_helper.to_array(tensor) for tensor in stored if tensor.name.endswith("/weight_quantized")]
     np.testing.assert_array_equal(levels[:, 0], np.broadcast_to([[64, 64, 0], [64, 64, 0], [0, 0, 0]], (8, 3, 3)))
@@ -158,10 +167,19 @@ def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"quantized": False}, {"then": "relu"}, {"strides": [2, 2]}, {"kernel_shape": [3, 3]}, {"pads": [0, 0, 1, 1]}],
-)
+    [
+        {"quantized": False}, {"then": "silu"}, {"then": "float"}, {"then": "output"}, {"strides": [2, 2]},
+        {"kernel_shape": [3, 3]}, {"pads": [0, 0, 1, 1]}, {"auto_pad": "SAME_UPPER"},
+    ],
+)  # fmt: skip
 def test_other_average_pools_stay(changed: dict):
     model = pool_graph(**changed)
+    assert qdq_passes.convolve_pools(model) == model
+
+
+def test_an_average_pool_of_unknown_shape_stays():
+    model = pool_graph()
+    model.graph.input[0].type.tensor_type.ClearField("shape")
     assert qdq_passes.convolve_pools(model) == model
 
 

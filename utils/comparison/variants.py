@@ -93,7 +93,7 @@ def export(
         chosen = quantized(network, recipe, variant, device) if variant != "fp16" else _float(network)
         for job in (job for job in missing if job.variant == variant):
             settings = ExportConfig(imgsz=(imgsz, imgsz), batch_size=job.batch, simplify=simplify, typing=typing,
-                                    int8_layers=variant == "int8")  # fmt: skip
+                                    for_int8_kernels=variant == "int8")  # fmt: skip
             about = {"stride": str(stride), "names": json.dumps(names), "task": "detect", "variant": variant}
             result = export_onnx(chosen, settings, job.onnx, about)
             logger.info("%s: %d QuantizeLinear", result.path, result.quantize_nodes)

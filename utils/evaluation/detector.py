@@ -154,9 +154,9 @@ class Detector:
         if self._suppressed and data is not None:
             settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
             logger.warning(
-                "NMS is inside the network (%s): with another confidence threshold than the loop's %g its AP does not "
-                "compare with that of other files; upstream's AP of a curve that is cut off can be higher",
-                settings, conf_thres,
+                "NMS is inside the network (%s); the loop's is conf_thres %g, iou_thres %g, at most %d. With others "
+                "AP does not compare with that of other files: it can even be higher, since the curve is cut off",
+                settings, conf_thres, iou_thres, max_det,
             )  # fmt: skip
         self._nc = None if single_cls or data is None else data.nc
         self._data = data

@@ -3,7 +3,7 @@
 - `export.py`   torch network → ONNX file: tracing, the passes below, checks, metadata
 - `passes.py`   pure functions, ModelProto → ModelProto; `qdq_passes.py` those over quantizers; `editing.py` their tools
 - `parts.py`, `alignment.py` passes for INT8 kernels: a convolution for each part of a result that is read in parts;
-                channels in whole blocks
+                channels in whole blocks; the third is `qdq_passes.convolve_pools`
 - `half.py`     the pass that turns the float body of a network to FP16
 - `network.py`  checkpoint → network and metadata, float or quantized
 - `forms.py`    what stands behind the raw predictions: NMS, DeepStream's rows; `deepstream.py` the texts for the latter

@@ -65,7 +65,7 @@ class ExportConfig:
             strongly typed quantized one.
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
-        int8_layers: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
+        for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
             see `parts.py`, `alignment.py` and `qdq_passes.convolve_pools`.
     """
 
@@ -77,7 +77,7 @@ class ExportConfig:
     opset: int | None = None
     inplace: bool = False
     int8_weights: bool = False
-    int8_layers: bool = True
+    for_int8_kernels: bool = True
 
     def __post_init__(self) -> None:
         if self.opset is not None and self.opset not in OPSETS:
@@ -181,7 +181,7 @@ def export_forms(
     if config.simplify:
         graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
     quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
-    if config.int8_layers and quantizers is not None:
+    if config.for_int8_kernels and quantizers is not None:
         graph, quantizers = _for_int8_kernels(graph, quantizers)
     if config.half:
         graph = half.to_half(graph)
@@ -192,7 +192,10 @@ def export_forms(
 
 
 def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tuple[ModelProto, dict[str, Traced]]:
-    """The graph with layers and channels as INT8 kernels want them, and its quantizers."""
+    """The graph with layers and channels as INT8 kernels want them, and its quantizers.
+
+    The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
+    """
     graph, parts = separate_parts(graph)
     graph, layouts = align_channels(graph)
     graph = qdq_passes.convolve_pools(graph)
