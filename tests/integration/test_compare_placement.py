@@ -67,7 +67,7 @@ def test_three_placements_and_nothing_twice(folder, checkout):
     pools = separate.nodes("AveragePool")  # convolutions in ours
     assert pools
     assert shared.nodes("AveragePool") == []
-    depthwise = [node.name for node in shared.nodes("Conv") if attribute(node, "group", 1) > 8]
+    depthwise = [node.name for node in shared.nodes("Conv") if attribute(node, "group", 1) > 4]
     assert depthwise == [node.name for node in pools]
     scales = [node.input[1] for node in separate.activations]
     assert len(scales) > len({node.input[1] for node in shared.activations})
