@@ -11,14 +11,14 @@ import pickle
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize.errors import CheckpointError, DataError, InputError
+from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError
 from utils import upstream_shims
 
 if TYPE_CHECKING:
@@ -257,8 +257,24 @@ def make_dataset(
         raise DataError(str(error).split("\n")[0]) from error
 
 
-def allowed_globals() -> list[tuple[Any, str]]:
-    """What a checkpoint of upstream's may name: its module classes, torch.nn's, NumPy arrays, paths."""
+def allowed_globals() -> AbstractContextManager[Any]:
+    """Within it, `torch.load(..., weights_only=True)` takes the names that a checkpoint of upstream's may have.
+
+    Raises:
+        DependencyError: torch cannot be told names.
+    """
+    import torch
+
+    if torch.torch_version.TorchVersion(torch.__version__) < (2, 6):
+        raise DependencyError(
+            f"reading a float checkpoint takes torch 2.6 or later, not {torch.__version__}, which evaluates ONNX files "
+            "and engines (val_trt.py)"
+        )
+    return torch.serialization.safe_globals(_allowed())
+
+
+def _allowed() -> list[tuple[Any, str]]:
+    """Upstream's module classes, torch.nn's, NumPy arrays, paths; each with the name that a file has for it."""
     ensure()
     import pathlib
 
@@ -297,8 +313,9 @@ def _read_pickle(path: Path) -> Any:
 
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; --weights takes a YOLOv9 .pt file")
+    allowed = allowed_globals()
     try:
-        with torch.serialization.safe_globals(allowed_globals()):
+        with allowed:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(

@@ -11,6 +11,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -34,13 +35,13 @@ def after_import() -> None:
         general.check_font = _ignore_network_errors(general.check_font)
 
 
-def load_safely_by_default(allowed: Callable[[], list[Any]]) -> None:
+def load_safely_by_default(allowed: Callable[[], AbstractContextManager[Any]]) -> None:
     """Make `torch.load` without `weights_only` take upstream's pickled modules, and nothing else.
 
     Upstream calls `torch.load(path)`, whose default since torch 2.6 refuses its own checkpoints.
 
     Args:
-        allowed: gives the list for `torch.serialization.safe_globals`; called at each load.
+        allowed: gives the context in which these can be loaded; called at each load.
     """
     import functools
 
@@ -52,7 +53,7 @@ def load_safely_by_default(allowed: Callable[[], list[Any]]) -> None:
     def load(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("weights_only") is not None:
             return original(*args, **kwargs)
-        with torch.serialization.safe_globals(allowed()):
+        with allowed():
             return original(*args, **{**kwargs, "weights_only": True})
 
     torch.load = load

@@ -15,7 +15,7 @@ from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
 
 from models.quantize import checkpoint
-from models.quantize.errors import CheckpointError, InputError
+from models.quantize.errors import CheckpointError, DependencyError, InputError
 from utils import upstream
 
 
@@ -104,6 +104,12 @@ def test_module_class_of_somebody_else_is_refused_by_name(tmp_path):
     torch.save({"model": Foreign()}, file)
     with pytest.raises(CheckpointError, match="Foreign, which is no module class of YOLOv9"):
         upstream.load_float(file)
+
+
+def test_a_torch_that_cannot_be_told_names_is_refused(demo_weights, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1+cu124"))
+    with pytest.raises(DependencyError, match=r"takes torch 2\.6 or later, not 2\.5\.1\+cu124, which evaluates ONNX"):
+        upstream.load_float(demo_weights)
 
 
 @pytest.mark.parametrize("keep", [0, 3, 1000, -100])
