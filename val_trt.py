@@ -9,6 +9,7 @@ python val_trt.py --engine-file gelan-c.engine --source pictures/          # dra
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import shlex
 import sys
@@ -44,7 +45,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Evaluate a TensorRT engine or an ONNX file on a data set, or draw what it finds."
     )
-    parser.add_argument("--engine-file", required=True, metavar="FILE", help="an .onnx, .engine or .plan file")
+    parser.add_argument(
+        "--engine-file",
+        required=True,
+        metavar="FILE",
+        help="an .onnx, .engine or .plan file, or a float .pt (at 640 unless --imgsz)",
+    )
     add_data(parser)
     parser.add_argument(
         "--source",
@@ -93,7 +99,12 @@ def main(args: argparse.Namespace) -> int:
         configs = make_configs(args, runner)
         folder = make_run_dir(args.project, args.name, args.exist_ok)
         report = Report(command=shlex.join(sys.argv), title="Evaluation", data=str(args.data))
-        results = [evaluate_once(args, runner, data, config, folder, report) for config in configs]
+        try:
+            results = [evaluate_once(args, runner, data, config, folder, report) for config in configs]
+        except InputError:
+            with contextlib.suppress(OSError):  # only an empty folder can be removed
+                folder.rmdir()
+            raise
     if args.task == "study":
         write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
     logger.info("results: %s", folder)
@@ -107,6 +118,9 @@ def draw(args: argparse.Namespace) -> int:
     from utils.evaluation.show import Artist, check_source, show
 
     check_source(args.source)
+    for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
+        if getattr(args, name):
+            raise InputError(f"--{name.replace('_', '-')} is of evaluation; --source draws, and writes nothing else")
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         names = runner.names or (load_data(args.data).names if Path(args.data).is_file() else None)
         artist = Artist(
@@ -151,8 +165,8 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
         limit=args.limit,
     )
     if args.task == "speed":
-        return [replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_OVERLAP, rect=False,
-                        save_json=False, save_txt=False)]  # fmt: skip
+        config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_OVERLAP, rect=False,
+                         save_json=False, save_txt=False)  # fmt: skip
     if args.task == "study":
         sizes = args.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
         if None not in fixed_sizes(runner)[2:] or not sizes:
@@ -162,7 +176,9 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
             )
         return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
     if config.conf_thres > AP_CONFIDENCE:
-        logger.warning("AP is only comparable at --conf-thres 0.001; this is %g", config.conf_thres)
+        logger.warning(
+            "AP is only comparable at --conf-thres 0.001; this is %g: the curve is cut off", config.conf_thres
+        )
     return [config]
 
 
@@ -173,7 +189,7 @@ def evaluate_once(
     from utils.evaluation.loop import evaluate
 
     result = evaluate(runner, data, config, out_dir=folder, name=Path(args.engine_file).stem)
-    report.add(make_row(args, runner, result))
+    report.add(make_row(args, runner, config, result))
     report.notes += [f"left out: {line}" for line in result.left_out]
     if result.coco:
         report.notes.append(f"pycocotools: AP {result.coco['ap']:.4f}, AP50 {result.coco['ap50']:.4f}")
@@ -181,12 +197,21 @@ def evaluate_once(
     return result
 
 
-def make_row(args: argparse.Namespace, runner: Runner, result: EvalResult) -> Row:
+def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, result: EvalResult) -> Row:
     """The result as a row of a report."""
     from utils.engine.engine_file import EngineNote
     from utils.engine.runner import device_name
     from utils.reports.schema import Row, versions
 
+    unusual = {
+        f"{result.images} pictures": config.limit is not None,
+        f"split {config.split}": config.split != "val",
+        f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
+        f"overlap {config.iou_thres:g}": config.iou_thres != AP_OVERLAP,
+        "NMS in the file": "nms" in runner.metadata,
+        "one class": config.single_cls,
+    }
+    ap_with = ", ".join(text for text, holds in unusual.items() if holds)
     file = Path(args.engine_file)
     stage = {".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower())
     return Row(
@@ -201,7 +226,8 @@ def make_row(args: argparse.Namespace, runner: Runner, result: EvalResult) -> Ro
         versions=versions(),
         size_bytes=file.stat().st_size,
         ms_per_image=result.ms["inference"],
-        measured_on=result.measured_on,
+        measured_on="; ".join(filter(None, (result.measured_on, ap_with))),
+        ap_with=ap_with,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import InputError
+from models.quantize.errors import InputError, no_file
 from utils.cli import add_device, run_program
 
 
@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     from utils.engine import look
 
     if not args.file.is_file():
-        raise InputError(f"{args.file} does not exist; expected an engine or the inspector's JSON")
+        raise InputError(no_file(args.file, "expected an engine or the inspector's JSON"))
     if args.file.suffix == ".json":
         look.look_at_record(args.file, draw=args.generate_graph)
     else:

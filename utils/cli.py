@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from models.quantize.errors import InputError, QatError
 
@@ -96,10 +98,19 @@ def select_device(text: str) -> torch.device:
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed."""
+    """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -134,7 +145,7 @@ def run_program(
     """
     for target in _leaf_parsers(parser):
         target.add_argument("--debug", action="store_true", help="show a traceback on errors")
-    args = parser.parse_args(argv)
+    args = _parse(parser, argv)
     setup_logging(args.debug)
     try:
         return handler(args) or 0
@@ -146,6 +157,24 @@ def run_program(
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, QatError) else 1
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    parser.exit(2, f"error: {message} ({parser.prog} -h lists the options)\n")
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
+    leaves = _leaf_parsers(parser)
+    for target in (parser, *leaves):
+        target.error = partial(_refuse, target)  # type: ignore[method-assign]
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
+        flags = [flag for action in leaf._actions for flag in action.option_strings]
+        meant = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
+        leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
+    return args
 
 
 def _leaf_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError
+from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError, no_file
 from utils import upstream_shims
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def ensure() -> None:
     try:
         import models.yolo  # noqa: F401
     except ModuleNotFoundError as error:
-        raise InputError(f"upstream YOLOv9 needs {error.name}; run ./install_dependencies.sh") from error
+        raise InputError(
+            f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
+        ) from error
     upstream_shims.after_import()
     logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
 
@@ -312,7 +314,7 @@ def _read_pickle(path: Path) -> Any:
     import torch
 
     if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; --weights takes a YOLOv9 .pt file")
+        raise CheckpointError(no_file(path, "--weights takes a YOLOv9 .pt file"))
     allowed = allowed_globals()
     try:
         with allowed:

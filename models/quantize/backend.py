@@ -123,7 +123,8 @@ def _modelopt() -> Callable[[int | None], nn.Module]:
             from modelopt.torch.quantization.nn import TensorQuantizer, register_quant_backend
     except ImportError as error:
         raise DependencyError(
-            f"the quantizer library nvidia-modelopt cannot be imported ({error}); run ./install_dependencies.sh"
+            f"the quantizer library nvidia-modelopt cannot be imported ({error}); run install_dependencies.sh, where "
+            "this overlay was cloned"
         ) from error
     name = "torch-fake-quantize"
     register_quant_backend(name, lambda inputs, quantizer: fake_quantize(inputs, quantizer._amax))
@@ -135,6 +136,7 @@ def _modelopt() -> Callable[[int | None], nn.Module]:
 
 
 def _pytorch_quantization() -> Callable[[int | None], nn.Module]:
+    handlers = logging.getLogger().handlers[:]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences in its sources
@@ -145,6 +147,8 @@ def _pytorch_quantization() -> Callable[[int | None], nn.Module]:
             f"--quantizer pytorch-quantization cannot be imported ({error}); "
             "pip install pytorch-quantization==2.1.3, or use modelopt"
         ) from error
+    finally:
+        logging.getLogger().handlers[:] = handlers  # absl, which it imports, adds one that prints every line again
 
     class FusedTensorQuantizer(TensorQuantizer):
         """TensorQuantizer with torch's fused operator instead of the library's CUDA extension."""

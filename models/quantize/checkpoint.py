@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from models.quantize import placement
-from models.quantize.errors import CheckpointError
+from models.quantize.errors import CheckpointError, no_file
 from models.quantize.recipe import Recipe
 from models.quantize.storage import save_torch
 
@@ -120,7 +120,7 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a quantized checkpoint; None for a PyTorch file that is something else."""
     if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; --weights takes a .pt file")
+        raise CheckpointError(no_file(path, "--weights takes a .pt file"))
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated")
     try:

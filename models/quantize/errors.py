@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+
+def no_file(path: object, expected: str) -> str:
+    """The message for a path at which there is no file, and what was expected there."""
+    return f"{path} {'is a folder' if Path(str(path)).is_dir() else 'does not exist'}; {expected}"
+
 
 class QatError(Exception):
     """Something went wrong that is not the fault of the input; programs exit with 1."""

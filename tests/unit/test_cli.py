@@ -53,6 +53,32 @@ def test_debug_is_an_option_of_each_subcommand():
     assert cli.run_program(parser, lambda args: 0 if args.debug is False else 9, ["second"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["eval", "--batchsize", "4"],
+         "error: unrecognized arguments: --batchsize 4; did you mean --batch-size? (p eval -h lists the options)\n"),
+        (["eval", "--batch-size", "four"],
+         "error: argument --batch-size: invalid int value: 'four' (p eval -h lists the options)\n"),
+        (["eval", "--batch-size=4", "more"],
+         "error: unrecognized arguments: more (p eval -h lists the options)\n"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_gets_one_line(words, line, capsys):
+    parser = argparse.ArgumentParser("p")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("eval").add_argument("--batch-size", type=int)
+    with pytest.raises(SystemExit) as stopped:
+        cli.run_program(parser, lambda args: 0, words)
+    assert (stopped.value.code, capsys.readouterr().err) == (2, line)
+
+
+def test_a_path_that_cannot_be_written_is_bad_input(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*file/a\.onnx: "), cli.atomic_path(tmp_path / "file/a.onnx"):
+        pass
+
+
 def test_run_folders_are_numbered_and_exist_ok_takes_the_first(tmp_path):
     names = [cli.make_run_dir(tmp_path / "runs", "exp").name for _ in range(3)]
     assert names == ["exp", "exp2", "exp3"]

@@ -25,7 +25,7 @@ from utils.reports.tables import markdown_table, terminal_table
 
 NASTY = '<script>alert("x")</script>'
 ROW_KEYS = ["stage", "file", "ap", "ap50", "precision", "recall", "seconds", "device", "versions"]
-ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on"]
+ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on", "ap_with"]
 
 
 def make_row(stage: str = "float", **changes) -> Row:
@@ -192,6 +192,12 @@ class TestSchema:
 
 
 class TestTables:
+    def test_ap_of_another_set_of_pictures_is_not_compared(self):
+        rows = [make_row(), make_row("ONNX", ap=0.9, ap_with="30 pictures"), make_row("INT8", ap=0.75)]
+        report = Report("x", rows=rows)
+        assert [line.split()[2] for line in terminal_table(report).splitlines()[3:5]] == ["-", "+0.0088"]
+        assert "| ONNX | 0.9000 | - |" in markdown_table(report)
+
     def test_terminal_table_shows_every_number_and_where_it_was_measured(self, report):
         report.add(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
         lines = terminal_table(report).splitlines()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from known_pictures import SQUARE, KnowingModel, export_answers, write_set
 
@@ -18,6 +19,7 @@ from utils.engine import tensorrt_api
 from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.onnx_graph.passes import set_metadata
 from utils.reports.schema import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +113,7 @@ def test_study(program, tmp_path):
     assert (table[:, 3] > 0.2).all()
     assert (table[:, 8] > 0).all()
     rows = Report.load(tmp_path / "exp/report.json").rows
-    assert [row.measured_on.split(", ")[-1] for row in rows] == ["64x64", "96x96", "128x128"]
+    assert [row.measured_on.split(", ")[-1] for row in rows] == [f"{side}x{side}; 6 pictures" for side in (64, 96, 128)]
     assert [row.ap for row in rows] == pytest.approx(table[:, 3], abs=1e-3)
 
 
@@ -122,7 +124,8 @@ def test_other_splits_and_options(program):
 
 
 def test_a_threshold_that_makes_ap_incomparable_is_told(program):
-    assert "only comparable at --conf-thres 0.001" in program("--imgsz", 64, "--conf-thres", 0.1, "--limit", 2)[1]
+    for words in (("--conf-thres", 0.1), ("--task", "speed")):
+        assert "only comparable at --conf-thres 0.001" in program("--imgsz", 64, *words, "--limit", 2)[1]
 
 
 def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
@@ -143,7 +146,11 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         ((), {"file": "nowhere.onnx"}, "nowhere.onnx does not exist"),
         ((), {"file": "data.yaml"}, "cannot tell what it is by its name"),
         ((), {"file": "damaged.onnx"}, "cannot load"),
-        ((), {"file": "a.engine"}, "./install_dependencies.sh --tensorrt"),
+        ((), {"file": "a.engine"}, "install_dependencies.sh --tensorrt"),
+        ((), {"file": "images"}, "cannot tell what it is by its name"),
+        ((), {"file": "folder.onnx"}, "folder.onnx is a folder; expected an ONNX file"),
+        ((), {"file": "deepstream.onnx"}, "the network's output has DeepStream's form"),
+        (("--source", "pictures", "--save-txt"), {}, "--save-txt is of evaluation"),
         ((), {"data": "nowhere.yaml"}, "cannot read"),
         ((), {"data": "a.onnx"}, "is not valid YAML"),
         ((), {"data": "four.yaml"}, "the network has 3 classes (cat, dog, owl), and"),
@@ -152,11 +159,16 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         (("--device", "7"), {}, "--device 7"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, words, files, message):
+def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, tmp_path, words, files, message):
     monkeypatch.setattr(tensorrt_api, "installed", lambda: None)
     folder, _ = known
     (folder / "damaged.onnx").write_bytes((folder / "a.onnx").read_bytes()[:-300])
     (folder / "a.engine").write_bytes(b"engine")
+    (folder / "folder.onnx").mkdir(exist_ok=True)
+    (folder / "pictures").mkdir(exist_ok=True)
+    (folder / "pictures/a.png").write_bytes(b"")
+    onnx.save(set_metadata(onnx.load(folder / "a.onnx"), {"form": "deepstream"}), folder / "deepstream.onnx")
+    monkeypatch.chdir(folder)
     content = json.loads((folder / "data.yaml").read_text())
     (folder / "four.yaml").write_text(json.dumps({**content, "names": ["a", "b", "c", "d"]}))
     bad = folder / "bad"
@@ -171,6 +183,7 @@ def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, word
     assert len(lines) == 1
     assert message in lines[0]
     assert "Traceback" not in err
+    assert not list(tmp_path.glob("exp*"))  # no empty run folder is left
 
 
 def test_help_needs_neither_torch_nor_a_second():

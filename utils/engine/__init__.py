@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.quantize.errors import DependencyError, InputError
+from models.quantize.errors import DependencyError, InputError, no_file
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     if suffix not in (".onnx", ".pt", *ENGINE_SUFFIXES):
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
     if not path.is_file():
-        raise InputError(f"{path} does not exist")
+        raise InputError(no_file(path, "expected an ONNX file, an engine or a .pt"))
     if suffix == ".onnx":
         from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
 

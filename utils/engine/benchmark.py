@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from models.quantize.errors import InputError, QatError
+from models.quantize.errors import InputError, QatError, no_file
 from utils.engine import ENGINE_SUFFIXES, engine_report, inspector, onnx_file
 from utils.engine.build_plan import BuildConfig
 from utils.engine.stopwatch import Figures, StopwatchConfig
@@ -112,7 +112,7 @@ def check(entries: Sequence[Entry]) -> None:
     """
     for entry in entries:
         if not entry.file.is_file():
-            raise InputError(f"{entry.file} does not exist; expected an ONNX file or an engine")
+            raise InputError(no_file(entry.file, "expected an ONNX file or an engine"))
         if entry.is_engine:
             continue
         if entry.file.suffix.lower() != ".onnx":

@@ -48,8 +48,8 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         InputError: file, shapes, TensorRT and GPU do not fit each other, or the parser refuses the file.
         QatError: TensorRT found no engine.
     """
-    api = api or tensorrt_api.load()
     file = onnx_file.read(onnx)
+    api = api or tensorrt_api.load()
     gpu = tensorrt_api.gpu()
     typing = choose_typing(file, api, config)
     check_target(api, gpu, config.targets)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import InputError
+from models.quantize.errors import InputError, no_file
 from utils.cli import atomic_path
 from utils.engine.tensorrt_api import Api, Gpu, Log
 
@@ -90,7 +90,7 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected a TensorRT engine")
+        raise InputError(no_file(path, "expected a TensorRT engine"))
     note = EngineNote.load(path)
     if gpu is None:
         raise InputError(f"{path} needs an NVIDIA GPU, and torch sees none; the .onnx it was built from runs on a CPU")

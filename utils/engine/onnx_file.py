@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import DependencyError, InputError
+from models.quantize.errors import DependencyError, InputError, no_file
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read(path: str | Path) -> OnnxFile:
         raise DependencyError("reading ONNX files needs onnx: pip install onnx") from error
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected an ONNX file, as export_qat.py writes it")
+        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
     try:
         model = onnx.load(path)
     except Exception as error:  # protobuf raises several unrelated types

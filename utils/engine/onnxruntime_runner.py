@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from models.quantize.errors import DependencyError, InputError
+from models.quantize.errors import DependencyError, InputError, no_file
 from utils.engine.runner import Runner, TensorSpec, device_name
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _session(
     except ImportError as error:
         raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected an ONNX file")
+        raise InputError(no_file(path, "expected an ONNX file"))
     if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
         logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
         device = torch.device("cpu")

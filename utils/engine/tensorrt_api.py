@@ -181,7 +181,10 @@ def load(name: str | None = None) -> Api:
     """
     name = name or installed()
     if name is None:
-        raise DependencyError("TensorRT is not installed: ./install_dependencies.sh --tensorrt")
+        raise DependencyError(
+            "TensorRT is not installed: where there is a GPU, run install_dependencies.sh --tensorrt in the folder "
+            "of this overlay's clone; where there is none, pip install -r requirements/rtx.txt there, for --target"
+        )
     try:
         return Api(importlib.import_module(name))
     except (ImportError, OSError, AttributeError) as error:

@@ -226,6 +226,10 @@ class Detector:
         return list(raw[valid].split(valid.sum(1).tolist()))
 
     def _check_classes(self) -> None:
+        if self._runner.metadata.get("form") == "deepstream":
+            raise InputError(
+                "the network's output has DeepStream's form, [batch, anchors, 6]; give a file of export_qat.py's"
+            )
         names = self._runner.names
         spec = next(spec for spec in self._runner.outputs if spec.name == self._output)
         rows = spec.shape[1] if len(spec.shape) == 3 and not self._suppressed else None

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from models.quantize.errors import InputError
+from models.quantize.errors import InputError, no_file
 from utils.onnx_graph.context import Context, FloatParts
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, metadata_of
 from utils.onnx_graph.rules import RULES, Rule
@@ -105,7 +105,7 @@ def load(path: str | Path) -> ModelProto:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected an ONNX file, as export_qat.py writes it")
+        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
     try:
         model = onnx.load(path)
         onnx.checker.check_model(model)

@@ -89,6 +89,7 @@ class Row:
         size_bytes: size of `file`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
+        ap_with: what makes AP differ from the usual one, e.g. `30 pictures`; rows compare where this is equal.
 
     Raises:
         ValueError: a value of the wrong type or out of its range.
@@ -106,9 +107,10 @@ class Row:
     size_bytes: int | None
     ms_per_image: float | None
     measured_on: str
+    ap_with: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("stage", "file", "device", "measured_on"):
+        for name in ("stage", "file", "device", "measured_on", "ap_with"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"'{name}' is {getattr(self, name)!r}, expected a text")
         if not self.stage:

@@ -20,10 +20,10 @@ def fraction(value: float | None) -> str:
 
 
 def difference(row: Row, baseline: Row | None) -> str:
-    """AP of `row` minus AP of the float row, with its sign; empty for the float row itself."""
+    """AP of `row` minus AP of the float row, with its sign; empty for the float row, a dash if they do not compare."""
     if baseline is None or row is baseline:
         return ""
-    if row.ap is None or baseline.ap is None:
+    if row.ap is None or baseline.ap is None or row.ap_with != baseline.ap_with:
         return DASH
     return f"{row.ap - baseline.ap:+.4f}"
 
