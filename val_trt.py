@@ -201,6 +201,7 @@ def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, resul
     """The result as a row of a report."""
     from utils.engine.engine_file import EngineNote
     from utils.engine.runner import device_name
+    from utils.evaluation.detector import has_nms
     from utils.reports.schema import Row, versions
 
     unusual = {
@@ -208,7 +209,7 @@ def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, resul
         f"split {config.split}": config.split != "val",
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"overlap {config.iou_thres:g}": config.iou_thres != AP_OVERLAP,
-        "NMS in the file": "nms" in runner.metadata,
+        "NMS in the file": has_nms(runner),
         "one class": config.single_cls,
     }
     ap_with = ", ".join(text for text, holds in unusual.items() if holds)

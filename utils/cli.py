@@ -143,9 +143,10 @@ def run_program(
 
     Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted. `--debug` shows the traceback instead.
     """
-    for target in _leaf_parsers(parser):
+    leaves = _leaf_parsers(parser)
+    for target in leaves:
         target.add_argument("--debug", action="store_true", help="show a traceback on errors")
-    args = _parse(parser, argv)
+    args = _parse(parser, leaves, argv)
     setup_logging(args.debug)
     try:
         return handler(args) or 0
@@ -163,9 +164,10 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     parser.exit(2, f"error: {message} ({parser.prog} -h lists the options)\n")
 
 
-def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse(
+    parser: argparse.ArgumentParser, leaves: Sequence[argparse.ArgumentParser], argv: Sequence[str] | None
+) -> argparse.Namespace:
     """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
-    leaves = _leaf_parsers(parser)
     for target in (parser, *leaves):
         target.error = partial(_refuse, target)  # type: ignore[method-assign]
     args, unknown = parser.parse_known_args(argv)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def no_file(path: object, expected: str) -> str:
+def no_file(path: str | Path, expected: str) -> str:
     """The message for a path at which there is no file, and what was expected there."""
-    return f"{path} {'is a folder' if Path(str(path)).is_dir() else 'does not exist'}; {expected}"
+    return f"{path} {'is a folder' if Path(path).is_dir() else 'does not exist'}; {expected}"
 
 
 class QatError(Exception):

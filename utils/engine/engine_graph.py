@@ -73,7 +73,10 @@ def program() -> str:
     """
     path = which("dot")
     if path is None:
-        raise DependencyError("drawing needs graphviz: ./install_dependencies.sh --trex, or apt-get install graphviz")
+        raise DependencyError(
+            "drawing needs graphviz: install_dependencies.sh --trex, where this overlay was cloned, "
+            "or apt-get install graphviz"
+        )
     return path
 
 

@@ -126,6 +126,11 @@ def image_input(runner: Runner) -> TensorSpec:
     return spec
 
 
+def has_nms(runner: Runner) -> bool:
+    """Whether the network gives detections, NMS being inside it, and not raw predictions."""
+    return set(DETECT.detections) <= {spec.name for spec in runner.outputs}
+
+
 class Detector:
     """Calls the runner on batches, in the runner's own batch size, and keeps the times."""
 
@@ -150,7 +155,7 @@ class Detector:
         self._batch = _batch_range(runner)
         given = [spec.name for spec in runner.outputs]
         self._output = DETECT.prediction if DETECT.prediction in given else given[0]
-        self._suppressed = set(DETECT.detections) <= set(given)
+        self._suppressed = has_nms(runner)
         if self._suppressed and data is not None:
             settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
             logger.warning(

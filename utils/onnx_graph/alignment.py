@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_bounds
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_bounds, channel_counts
 from utils.onnx_graph.qdq_passes import INT8_VECTOR, own_quantizers
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
@@ -103,12 +102,7 @@ class _Graph:
 
     def __init__(self, model: ModelProto) -> None:
         self.view = GraphView(model)
-        inferred = onnx.shape_inference.infer_shapes(model).graph
-        self.channels = {
-            value.name: value.type.tensor_type.shape.dim[1].dim_value
-            for value in [*inferred.value_info, *inferred.input, *inferred.output]
-            if len(value.type.tensor_type.shape.dim) == 4 and value.type.tensor_type.shape.dim[1].dim_value
-        }
+        self.channels = channel_counts(model)
         self.initializers = {tensor.name for tensor in model.graph.initializer}
         self.links: list[_Link] = []
         self.fixed = self.view.inputs | self.view.outputs

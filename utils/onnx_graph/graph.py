@@ -103,6 +103,15 @@ def channel_bounds(node: NodeProto, view: GraphView) -> tuple[int, int] | None:
     return (start, end) if axis == 1 and step == 1 and 0 <= start < end else None
 
 
+def channel_counts(model: ModelProto) -> dict[str, int]:
+    """Channels of the tensors `[B, C, H, W]` whose shapes are known or can be inferred, by name."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    shapes = {
+        value.name: value.type.tensor_type.shape.dim for value in [*graph.value_info, *graph.input, *graph.output]
+    }
+    return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 4 and shape[1].dim_value}
+
+
 def opset_of(model: ModelProto) -> int:
     """The version of ONNX's own operators that the graph uses."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)

@@ -7,12 +7,11 @@ rounded. `dense_groups` and `convolve_pools` write the same computation in a for
 from __future__ import annotations
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute
+from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_counts
 
 QUANTIZERS = (QUANTIZE, DEQUANTIZE)
 INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
@@ -231,16 +230,11 @@ def convolve_pools(model: ModelProto) -> None:
     pools = {node.output[0] for node in context.nodes("AveragePool") if _is_int8_mean(node, context)}
     if not pools:
         return
-    shapes = {
-        value.name: value.type.tensor_type.shape.dim
-        for value in onnx.shape_inference.infer_shapes(model).graph.value_info
-        if value.name in pools
-    }
-    channels = {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 4}
+    channels = channel_counts(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        count = channels.get(node.output[0], 0)
-        nodes += _depthwise_mean(node, count, model) if count else [node]
+        convolved = node.output[0] in pools and node.output[0] in channels
+        nodes += _depthwise_mean(node, channels[node.output[0]], model) if convolved else [node]
     set_nodes(model, nodes)
 
 

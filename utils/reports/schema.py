@@ -227,7 +227,6 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write JSON to `path`; a reader sees the old file or the new one, never a part."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         with atomic_path(path) as temporary:
             Path(temporary).write_text(text, encoding="utf-8")
