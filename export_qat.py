@@ -13,8 +13,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from models.quantize.errors import InputError
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.errors import InputError
 
 FORMATS = ("onnx", "onnx_end2end")
 
@@ -108,8 +108,8 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--nms {args.nms} is of --include onnx_end2end; without it no NMS is in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
-    from utils.onnx_graph import forms
-    from utils.onnx_graph.delivery import Request, deliver, output_files
+    from utils.jobs.export import Request, deliver, output_files
+    from utils.onnx_graph import output_formats
     from utils.onnx_graph.export import ExportConfig
 
     config = ExportConfig(
@@ -117,10 +117,10 @@ def export(args: argparse.Namespace) -> None:
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
         inplace=args.inplace, int8_weights=args.int8_weights, for_int8_kernels=not args.keep_layers,
     )  # fmt: skip
-    nms = forms.NmsSettings(
+    nms = output_formats.NmsSettings(
         args.nms or "efficient", args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic
     )
-    known = {"onnx": forms.plain(), "onnx_end2end": forms.end2end(nms)}
+    known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms)}
     files = output_files(args.weights, args.output, [known[name] for name in names])
     deliver(Request(args.weights, config, files, args.device, args.data, args.check), print)
 

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.quantize.errors import InputError
-from utils.cli import add_device, atomic_path, run_program
+from utils.cli import add_device, run_program
+from utils.core.errors import InputError
+from utils.core.files import atomic_path
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,8 +54,8 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
     if len(args.size) > 2:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
-    from utils.onnx_graph import deepstream, forms
-    from utils.onnx_graph.delivery import Request, deliver, output_files
+    from utils.jobs.export import Request, deliver, output_files
+    from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export import ExportConfig
 
     batch = 1 if args.batch is None else args.batch
@@ -62,7 +63,7 @@ def export(args: argparse.Namespace) -> None:
         imgsz=(args.size[0], args.size[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
         simplify=args.simplify, typing="auto", opset=args.opset,
     )  # fmt: skip
-    files = output_files(args.weights, args.output, [forms.deepstream()])
+    files = output_files(args.weights, args.output, [output_formats.deepstream()])
     network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print)
     height, width = result.inputs["images"][2:]
     texts = {

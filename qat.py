@@ -17,8 +17,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from models.quantize.errors import InputError
-from models.quantize.options import (
+from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
+from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.core.errors import InputError
+from utils.jobs.options import (
     GRANULARITIES,
     METRICS,
     QUANTIZERS,
@@ -28,8 +30,6 @@ from models.quantize.options import (
     SensitiveOptions,
     given_options,
 )
-from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
-from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -177,13 +177,13 @@ def quantize(args: argparse.Namespace) -> None:
     given = given_options(vars(args), QuantizeOptions)
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
-    from models.quantize import session
+    from utils.jobs import quantize
 
     if args.resume is not None:
-        run = session.find_run(args.resume, args.project or QuantizeOptions.project)
-        session.resume(run, given, args.command_line)
+        run = quantize.find_run(args.resume, args.project or QuantizeOptions.project)
+        quantize.resume(run, given, args.command_line)
     else:
-        session.start(QuantizeOptions(**given), args.command_line)
+        quantize.start(QuantizeOptions(**given), args.command_line)
 
 
 def sensitive(args: argparse.Namespace) -> None:
@@ -191,31 +191,31 @@ def sensitive(args: argparse.Namespace) -> None:
     given = given_options(vars(args), SensitiveOptions)
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
-    from models.quantize import sensitivity
+    from utils.jobs.sensitivity import run
 
     if args.resume is not None:
-        run = sensitivity.find_analysis(args.resume, args.project or SensitiveOptions.project)
-        sensitivity.resume(run, given, args.command_line)
+        run = run.find_analysis(args.resume, args.project or SensitiveOptions.project)
+        run.resume(run, given, args.command_line)
     else:
-        sensitivity.start(SensitiveOptions(**given), args.command_line)
+        run.start(SensitiveOptions(**given), args.command_line)
 
 
 def calibrate(args: argparse.Namespace) -> None:
     """`qat.py calibrate`."""
     if not args.weights:
         raise InputError("--weights is missing; give the float checkpoint")
-    from models.quantize import sweep
+    from utils.jobs import calibrate
 
-    sweep.run(CalibrateOptions(**given_options(vars(args), CalibrateOptions)), args.command_line)
+    calibrate.run(CalibrateOptions(**given_options(vars(args), CalibrateOptions)), args.command_line)
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """`qat.py eval`."""
     if not args.weights:
         raise InputError("--weights is missing; give the checkpoint to evaluate")
-    from models.quantize import measure
+    from utils.jobs import evaluate
 
-    measure.evaluate_checkpoint(EvalOptions(**given_options(vars(args), EvalOptions)), args.command_line)
+    evaluate.evaluate_checkpoint(EvalOptions(**given_options(vars(args), EvalOptions)), args.command_line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

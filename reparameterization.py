@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.quantize.errors import InputError
-from utils.cli import add_device, run_program, select_device
+from utils.cli import add_device, run_program
+from utils.core.device import select_device
+from utils.core.errors import InputError
 
 MODELS = ("t", "s", "m", "c", "e")
 

@@ -16,23 +16,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.quantize.errors import InputError
-from utils.cli import (
-    IMAGE_SIZE_FLAGS,
-    add_data,
-    add_device,
-    add_run_dir,
-    atomic_path,
-    make_run_dir,
-    run_program,
-    select_device,
-)
+from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.core.device import select_device
+from utils.core.errors import InputError
+from utils.core.files import atomic_path, make_run_dir
 
 if TYPE_CHECKING:
-    from utils.engine.runner import Runner
     from utils.evaluation.data_yaml import DataConfig
     from utils.evaluation.loop import EvalConfig, EvalResult
     from utils.reports.schema import Report, Row
+    from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +81,8 @@ def main(args: argparse.Namespace) -> int:
     sizes = args.imgsz or [None]
     if len(sizes) > 1 and args.task != "study":
         raise InputError(f"--imgsz takes one size, and several only with --task study; found {sizes}")
-    from utils.engine import open_runner
     from utils.evaluation.data_yaml import load_data
+    from utils.jobs.open import open_runner
     from utils.reports.schema import Report
 
     if args.source is not None:
@@ -113,9 +106,9 @@ def main(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace) -> int:
     """Draw detections on `args.source`; class names are the network's, or else the data set's."""
-    from utils.engine import open_runner
     from utils.evaluation.data_yaml import load_data
-    from utils.evaluation.show import Artist, check_source, show
+    from utils.jobs.open import open_runner
+    from utils.jobs.visualize import Artist, check_source, show
 
     check_source(args.source)
     for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
@@ -199,10 +192,10 @@ def evaluate_once(
 
 def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, result: EvalResult) -> Row:
     """The result as a row of a report."""
-    from utils.engine.engine_file import EngineNote
-    from utils.engine.runner import device_name
+    from utils.core.device import device_name
     from utils.evaluation.detector import has_nms
     from utils.reports.schema import Row, versions
+    from utils.trt.engine_file import EngineNote
 
     unusual = {
         f"{result.images} pictures": config.limit is not None,

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize.errors import CheckpointError, InputError, QatError
-from models.quantize.storage import save_torch
 from utils import upstream
+from utils.core.errors import CheckpointError, InputError, QatError
+from utils.core.files import save_torch
 
 MAIN_HEAD = {"cv2": "cv4", "cv3": "cv5", "dfl": "dfl2"}  # part of DDetect → the same part of DualDDetect's second half
 CHECK_SIDE = 64  # pixels of the picture on which both networks are compared

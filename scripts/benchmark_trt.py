@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import DependencyError, InputError
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, run_program
+from utils.core.errors import DependencyError, InputError
+from utils.core.files import make_run_dir
 
 if TYPE_CHECKING:
-    from utils.engine.trtexec import Trtexec
+    from utils.trt.trtexec import Trtexec
 
 logger = logging.getLogger("utils.benchmark")
 
@@ -63,9 +64,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
-    from utils.engine import benchmark, benchmark_report, tensorrt_api
-    from utils.engine.build_plan import BuildConfig, check_target
-    from utils.engine.stopwatch import StopwatchConfig
+    from utils.jobs import benchmark_report
+    from utils.trt import benchmark, tensorrt_api
+    from utils.trt.build_config import BuildConfig, check_target
+    from utils.trt.stopwatch import StopwatchConfig
 
     if min(args.batch_size) < 1 or (args.imgsz and (len(args.imgsz) > 2 or min(args.imgsz) < 1)):
         raise InputError("--batch-size and --imgsz must be positive, and --imgsz one or two numbers")
@@ -105,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _trtexec() -> Trtexec | None:
-    from utils.engine import trtexec
+    from utils.trt import trtexec
 
     try:
         return trtexec.find()

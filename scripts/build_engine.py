@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import InputError
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.errors import InputError
 
 logger = logging.getLogger("utils.build_engine")
 
@@ -56,8 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build, and look inside if that was asked for."""
-    from utils.engine.build_plan import BuildConfig
-    from utils.engine.tensorrt_api import use_device
+    from utils.trt.build_config import BuildConfig
+    from utils.trt.tensorrt_api import use_device
 
     use_device(args.device)
     for name in ("batch_size", "imgsz"):
@@ -79,15 +79,15 @@ def main(args: argparse.Namespace) -> int:
     )
     engine = args.output or args.onnx.with_suffix(".engine")
     if args.generate_graph and not args.target:
-        from utils.engine.engine_graph import program
+        from utils.trt.layer_graph import program
 
         program()  # refuses before the long build
     if args.trtexec:
-        from utils.engine import trtexec
+        from utils.trt import trtexec
 
         trtexec.build(args.onnx, engine, config, trtexec.find())
     else:
-        from utils.engine.builder import build
+        from utils.trt.builder import build
 
         build(args.onnx, engine, config)
     logger.info("engine: %s", engine)
@@ -96,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
             "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
         )
     elif args.generate_graph:
-        from utils.engine.look import look_inside
+        from utils.jobs.inspect_engine import look_inside
 
         look_inside(engine, draw=True, device=args.device)
     return 0

@@ -28,10 +28,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Check, and print the typing."""
-    from utils.engine import tensorrt_api
-    from utils.engine.build_plan import check_target
-    from utils.engine.engine_graph import program
     from utils.evaluation.data_yaml import load_data
+    from utils.trt import tensorrt_api
+    from utils.trt.build_config import check_target
+    from utils.trt.layer_graph import program
 
     load_data(args.data).paths("val")
     tensorrt_api.use_device(args.device)

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import InputError
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.device import select_device
+from utils.core.errors import InputError
 
 if TYPE_CHECKING:
     from utils.onnx_graph.export import Typing
 
-logger = logging.getLogger("utils.comparison")
+logger = logging.getLogger("utils.jobs.compare_placement")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InputError(f"--{name} is {value}; expected 1 or more")
-    from utils.comparison.variants import jobs
+    from utils.jobs.compare_placement.variants import jobs
 
     args.output.mkdir(parents=True, exist_ok=True)
     wanted = jobs(args.models, args.batch_size, args.variants, args.imgsz, args.output)
@@ -95,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
 
 def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
     """The ONNX files of all models."""
-    from utils.comparison.variants import export
+    from utils.jobs.compare_placement.variants import export
 
     missing = [model for model in args.models if not model.is_file()]
     if missing:
@@ -115,7 +116,7 @@ def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
 
 def needed_typing() -> Typing:
     """Of the TensorRT that is installed here; weak without one, which is what 8.6 reads."""
-    from utils.engine import tensorrt_api
+    from utils.trt import tensorrt_api
 
     if tensorrt_api.installed() is None:
         return "weak"
@@ -124,9 +125,9 @@ def needed_typing() -> Typing:
 
 def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     """Build and time; results are written after each model and batch. 1 if an engine is missing."""
-    from utils.comparison import engines, table
-    from utils.engine import tensorrt_api
-    from utils.engine.build_plan import BuildConfig, check_target
+    from utils.jobs.compare_placement import engines, table
+    from utils.trt import tensorrt_api
+    from utils.trt.build_config import BuildConfig, check_target
 
     api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())

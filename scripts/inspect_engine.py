@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import InputError, no_file
 from utils.cli import add_device, run_program
+from utils.core.errors import InputError, no_file
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,14 +34,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Report."""
-    from utils.engine import look
+    from utils.jobs import inspect_engine
 
     if not args.file.is_file():
         raise InputError(no_file(args.file, "expected an engine or the inspector's JSON"))
     if args.file.suffix == ".json":
-        look.look_at_record(args.file, draw=args.generate_graph)
+        inspect_engine.look_at_record(args.file, draw=args.generate_graph)
     else:
-        look.look_inside(args.file, batch=args.batch_size, draw=args.generate_graph, device=args.device)
+        inspect_engine.look_inside(args.file, batch=args.batch_size, draw=args.generate_graph, device=args.device)
     return 0
 
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import InputError
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.device import select_device
+from utils.core.errors import InputError
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -79,9 +80,9 @@ def main(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace) -> list[Sample]:
     """Detections of both networks on the same pictures."""
-    from utils.engine import open_runner
     from utils.evaluation.dataset import load_data
-    from utils.reports.samples import collect
+    from utils.jobs.open import open_runner
+    from utils.jobs.samples import collect
 
     device = select_device(args.device)
     with ExitStack() as stack:

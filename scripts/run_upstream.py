@@ -27,8 +27,8 @@ def main() -> int:
     if not script.is_file():
         print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
         return 2
-    from models.quantize.errors import InputError
     from utils import upstream, upstream_shims
+    from utils.core.errors import InputError
 
     try:
         upstream.ensure()

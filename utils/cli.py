@@ -1,4 +1,4 @@
-"""What the command-line programs share: argument groups, run folders, devices, and errors → one line and an exit code.
+"""What the command-line programs share: argument groups, and errors → one line and an exit code.
 
 Nothing here imports torch at module level, so that `-h` answers at once.
 """
@@ -6,22 +6,15 @@ Nothing here imports torch at module level, so that `-h` answers at once.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import errno
 import logging
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from models.quantize.errors import InputError, QatError
-
-if TYPE_CHECKING:
-    import torch
+from utils.core.errors import QatError
 
 logger = logging.getLogger(__name__)
 
@@ -48,79 +41,6 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
     )
     parser.add_argument("--name", default=name, help=f"name of the run folder (default: {name}, {name}2, ...)")
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
-
-
-def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
-    """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
-
-    Raises:
-        InputError: the folder cannot be created.
-    """
-    base = Path(project) / name
-    try:
-        for number in range(1, 10_000):
-            folder = base if number == 1 else base.with_name(f"{name}{number}")
-            try:
-                folder.mkdir(parents=True, exist_ok=exist_ok)
-            except FileExistsError:
-                if folder.is_dir():
-                    continue
-                raise
-            return folder
-    except OSError as error:
-        raise InputError(f"cannot create the run folder {base}: {error.strerror}; choose another --project") from error
-    raise InputError(f"{base} and 9,998 numbered folders beside it exist; choose another --name")
-
-
-def select_device(text: str) -> torch.device:
-    """The device that `--device` names.
-
-    Args:
-        text: '', 'cpu', a CUDA index such as '0', or 'cuda:0'.
-    Raises:
-        InputError: the device does not exist here, or several were named.
-    """
-    import torch
-
-    name = text.strip().lower().removeprefix("cuda:")
-    if name == "cuda":
-        name = "0"
-    if name == "cpu" or (name == "" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    name = name or "0"
-    if not name.isdigit():
-        raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
-    if int(name) >= torch.cuda.device_count():
-        found = f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices"
-        raise InputError(f"--device {text}: {found}; --device cpu works")
-    return torch.device("cuda", int(name))
-
-
-@contextlib.contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
-
-    Raises:
-        InputError: nothing can be written there.
-    """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's 0600 would follow the file to its readers
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def setup_logging(verbose: bool = False) -> None:

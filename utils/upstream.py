@@ -18,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError, no_file
 from utils import upstream_shims
+from utils.core.errors import CheckpointError, DataError, DependencyError, InputError, no_file
 
 if TYPE_CHECKING:
     import torch

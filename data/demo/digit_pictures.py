@@ -18,7 +18,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from models.quantize.errors import DependencyError
+from utils.core.errors import DependencyError
 
 PICTURE_SIZE = 320  # pixels, width and height
 DIGIT_SIZE = (12, 96)  # pixels, the longer side of the box, both ends included

@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from models.quantize.errors import InputError  # noqa: E402
 from utils.cli import run_program  # noqa: E402
+from utils.core.errors import InputError  # noqa: E402
 
 if TYPE_CHECKING:
     from digit_pictures import Sources

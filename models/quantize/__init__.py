@@ -1,27 +1,20 @@
-"""INT8 quantization of YOLOv9: placing quantizers, calibrating, training, saving. Pure torch, no foreign file formats.
+"""INT8 quantization of YOLOv9 as a library: placing quantizers, calibrating, training, saving.
 
-A map of this package, in the order of the work:
+A map of this package, in the order of the work. The programs' jobs, which combine it with evaluation, export and
+reports, are in `utils/jobs/`.
 
-    rules.py         THE table: upstream module class → what is quantized, what shares a scale, why
-    recipe.py        what the user decides: calibration, training, what stays in float
-    graph.py         the network as operations on tensors, read along the rules
-    placement.py     plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
-    modules.py       the quantized stand-ins that apply() puts in
-    backend.py       the only importer of the quantizer library
-    calibration.py   statistics once, then max | percentile | mse | entropy from the same pass
-    sweep.py         AP of each of these methods: `qat.py calibrate`, and method auto
-    finetune.py      QAT: the float network supervises the quantized one
-    session.py       one run of `qat.py quantize`: float → PTQ → QAT → best, resumable
-    sensitivity.py   one run of `qat.py sensitive`: what hurts in INT8 → a recipe; analysis_state.py: its files
-                     units.py: the parts it asks about; layerwise.py: the network in any state, from known results
-                     proxy.py: distance of predictions; screening.py: the passes over pictures;
-                     search.py: from units to a choice; selection.py: its arithmetic
-    options.py       what its command line can say; inputs.py: what it works on, checked before anything is written;
-                     run_state.py: its files, and the state from which a killed run continues
-    measure.py       evaluation of networks in PyTorch, as report rows
-    checkpoint.py    recipe + state on disk; loading never runs code from the file; storage.py: nothing half written
-    ranges.py        amax of every scale, for reports
-    errors.py        typed errors that say the fix
+    rules.py           THE table: upstream module class → what is quantized, what shares a scale, why
+    recipe.py          what the user decides: calibration, training, what stays in float
+    flow.py            the statements of the rules: parsed, and their operations on tensors
+    graph.py           the network as operations on tensors, read along the rules
+    placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
+    modules.py         the quantized stand-ins that apply() puts in
+    backend.py         the only importer of the quantizer library
+    calibration.py     statistics once, then max | percentile | mse | entropy from the same pass
+    finetune.py        QAT: the float network supervises the quantized one
+    checkpoint.py      recipe + state on disk; loading never runs code from the file
+    partial_forward.py a network in any state of its quantizers, computed from results that are known
+    ranges.py          amax of every scale, for reports
 
     >>> from models.quantize import Recipe, apply, calibrate, plan
     >>> from utils import upstream
@@ -29,7 +22,7 @@ A map of this package, in the order of the work:
     >>> apply(model, plan(model, Recipe()))
     >>> calibrate(model, batches, Recipe().calibration)
 
-Names are imported when they are used, so that `errors` and `recipe` cost no import of torch.
+Names are imported when they are used, so that `recipe` costs no import of torch.
 """
 
 from __future__ import annotations

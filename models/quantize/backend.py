@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize.errors import DependencyError, InputError
+from utils.core.errors import DependencyError, InputError
 
 QUANTIZERS = ("modelopt", "pytorch-quantization")
 LEVELS = 127  # amax maps to this level

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize import backend
-from models.quantize.errors import QatError
 from models.quantize.placement import quantizers_off, scale_key
 from models.quantize.recipe import Calibration, parse_method
+from utils.core.errors import QatError
 
 logger = logging.getLogger(__name__)
 

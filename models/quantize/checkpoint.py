@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from models.quantize import placement
-from models.quantize.errors import CheckpointError, no_file
 from models.quantize.recipe import Recipe
-from models.quantize.storage import save_torch
+from utils.core.errors import CheckpointError, no_file
+from utils.core.files import save_torch
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from models.quantize import modules, rules
-from models.quantize.errors import QatError
+from models.quantize import flow, rules
+from utils.core.errors import QatError
 
 IMAGE = "images"  # the name of the picture, which no module computes
 
@@ -81,7 +81,7 @@ class _Reader:
 
     def _flow(self, module: nn.Module, path: str, x: Any, rule: rules.Rule) -> Any:
         statements = rule.statements(module)
-        steps = modules.parse(statements)
+        steps = flow.parse(statements)
         if any(step.is_operation for step in steps):
             self.graph.flows[path] = statements
         values: dict[str, Any] = {"x": x}
@@ -96,7 +96,7 @@ class _Reader:
             values.update(zip(step.targets, result, strict=True))
         return values.get("out")
 
-    def _statement(self, step: modules.Step, path: str, module: nn.Module, arguments: list[Any]) -> Any:
+    def _statement(self, step: flow.Step, path: str, module: nn.Module, arguments: list[Any]) -> Any:
         kind = rules.OPS[step.call]
         inputs = [item for item in arguments if isinstance(item, Value)]
         if step.call == "resize_like":

@@ -18,9 +18,9 @@ from typing import Any
 from torch import nn
 
 from models.quantize import backend, modules, rules
-from models.quantize.errors import RecipeError
 from models.quantize.graph import IMAGE, Graph, Value, read
 from models.quantize.recipe import Recipe
+from utils.core.errors import RecipeError
 
 logger = logging.getLogger(__name__)
 

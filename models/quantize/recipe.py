@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import RecipeError
+from utils.core.errors import RecipeError
 
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
 AUTO = "auto"  # try them, keep the best

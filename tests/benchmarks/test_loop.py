@@ -22,9 +22,9 @@ PLAIN = 400  # pictures for the plain loop
 def plain_loop(runner, data, count):
     """Images per second, and AP, of the plain loop on so many pictures."""
     from utils.evaluation.dataset import PictureDataset, decode
+    from utils.evaluation.letterbox import boxes_to_picture, letterbox
+    from utils.evaluation.metrics import match, score
     from utils.evaluation.nms import non_max_suppression
-    from utils.evaluation.preprocess import boxes_to_picture, letterbox
-    from utils.evaluation.scoring import match, score
 
     pictures = PictureDataset(data.paths("val"), data.nc, 320, limit=count).pictures
     began = time.perf_counter()
@@ -61,8 +61,8 @@ def many(demo_data, tmp_path):
 
 
 def test_the_loop_is_bound_by_the_engine_or_by_decoding(demo_engine, demo_data, many):
-    from utils.engine import open_runner
     from utils.evaluation.loop import EvalConfig, evaluate
+    from utils.jobs.open import open_runner
 
     config = EvalConfig(imgsz=320)  # batches of 32, 8 workers
     with open_runner(demo_engine, "cuda:0") as runner:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models.quantize import backend
-from models.quantize.errors import DependencyError, InputError
+from utils.core.errors import DependencyError, InputError
 
 pytestmark = pytest.mark.parametrize("library", backend.QUANTIZERS)
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) * 2

@@ -16,14 +16,16 @@ from onnx import TensorProto, numpy_helper
 from tensorrt_stand_in import stand_in
 from torch import nn
 
-from models.quantize.errors import DependencyError, InputError, QatError
-from utils.engine import open_runner, tensorrt_api
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
-from utils.engine.onnxruntime_runner import OnnxRuntimeRunner
-from utils.engine.runner import Runner, TensorSpec, device_name
-from utils.engine.tensorrt_runner import TensorRTRunner
-from utils.engine.torch_runner import TorchRunner
+from utils.core.device import device_name
+from utils.core.errors import DependencyError, InputError, QatError
+from utils.jobs.open import open_runner
+from utils.runners.base import Runner, TensorSpec
+from utils.runners.onnxrt import OnnxRuntimeRunner
+from utils.runners.pytorch import TorchRunner
+from utils.trt import tensorrt_api
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.runner import TensorRTRunner
 
 
 class OneConv(nn.Module):
@@ -235,7 +237,7 @@ def test_graphs_are_replayed_where_shapes_repeat(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog):
-    from utils.engine.execution import Execution
+    from utils.trt.context import Execution
 
     def refuse(self):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")

@@ -9,11 +9,12 @@ import pytest
 import torch
 from gpu_demo import demo
 
-from models.quantize.errors import InputError
-from utils.engine import engine_report, inspector, open_runner, stopwatch, tensorrt_api, timing
-from utils.engine.execution import Execution
-from utils.engine.tensorrt_runner import TensorRTRunner
+from utils.core.errors import InputError
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs.open import open_runner
+from utils.trt import inspector, layer_report, stopwatch, tensorrt_api, timing
+from utils.trt.context import Execution
+from utils.trt.runner import TensorRTRunner
 
 CONFIG = EvalConfig(imgsz=320, workers=8)
 
@@ -71,10 +72,10 @@ def test_layers_are_int8_and_their_times_add_up(demo_engine):
     api, device = tensorrt_api.load(), torch.device("cuda:0")
     execution = Execution(demo_engine, api, device)
     execution.set_shapes({"images": (8, 3, 320, 320)})
-    layers = engine_report.layers_of(execution)
+    layers = layer_report.layers_of(execution)
     found = inspector.summarize(layers)
     median = timing.Summary.of(timing.measure(execution, 300)).median
-    print("\n".join(engine_report.text(found, "demo model, batch 8", "int8")), f"\nas a CUDA graph: {median:.3f} ms")
+    print("\n".join(layer_report.text(found, "demo model, batch 8", "int8")), f"\nas a CUDA graph: {median:.3f} ms")
     assert found.int8_layers > 0.7
     assert all(layer.ms is not None for layer in layers)
     assert 0.8 * median < found.total_ms < 6 * median  # measured one by one, layers wait for each other

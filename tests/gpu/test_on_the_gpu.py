@@ -9,11 +9,11 @@ import torch
 from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
-from utils.engine import open_runner
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
 from utils.evaluation.loop import ahead
 from utils.evaluation.nms import non_max_suppression
+from utils.jobs.open import open_runner
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
 
 
 @pytest.mark.parametrize(("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 100), (0.001, 0.3, 20)])

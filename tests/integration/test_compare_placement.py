@@ -15,9 +15,9 @@ from random_networks import TINY, convolutions_in
 from models.quantize import placement
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.comparison import variants
-from utils.onnx_graph.context import Context
-from utils.onnx_graph.graph import attribute
+from utils.jobs.compare_placement import variants
+from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.view import attribute
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_convolutions_only_keeps_float_what_the_recipe_keeps():
 def test_models_that_cannot_be_compared(tmp_path, name, content, message):
     import yaml
 
-    from models.quantize.errors import InputError
+    from utils.core.errors import InputError
 
     path = tmp_path / name
     path.write_text(yaml.safe_dump({**TINY, **content}))

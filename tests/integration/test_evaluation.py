@@ -14,12 +14,12 @@ import yaml
 from known_pictures import MIXED, SQUARE, KnowingModel, write_set
 
 from utils import upstream
-from utils.engine import open_runner
-from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.metrics import match, score
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.scoring import match, score
+from utils.jobs.open import open_runner
+from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")
 

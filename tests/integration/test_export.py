@@ -19,16 +19,15 @@ from onnx import ModelProto
 
 import export_qat
 from models.quantize import backend, checkpoint, placement
-from models.quantize.errors import QatError
 from models.quantize.recipe import Recipe
-from utils.engine import open_runner
+from utils.core.errors import QatError
+from utils.jobs.compare_tensors import compare
+from utils.jobs.open import Network, load_network, open_runner
 from utils.onnx_graph import export
-from utils.onnx_graph.agreement import compare
-from utils.onnx_graph.context import Context
 from utils.onnx_graph.export import ExportConfig, export_onnx
-from utils.onnx_graph.graph import metadata_of
-from utils.onnx_graph.network import Network, load_network
+from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.verify import verify_file
+from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from random_networks import TINY, convolutions_in, random_network, save_float, save_quantized

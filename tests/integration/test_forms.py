@@ -25,15 +25,16 @@ from torch import nn
 import export_qat
 import export_yoloV9
 from utils import upstream
-from utils.engine.onnxruntime_runner import OnnxRuntimeRunner, open_session
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
-from utils.onnx_graph import delivery, forms, parity
+from utils.jobs import compare_outputs, export
+from utils.jobs.open import Network, load_network
+from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
-from utils.onnx_graph.forms import NmsSettings
-from utils.onnx_graph.graph import metadata_of
-from utils.onnx_graph.network import Network, load_network
+from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.view import metadata_of
+from utils.runners.onnxrt import OnnxRuntimeRunner, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 64
@@ -129,8 +130,8 @@ def test_ap_is_the_loops(demo_weights: Path, demo_data: Path, tmp_path: Path):
     """At the loop's thresholds; without suppression beside a loop that suppresses nothing."""
     network = load_network(demo_weights, torch.device("cpu"))
     settings = {name: NmsSettings(name, 300, 0.7, 0.001) for name in ("onnx", "none")}
-    files = {tmp_path / f"{name}.onnx": forms.end2end(one) for name, one in settings.items()}
-    files[tmp_path / "plain.onnx"] = forms.plain()
+    files = {tmp_path / f"{name}.onnx": output_formats.end2end(one) for name, one in settings.items()}
+    files[tmp_path / "plain.onnx"] = output_formats.plain()
     export_forms(network.model, ExportConfig((320, 320), 10), files, network.metadata())
 
     def score(name: str, overlap: float) -> tuple[float, float]:
@@ -154,8 +155,8 @@ def exported(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     """Network and results of every form, float and quantized."""
     found = {}
     every = [
-        forms.plain(), forms.deepstream(), forms.end2end(NmsSettings("onnx", 40, 0.6, LOW)),
-        forms.end2end(NmsSettings("efficient")),
+        output_formats.plain(), output_formats.deepstream(), output_formats.end2end(NmsSettings("onnx", 40, 0.6, LOW)),
+        output_formats.end2end(NmsSettings("efficient")),
     ]  # fmt: skip
     for kind in ("float", "quantized"):
         folder = tmp_path_factory.mktemp(kind)
@@ -166,8 +167,8 @@ def exported(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     return found
 
 
-def checked(network: Network, result, path: Path | None = None) -> parity.Parity:
-    return parity.check(path or result.path, network.model, pictures(4), result.quantizers)
+def checked(network: Network, result, path: Path | None = None) -> compare_outputs.Parity:
+    return compare_outputs.check(path or result.path, network.model, pictures(4), result.quantizers)
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
@@ -238,7 +239,7 @@ def test_check_finds_mistakes(kind: str, form: str, change, message: str, export
 def test_a_file_that_differs_is_a_failure(
     weights: dict[str, Path], tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ):
-    original = delivery.export_forms
+    original = export.export_forms
 
     def careless(model, *arguments):
         results = original(model, *arguments)
@@ -246,7 +247,7 @@ def test_a_file_that_differs_is_a_failure(
             model.model[0].conv.bias.mul_(1.5)
         return results
 
-    monkeypatch.setattr(delivery, "export_forms", careless)
+    monkeypatch.setattr(export, "export_forms", careless)
     words = ["--weights", weights["float"], "--output", tmp_path / "net.onnx", "--imgsz", SIDE]
     code, out, err = program(export_qat.main, *words)
     assert (code, len(err)) == (1, 1)
@@ -258,11 +259,11 @@ def test_a_file_that_differs_is_a_failure(
 
 
 def test_check_takes_the_data_sets_pictures(demo_data: Path):
-    images = delivery.check_pictures(3, (96, 64), load_data(demo_data))
+    images = export.check_pictures(3, (96, 64), load_data(demo_data))
     assert images.shape == (3, 3, 96, 64)
     assert 0 <= images.min() < images.max() <= 1
-    made = delivery.check_pictures(2, (64, 96), None)
-    assert torch.equal(made, delivery.check_pictures(2, (64, 96), None))
+    made = export.check_pictures(2, (64, 96), None)
+    assert torch.equal(made, export.check_pictures(2, (64, 96), None))
     assert made.shape == (2, 3, 64, 96)
 
 

@@ -14,15 +14,16 @@ from onnx import numpy_helper
 from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
-from models.quantize.errors import QatError
-from utils.engine import tensorrt_api
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
-from utils.onnx_graph import forms, parity
+from utils.core.errors import QatError
+from utils.jobs import compare_outputs
+from utils.jobs.open import load_network
+from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
-from utils.onnx_graph.forms import NmsSettings
-from utils.onnx_graph.network import load_network
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.verify import verify_file
+from utils.trt import tensorrt_api
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +65,9 @@ def exported(best):
 def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_path, monkeypatch):
     """And TensorRT-RTX builds those that have nothing in them which it lacks."""
     every = {
-        "efficient": forms.end2end(NmsSettings("efficient")),
-        "none": forms.end2end(NmsSettings("none")),
-        "deepstream": forms.deepstream(),
+        "efficient": output_formats.end2end(NmsSettings("efficient")),
+        "none": output_formats.end2end(NmsSettings("none")),
+        "deepstream": output_formats.deepstream(),
     }
     network = load_network(best, torch.device("cpu"))
     files = {tmp_path / f"{name}.onnx": form for name, form in every.items()}
@@ -74,7 +75,10 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
     for result in export_forms(network.model, config, files, network.metadata()):
         assert verify_file(result.path).ok
         picture = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
-        assert parity.check(result.path, network.model, picture, result.quantizers, parity.HALF).problems == ()
+        assert (
+            compare_outputs.check(result.path, network.model, picture, result.quantizers, compare_outputs.HALF).problems
+            == ()
+        )
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     rtx = tensorrt_api.load("tensorrt_rtx_bindings")
     build_config = BuildConfig(targets=("SM89",), progress=False)

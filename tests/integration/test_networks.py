@@ -15,10 +15,10 @@ from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
 
 from models.quantize import backend, checkpoint, graph, placement, rules
-from models.quantize.errors import CheckpointError, InputError
 from models.quantize.modules import QuantConv2d
 from models.quantize.recipe import Recipe
 from utils import upstream
+from utils.core.errors import CheckpointError, InputError
 
 X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 DEMO = "data/demo/gelan-digits.yaml"

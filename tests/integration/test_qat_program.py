@@ -15,10 +15,11 @@ import torch
 import yaml
 
 import qat
-from models.quantize import checkpoint, measure
+from models.quantize import checkpoint
 from models.quantize.finetune import DivergedError, Finetuner
 from utils import upstream
 from utils.evaluation.loop import EvalResult
+from utils.jobs import evaluate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, quantize, report_of, write_small_set
@@ -138,7 +139,7 @@ class Scores:
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> Iterator:
     def use(*aps: float) -> None:
-        monkeypatch.setattr(measure, "evaluate", Scores(*aps))
+        monkeypatch.setattr(evaluate, "evaluate", Scores(*aps))
 
     return use
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import reparameterization
 from models import reparam
-from models.quantize.errors import CheckpointError, InputError, QatError
 from utils import upstream, upstream_shims
+from utils.core.errors import CheckpointError, InputError, QatError
 
 NAMES = ("t", "s", "m", "c", "e")
 X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))

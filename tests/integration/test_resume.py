@@ -17,8 +17,8 @@ import torch
 import qat
 from models.quantize import calibration
 from models.quantize.finetune import Finetuner
-from models.quantize.measure import Measurer
-from models.quantize.run_state import RunState
+from utils.jobs.evaluate import Measurer
+from utils.jobs.run_state import RunState
 from utils.reports.schema import Report
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))

@@ -17,10 +17,10 @@ from models.quantize import placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
-from utils.engine import tensorrt_api
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import BuildResult, build
 from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.trt import tensorrt_api
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import BuildResult, build
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from random_networks import convolutions_in, random_network

@@ -18,13 +18,15 @@ from scipy.stats import spearmanr
 import export_qat
 import qat
 import val_trt
-from models.quantize import calibration, checkpoint, placement, search, sweep
-from models.quantize.analysis_state import AnalysisState
-from models.quantize.layerwise import Layerwise
+from models.quantize import calibration, checkpoint, placement
+from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.cli import run_program
-from utils.reports import sensitivity as sensitivity_report
+from utils.jobs import calibrate
+from utils.jobs.sensitivity import report as sensitivity_report
+from utils.jobs.sensitivity import search
+from utils.jobs.sensitivity.state import AnalysisState
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import SMALL_RUN, quantize, report_of, write_small_set
@@ -306,7 +308,7 @@ class TestCalibrate:
 
     def test_every_method_has_the_ap_that_quantize_gets(self, swept, few, demo_weights, tmp_path):
         found = json.loads((swept / "calibration.json").read_text())
-        assert list(found["methods"]) == list(sweep.METHODS)
+        assert list(found["methods"]) == list(calibrate.METHODS)
         for name, words in {"mse": ("mse",), "percentile 99.9": ("percentile", "--percentile", "99.9")}.items():
             words = ("--calib-method", *words, "--ptq-only", "--no-eval-origin", "--name", name)
             assert quantize(demo_weights, few, tmp_path, *words) == 0
@@ -332,9 +334,9 @@ class TestCalibrate:
         statistics = calibration.calibrate(model, batches, Recipe().replace(calibration_method="max").calibration)
         good = statistics.amax("max")
         spoilt = {key: value * (50 if key == "model/1" else 1) for key, value in good.items()}
-        ranges = {text: spoilt if text == "max" else good for text in sweep.METHODS}
+        ranges = {text: spoilt if text == "max" else good for text in calibrate.METHODS}
         calibration.load(model, spoilt)
-        found = sweep._exceptions(model, ranges, "max", batches)
+        found = calibrate._exceptions(model, ranges, "max", batches)
         assert found == {"model.1": "percentile 99.9"}  # the first of those with the good range
         settings = Recipe().replace(calibration_method="max", calibration_scales={"model.1": "mse"}).calibration
         assert statistics.settled(settings)["model/1"] == statistics.amax("mse")["model/1"]

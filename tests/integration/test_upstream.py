@@ -15,8 +15,8 @@ from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
 
 from models.quantize import checkpoint
-from models.quantize.errors import CheckpointError, DependencyError, InputError
 from utils import upstream
+from utils.core.errors import CheckpointError, DependencyError, InputError
 
 
 class Writes:

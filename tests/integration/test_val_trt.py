@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from utils import upstream
-from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.runners.pytorch import TorchRunner
 
 PICTURES = 40
 

@@ -12,7 +12,7 @@ def why_not() -> str:
     """Why nothing that needs an engine can run here, or ''."""
     import torch
 
-    from utils.engine import tensorrt_api
+    from utils.trt import tensorrt_api
 
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU"
@@ -48,8 +48,8 @@ def demo_onnx() -> Path:
 @pytest.fixture(scope="session")
 def demo_engine(demo_onnx, tmp_path_factory) -> Path:
     """Its engine for batches of 1 to 32."""
-    from utils.engine.build_plan import BuildConfig
-    from utils.engine.builder import build
+    from utils.trt.build_config import BuildConfig
+    from utils.trt.builder import build
 
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
     config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, progress=False)

@@ -11,7 +11,7 @@ import yaml
 
 import qat
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.pictures import find_pictures
+from utils.evaluation.images import find_pictures
 
 SMALL_RUN = (
     *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu"),

@@ -15,8 +15,8 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.comparison.variants import random_network
-from utils.onnx_graph.context import Context
+from utils.jobs.compare_placement.variants import random_network
+from utils.onnx_graph.qdq_view import Context
 
 __all__ = ["TINY", "convolutions_in", "random_network", "save_float", "save_quantized"]
 

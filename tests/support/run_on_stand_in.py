@@ -18,10 +18,10 @@ sys.path.insert(0, str(program.parent.parent if program.parent.name == "scripts"
 
 from tensorrt_stand_in import stand_in  # noqa: E402
 
-import utils.engine  # noqa: E402
-from utils.engine.tensorrt_runner import TensorRTRunner  # noqa: E402
+import utils.jobs.open  # noqa: E402
+from utils.trt.runner import TensorRTRunner  # noqa: E402
 
 api = stand_in(pytest.MonkeyPatch(), os.environ.get("STAND_IN_VERSION", "8.6.0"))
-utils.engine._open_engine = lambda path, device: TensorRTRunner(path, "cpu", api=api)
+utils.jobs.open._open_engine = lambda path, device: TensorRTRunner(path, "cpu", api=api)
 sys.argv = [str(program), *sys.argv[2:]]
 runpy.run_path(str(program), run_name="__main__")

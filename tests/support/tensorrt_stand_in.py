@@ -5,20 +5,20 @@ from __future__ import annotations
 import fake_tensorrt
 import pytest
 
-from utils.engine import tensorrt_api
-from utils.engine.tensorrt_api import Api, Gpu
+from utils.trt import tensorrt_api
+from utils.trt.tensorrt_api import Api, Gpu
 
 GPU = Gpu("Fake GPU", "SM89", 8 << 30)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
     """Put a fake TensorRT of that version and a fake GPU in place, and return the module's Api."""
-    from utils.engine import execution, stopwatch, tensorrt_runner, timing
+    from utils.trt import context, runner, stopwatch, timing
 
     api = Api(fake_tensorrt.make(version, GPU.name))
     monkeypatch.setattr(tensorrt_api, "load", lambda name=None: api)
     monkeypatch.setattr(tensorrt_api, "installed", lambda: "tensorrt")
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: GPU)
-    for module in (execution, stopwatch, tensorrt_runner, timing):
+    for module in (context, stopwatch, runner, timing):
         monkeypatch.setattr(module, "cuda", fake_tensorrt.FakeCuda)
     return api

@@ -1,4 +1,4 @@
-"""The doors: who may import upstream, the quantizer libraries and TensorRT; and what a program's -h costs."""
+"""The floors: imports run downwards. The doors: who may import upstream, the quantizer libraries and TensorRT."""
 
 from __future__ import annotations
 
@@ -19,9 +19,22 @@ PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate",
             "scripts/compare_placement.py", "scripts/build_engine.py", "scripts/inspect_engine.py",
             "scripts/benchmark_trt.py", "scripts/check_engine_setup.py",
             "data/demo/make_digits.py"]  # fmt: skip
-OURS = {
-    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for path in LIBRARY
-}
+ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
+FLOORS = (  # the first prefix that fits
+    ("utils.core", 0),
+    ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.runners", 1),
+    ("models", 2), ("utils.evaluation", 2), ("utils.onnx_graph", 2), ("utils.trt", 2), ("utils.reports", 2),
+    ("utils.jobs", 3),
+    ("utils.cli", 1),  # beside the ground: argparse only
+)  # fmt: skip
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file of the library."""
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+
+
+OURS = {module_of(path) for path in LIBRARY}
 OURS |= {name.rpartition(".")[0] for name in OURS}
 
 
@@ -53,7 +66,7 @@ def doors(source: str) -> set[str]:
 ALLOWED = {
     "upstream": {"utils/upstream.py", "utils/upstream_shims.py"},
     "quantizer library": {"models/quantize/backend.py"},
-    "TensorRT": set(),  # utils/engine/tensorrt_api.py imports it by name, which this walk does not see
+    "TensorRT": set(),  # utils/trt/tensorrt_api.py imports it by name, which this walk does not see
 }
 
 
@@ -97,7 +110,54 @@ def test_no_package_file_shadows_upstreams():
     assert not (ROOT / "utils/__init__.py").exists()
 
 
-def test_every_file_of_the_library_is_on_the_map():
-    text = (ROOT / "models/quantize/__init__.py").read_text(encoding="utf-8")
-    files = {path.name for path in (ROOT / "models/quantize").glob("*.py")} - {"__init__.py"}
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_file_of_a_room_is_on_its_map(room):
+    text = (ROOT / room / "__init__.py").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / room).glob("*.py")} - {"__init__.py"}
     assert {name for name in files if not re.search(rf"\b{re.escape(name)}", text)} == set()
+
+
+def floor(module: str) -> int:
+    """The floor that a module is on: it imports from lower ones only."""
+    return next(number for prefix, number in FLOORS if f"{module}.".startswith(f"{prefix}."))
+
+
+def room(module: str) -> str:
+    """The folder, or the file beside the folders, that a module belongs to."""
+    return ".".join(module.split(".")[:2]).removesuffix("_shims")
+
+
+def arrows_up(module: str, source: str) -> list[str]:
+    """Imports of a module that run upwards, or to another room on its own floor."""
+    found = set()
+    for name in imported(source):
+        target = name if name in OURS else name.rpartition(".")[0]
+        if target in OURS - {"models", "utils"} and room(target) != room(module) and floor(target) >= floor(module):
+            found.add(target)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_run_downwards(path):
+    assert arrows_up(module_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "target"),
+    [
+        ("utils.core.files", "from utils import upstream", "utils.upstream"),
+        ("utils.runners.base", "from utils.evaluation import nms", "utils.evaluation.nms"),
+        ("utils.evaluation.loop", "from utils.jobs.export import deliver", "utils.jobs.export"),
+        (
+            "utils.onnx_graph.export",
+            "def f():\n    from models.quantize.flow import export_mode",
+            "models.quantize.flow",
+        ),
+        ("models.quantize.finetune", "import utils.evaluation.loop", "utils.evaluation.loop"),
+        ("models.reparam", "from models.quantize import placement", "models.quantize.placement"),
+    ],
+)
+def test_the_walk_sees_an_arrow_up(module, line, target):
+    assert arrows_up(module, line) == [target]
+    path = ROOT / module.replace(".", "/")
+    assert arrows_up(module, path.with_suffix(".py").read_text(encoding="utf-8") + "\n" + line) == [target]

@@ -13,14 +13,15 @@ from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 from trtexec_summary import SUMMARY
 
-from models.quantize.errors import InputError
 from utils.cli import run_program
-from utils.engine import benchmark, benchmark_report, stopwatch, trtexec
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
-from utils.engine.execution import Execution
-from utils.engine.stopwatch import Figures, StopwatchConfig
-from utils.engine.timing import Summary
+from utils.core.errors import InputError
+from utils.jobs import benchmark_report
+from utils.trt import benchmark, stopwatch, trtexec
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.context import Execution
+from utils.trt.stopwatch import Figures, StopwatchConfig
+from utils.trt.timing import Summary
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import benchmark_trt

@@ -10,8 +10,8 @@ from torch import nn
 
 from models.quantize import backend, calibration, placement
 from models.quantize.calibration import Histogram, Statistics
-from models.quantize.errors import QatError
 from models.quantize.recipe import Calibration, Recipe
+from utils.core.errors import QatError
 
 GENERATOR = torch.Generator().manual_seed(3)
 NORMAL = torch.randn(200_000, generator=GENERATOR)

@@ -10,8 +10,9 @@ import stat
 import pytest
 import torch
 
-from models.quantize.errors import CheckpointError, InputError, QatError
 from utils import cli
+from utils.core import device, files
+from utils.core.errors import CheckpointError, InputError, QatError
 
 
 def run(error: BaseException | None, *arguments: str) -> int:
@@ -75,28 +76,28 @@ def test_a_wrong_command_line_gets_one_line(words, line, capsys):
 
 def test_a_path_that_cannot_be_written_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write .*file/a\.onnx: "), cli.atomic_path(tmp_path / "file/a.onnx"):
+    with pytest.raises(InputError, match=r"cannot write .*file/a\.onnx: "), files.atomic_path(tmp_path / "file/a.onnx"):
         pass
 
 
 def test_run_folders_are_numbered_and_exist_ok_takes_the_first(tmp_path):
-    names = [cli.make_run_dir(tmp_path / "runs", "exp").name for _ in range(3)]
+    names = [files.make_run_dir(tmp_path / "runs", "exp").name for _ in range(3)]
     assert names == ["exp", "exp2", "exp3"]
-    assert cli.make_run_dir(tmp_path / "runs", "exp", exist_ok=True).name == "exp"
+    assert files.make_run_dir(tmp_path / "runs", "exp", exist_ok=True).name == "exp"
 
 
 def test_run_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot create the run folder"):
-        cli.make_run_dir(tmp_path / "file", "exp")
+        files.make_run_dir(tmp_path / "file", "exp")
 
 
 @pytest.mark.parametrize("text", ["cpu", "CPU", ""])
 def test_device_cpu(text):
     if text == "" and torch.cuda.is_available():
-        assert cli.select_device(text).type == "cuda"
+        assert device.select_device(text).type == "cuda"
     else:
-        assert cli.select_device(text) == torch.device("cpu")
+        assert device.select_device(text) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -104,18 +105,18 @@ def test_device_cpu(text):
 )
 def test_device_that_is_not_there(text, message):
     with pytest.raises(InputError, match=message):
-        cli.select_device(text)
+        device.select_device(text)
 
 
 def test_file_appears_whole_or_not_at_all(tmp_path):
     target = tmp_path / "new" / "file.bin"
-    with cli.atomic_path(target) as temporary:
+    with files.atomic_path(target) as temporary:
         temporary.write_bytes(b"whole")
         assert not target.exists()
     assert target.read_bytes() == b"whole"
 
     def fail() -> None:
-        with cli.atomic_path(target) as temporary:
+        with files.atomic_path(target) as temporary:
             temporary.write_bytes(b"half")
             raise RuntimeError
 
@@ -128,7 +129,7 @@ def test_file_appears_whole_or_not_at_all(tmp_path):
 def test_file_gets_the_users_usual_permissions(tmp_path):
     before = os.umask(0o022)
     try:
-        with cli.atomic_path(tmp_path / "file") as temporary:
+        with files.atomic_path(tmp_path / "file") as temporary:
             temporary.write_text("x")
     finally:
         os.umask(before)

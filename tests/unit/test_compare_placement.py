@@ -13,10 +13,10 @@ import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from models.quantize.errors import InputError
-from utils.comparison import engines, table
-from utils.comparison.variants import is_fresh, jobs
-from utils.engine import tensorrt_api
+from utils.core.errors import InputError
+from utils.jobs.compare_placement import engines, table
+from utils.jobs.compare_placement.variants import is_fresh, jobs
+from utils.trt import tensorrt_api
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("compare_placement", ROOT / "scripts/compare_placement.py")

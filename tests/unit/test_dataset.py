@@ -18,11 +18,11 @@ import yaml
 from known_pictures import MIXED, write_set
 from torch.utils.data import DataLoader
 
-from models.quantize.errors import DataError
-from utils.evaluation import pictures as pictures_module
+from utils.core.errors import DataError
+from utils.evaluation import images as pictures_module
 from utils.evaluation.dataset import PictureDataset, collate, load_data, make_loader
-from utils.evaluation.pictures import find_pictures, label_file, read_labels
-from utils.evaluation.preprocess import boxes_to_input, boxes_to_picture, letterbox, rectangular_shapes
+from utils.evaluation.images import find_pictures, label_file, read_labels
+from utils.evaluation.letterbox import boxes_to_input, boxes_to_picture, letterbox, rectangular_shapes
 
 
 @pytest.fixture(scope="module")

@@ -243,7 +243,7 @@ def test_splits_share_no_writer(drawing) -> None:
 
 
 def test_another_photograph_is_a_clear_error(drawing) -> None:
-    from models.quantize.errors import DependencyError
+    from utils.core.errors import DependencyError
 
     with pytest.raises(DependencyError, match=r"is not the file expected.*install another version of skimage"):
         drawing.read_photograph("skimage", "data/coffee.png", "0" * 64)

@@ -12,11 +12,11 @@ from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 
-from models.quantize.errors import DependencyError, InputError, QatError
-from utils.engine import onnx_file, tensorrt_api
-from utils.engine.build_plan import BuildConfig, choose_typing, profile_shapes
-from utils.engine.builder import build
-from utils.engine.engine_file import EngineNote
+from utils.core.errors import DependencyError, InputError, QatError
+from utils.trt import onnx_summary, tensorrt_api
+from utils.trt.build_config import BuildConfig, choose_typing, profile_shapes
+from utils.trt.builder import build
+from utils.trt.engine_file import EngineNote
 
 QUIET = BuildConfig(progress=False)
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -92,7 +92,7 @@ def test_wrong_typing_or_opset_is_refused_before_the_build(
 def test_half_scales_without_strong_typing(file, monkeypatch):
     """Such a file has opset 19; one with a lower opset would be refused for its scales."""
     api = stand_in(monkeypatch)
-    described = dataclasses.replace(onnx_file.read(file), half=True, half_scales=True, quantized=True)
+    described = dataclasses.replace(onnx_summary.read(file), half=True, half_scales=True, quantized=True)
     with pytest.raises(InputError, match="its scales are FP16"):
         choose_typing(described, api, QUIET)
 
@@ -133,7 +133,7 @@ def test_tensorrt_is_not_installed_or_broken(monkeypatch):
     ],
 )  # fmt: skip
 def test_profile(tmp_path, shape, changes, expected):
-    file = onnx_file.read(write_onnx(tmp_path / "a.onnx", shape))
+    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", shape))
     assert profile_shapes(file, dataclasses.replace(QUIET, **changes)) == expected
 
 
@@ -146,7 +146,7 @@ def test_profile(tmp_path, shape, changes, expected):
     ],
 )
 def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, message):
-    file = onnx_file.read(write_onnx(tmp_path / "a.onnx", shape))
+    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", shape))
     with pytest.raises(InputError, match=message):
         profile_shapes(file, dataclasses.replace(QUIET, **changes))
 

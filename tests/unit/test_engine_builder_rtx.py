@@ -9,11 +9,11 @@ import pytest
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 
-from models.quantize.errors import InputError
-from utils.engine import tensorrt_api
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
-from utils.engine.engine_file import EngineNote, load_engine
+from utils.core.errors import InputError
+from utils.trt import tensorrt_api
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.engine_file import EngineNote, load_engine
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 

@@ -9,14 +9,14 @@ import torch
 from known_pictures import MIXED, SQUARE, KnowingModel, write_set
 
 import val_trt
-from models.quantize.errors import InputError
-from utils.engine.runner import TensorSpec
-from utils.engine.torch_runner import TorchRunner
+from utils.core.errors import InputError
+from utils.core.tasks import DETECT
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
-from utils.task import DETECT
+from utils.runners.base import TensorSpec
+from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")
 CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)

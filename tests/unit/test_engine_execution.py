@@ -8,11 +8,11 @@ import torch
 from one_conv import reference, write_onnx
 from tensorrt_stand_in import GPU, stand_in
 
-from models.quantize.errors import InputError
-from utils.engine import engine_report, tensorrt_api, timing
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
-from utils.engine.execution import Execution
+from utils.core.errors import InputError
+from utils.trt import layer_report, tensorrt_api, timing
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.context import Execution
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,7 @@ def test_layers_of_free_shapes(tmp_path, monkeypatch):
     execution.set_shapes({"images": (2, 3, 32, 64)})
     images = feed(execution, 2, 3, 32, 64)
     execution.graph()  # of a context that is gone afterwards
-    layers = engine_report.layers_of(execution, runs=2)
+    layers = layer_report.layers_of(execution, runs=2)
     assert [(layer.name, layer.ms, layer.outputs[0].dtype) for layer in layers] == [
         ("raw", 0.5, "FP32"), ("output0", 0.5, "FP32")
     ]  # fmt: skip

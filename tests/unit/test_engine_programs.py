@@ -15,8 +15,8 @@ from onnx import TensorProto
 from tensorrt_stand_in import stand_in
 
 from utils.cli import run_program
-from utils.engine import tensorrt_api
-from utils.engine.engine_file import EngineNote
+from utils.trt import tensorrt_api
+from utils.trt.engine_file import EngineNote
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -87,7 +87,7 @@ def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, message):
     stand_in(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("utils.engine.trtexec.which", lambda name: None)
+    monkeypatch.setattr("utils.trt.trtexec.which", lambda name: None)
     write_onnx(tmp_path / "a.onnx")
     write_onnx(tmp_path / "nms.onnx", (2, 3, 64, 64))
     assert run(*words) == 2

@@ -15,12 +15,12 @@ import pytest
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from models.quantize.errors import DependencyError, QatError
 from utils.cli import run_program
-from utils.engine import engine_graph, engine_report, inspector
-from utils.engine.build_plan import BuildConfig
-from utils.engine.builder import build
-from utils.engine.engine_file import EngineNote
+from utils.core.errors import DependencyError, QatError
+from utils.trt import inspector, layer_graph, layer_report
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.engine_file import EngineNote
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests/data/inspector-8.6.json"
@@ -41,7 +41,7 @@ def summary(counts, ms=None, reformat_ms=None):
 
 
 def test_rows_are_all_layers_that_run(layers):
-    rows = engine_report.rows(layers)
+    rows = layer_report.rows(layers)
     assert [row["name"] for row in rows] == [layer.name for layer in layers if layer.kind != "idle"]
     timed = [row for row in rows if row["ms"]]
     assert sum(row["share"] for row in timed) == pytest.approx(1 - sum(la.ms for la in layers if la.kind == "idle")
@@ -54,7 +54,7 @@ def test_rows_are_all_layers_that_run(layers):
 
 def test_the_report_names_shares_and_the_slowest(layers):
     found = inspector.summarize(layers)
-    lines = engine_report.text(found, "title", "int8")
+    lines = layer_report.text(found, "title", "int8")
     assert lines[0] == "title"
     (int8,) = (line for line in lines if line.startswith("INT8  "))
     count, share, ms, time = int8.split()[1:]
@@ -68,7 +68,7 @@ def test_the_report_names_shares_and_the_slowest(layers):
 
 
 def test_a_report_without_times():
-    lines = engine_report.text(inspector.summarize(inspector.parse(inspector.read(RECORD))), "t", "int8")
+    lines = layer_report.text(inspector.summarize(inspector.parse(inspector.read(RECORD))), "t", "int8")
     assert "INT8 coverage: 38% of 13 computing layers" in lines
     assert not any(" ms" in line for line in lines[3:])
 
@@ -84,14 +84,14 @@ def test_a_report_without_times():
     ],
 )  # fmt: skip
 def test_advice(found, precision, says):
-    sentences = engine_report.advice(found, precision)
+    sentences = layer_report.advice(found, precision)
     assert len(sentences) == bool(says)
     assert says in " ".join(sentences)
 
 
 def test_int8_that_is_not_faster():
-    assert engine_report.not_faster("c", 4.0, 4.5) == ""
-    assert "c: INT8 is not faster than FP16 here, 4.960 ms against 4.540 ms (0.92x)" in engine_report.not_faster(
+    assert layer_report.not_faster("c", 4.0, 4.5) == ""
+    assert "c: INT8 is not faster than FP16 here, 4.960 ms against 4.540 ms (0.92x)" in layer_report.not_faster(
         "c", 4.96, 4.54
     )
 
@@ -100,12 +100,12 @@ def test_int8_that_is_not_faster():
 
 
 def test_every_layer_is_drawn_and_connected(layers):
-    text = engine_graph.dot(layers, 'a "title"')
+    text = layer_graph.dot(layers, 'a "title"')
     shown = [layer for layer in layers if layer.kind != "idle"]
     nodes = re.findall(r'^  n(\d+) \[label="(.*?)", fillcolor="(#\w+)"', text, re.MULTILINE)
     assert len(nodes) == len(shown)
     for (_, label, colour), layer in zip(nodes, shown, strict=True):
-        expected = engine_graph.REFORMAT if layer.reformats else engine_graph.COLOURS.get(layer.precision)
+        expected = layer_graph.REFORMAT if layer.reformats else layer_graph.COLOURS.get(layer.precision)
         assert colour == expected
         assert f"{layer.ms:.4f} ms" in label
     sources = {tensor.name for layer in layers for tensor in layer.outputs}
@@ -122,7 +122,7 @@ def test_what_runs_nothing_is_no_gap_in_the_picture():
         return {"Name": name, "LayerType": kind, **ends}
 
     entries = [layer("a", "Shuffle", "in", "x"), layer("nothing", "NoOp", "x", "y"), layer("b", "Shuffle", "y", "z")]
-    text = engine_graph.dot(inspector.parse(json.dumps({"Layers": entries})), "t")
+    text = layer_graph.dot(inspector.parse(json.dumps({"Layers": entries})), "t")
     assert "  n0 -> n2 [" in text
     assert "nothing" not in text
 
@@ -134,22 +134,22 @@ def test_graphviz_is_called_and_its_failure_told(layers, tmp_path, monkeypatch):
     program.write_text('#!/bin/sh\n[ "$1 $2" = "-Tsvg -o" ] || exit 9\ncat > "$3"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    path = engine_graph.draw(layers, "t", tmp_path / "a.svg")
-    assert path.read_text() == engine_graph.dot(layers, "t")
+    path = layer_graph.draw(layers, "t", tmp_path / "a.svg")
+    assert path.read_text() == layer_graph.dot(layers, "t")
     program.write_text("#!/bin/sh\necho 'syntax error' >&2\nexit 1\n")
     with pytest.raises(QatError, match=r"could not draw .*b.svg: syntax error"):
-        engine_graph.draw(layers, "t", tmp_path / "b.svg")
+        layer_graph.draw(layers, "t", tmp_path / "b.svg")
     assert not list(tmp_path.glob("*b*svg"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DependencyError, match=r"install_dependencies.sh --trex"):
-        engine_graph.draw(layers, "t", tmp_path / "b.svg")
+        layer_graph.draw(layers, "t", tmp_path / "b.svg")
 
 
 @pytest.mark.skipif(which("dot") is None, reason="graphviz is not installed (install_dependencies.sh --trex)")
 def test_graphviz_reads_it(layers, tmp_path):
-    svg = engine_graph.draw(layers, "t", tmp_path / "a.svg").read_text()
+    svg = layer_graph.draw(layers, "t", tmp_path / "a.svg").read_text()
     assert svg.count('class="node"') >= sum(layer.kind != "idle" for layer in layers)
-    done = subprocess.run(["dot", "-Tcanon"], input=engine_graph.dot(layers, "t"), text=True, capture_output=True)
+    done = subprocess.run(["dot", "-Tcanon"], input=layer_graph.dot(layers, "t"), text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -174,13 +174,13 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys):
 def test_what_was_written_can_be_looked_at_again(tmp_path, capsys):
     saved = tmp_path / "c.v2.layers.json"
     layers = [replace(layer, ms=index / 1000) for index, layer in enumerate(inspector.parse(inspector.read(RECORD)))]
-    engine_report.save(layers, saved)
+    layer_report.save(layers, saved)
     EngineNote(precision="int8").save(tmp_path / "c.v2.engine")
     EngineNote(precision="fp16").save(tmp_path / "c.engine")
     content = saved.read_bytes()
     assert run_program(inspect_engine.make_parser(), inspect_engine.main, [str(saved)]) == 0
     out = capsys.readouterr().out
-    expected = engine_report.text(inspector.summarize([one for one in layers if one.kind != "idle"]), "", "int8")
+    expected = layer_report.text(inspector.summarize([one for one in layers if one.kind != "idle"]), "", "int8")
     assert "\n".join(expected[1:]) in out
     assert saved.read_bytes() == content
     for broken in ("[1, 2]", "[", '[{"name": "a"}]'):

@@ -13,15 +13,15 @@ import torch
 import yaml
 from known_pictures import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
 
-from models.quantize.errors import DataError, InputError
-from utils.engine import open_runner
-from utils.engine.runner import TensorSpec
-from utils.engine.torch_runner import TorchRunner
+from utils.core.errors import DataError, InputError
 from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector, InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate, table
 from utils.evaluation.nms import non_max_suppression
+from utils.jobs.open import open_runner
+from utils.runners.base import TensorSpec
+from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")
 CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.quantize.errors import InputError
-from utils.engine import inspector
+from utils.core.errors import InputError
+from utils.trt import inspector
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 OLD = (DATA / "inspector-8.6.json").read_text()  # 31 layers of gelan-c in INT8, as TensorRT 8.6.0 wrote them

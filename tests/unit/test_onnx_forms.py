@@ -10,11 +10,11 @@ import torch
 from deepstream_parser import objects_in, parse_as_deepstream
 from onnx import TensorProto, helper
 
-from models.quantize.errors import InputError
+from utils.core.errors import InputError
 from utils.evaluation.nms import non_max_suppression
-from utils.onnx_graph import deepstream, forms
-from utils.onnx_graph.forms import NmsSettings
-from utils.onnx_graph.graph import opset_of
+from utils.onnx_graph import deepstream, output_formats
+from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.view import opset_of
 
 CLASSES, ANCHORS = 5, 90
 
@@ -76,7 +76,7 @@ SETTINGS = {
 def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shape: str):
     """Also in their order, where scores are equal. Without suppression, the loop suppresses nothing (overlap > 1)."""
     names = {"static": (2, ANCHORS), "dynamic": ("batch", "anchors")}[shape]
-    model = forms.end2end(settings).attach(raw_graph(*names))
+    model = output_formats.end2end(settings).attach(raw_graph(*names))
     raw = predictions()
     overlap = 1.0 if settings.kind == "none" else settings.iou_thres
     if settings.kind == "none" and settings.agnostic:
@@ -98,9 +98,9 @@ def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shap
 @pytest.mark.parametrize("opset", [13, 17, 18, 20])
 def test_operators_are_those_of_every_opset(opset: int):
     for form in (
-        forms.end2end(NmsSettings("onnx", agnostic=True)),
-        forms.end2end(NmsSettings("none")),
-        forms.deepstream(),
+        output_formats.end2end(NmsSettings("onnx", agnostic=True)),
+        output_formats.end2end(NmsSettings("none")),
+        output_formats.deepstream(),
     ):
         model = form.attach(raw_graph(opset=opset))
         assert opset_of(model) == opset
@@ -108,7 +108,7 @@ def test_operators_are_those_of_every_opset(opset: int):
 
 
 def test_batch_and_anchors_may_vary_and_a_picture_without_detections_is_fine():
-    model = forms.end2end(NmsSettings("onnx", 30)).attach(raw_graph("batch", "anchors"))
+    model = output_formats.end2end(NmsSettings("onnx", 30)).attach(raw_graph("batch", "anchors"))
     for batch, anchors in ((1, 4), (3, 50)):
         raw = predictions(batch, anchors)
         raw[-1, 4:] = 0
@@ -120,7 +120,7 @@ def test_batch_and_anchors_may_vary_and_a_picture_without_detections_is_fine():
 
 
 def test_one_class():
-    found = run(forms.end2end(NmsSettings("onnx")).attach(raw_graph(1, classes=1)), predictions(1, classes=1))
+    found = run(output_formats.end2end(NmsSettings("onnx")).attach(raw_graph(1, classes=1)), predictions(1, classes=1))
     (wanted,) = non_max_suppression(predictions(1, classes=1), 0.25, 0.45, max_det=100)
     np.testing.assert_allclose(rows(found, 0), wanted.numpy(), atol=1e-4)
 
@@ -131,7 +131,7 @@ def test_plugin_gets_what_its_description_asks_for(batch: int | str):
     settings = NmsSettings("efficient", 42, 0.5, 0.3, agnostic=True)
     before = raw_graph(batch)
     text = before.SerializeToString()
-    model = forms.end2end(settings).attach(before)
+    model = output_formats.end2end(settings).attach(before)
     assert before.SerializeToString() == text
     onnx.checker.check_model(model, full_check=True)
     assert [(o.name, o.type.tensor_type.elem_type) for o in model.graph.output] == [
@@ -164,7 +164,7 @@ def run_names(model: onnx.ModelProto, names: list[str]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("names", [(2, ANCHORS), ("batch", ANCHORS), ("batch", "anchors")])
 def test_deepstream_parser_finds_the_boxes(names: tuple):
-    model = forms.deepstream().attach(raw_graph(*names))
+    model = output_formats.deepstream().attach(raw_graph(*names))
     assert [value.name for value in model.graph.output] == ["output"]
     raw = predictions()
     found = run(model, raw)["output"]

@@ -10,10 +10,10 @@ import pytest
 from int8_network import Network, nodes, run
 from onnx import ModelProto, helper, numpy_helper
 
-from utils.onnx_graph.alignment import align_channels
-from utils.onnx_graph.graph import GraphView
-from utils.onnx_graph.parts import separate_parts
+from utils.onnx_graph.pad_channels import align_channels
+from utils.onnx_graph.split_convolutions import separate_parts
 from utils.onnx_graph.verify import verify
+from utils.onnx_graph.view import GraphView
 
 WHOLE = "/cv1/act/Mul_output_0"  # before its quantizer
 Y = "/cv1/act/Mul/DequantizeLinear_output_0"

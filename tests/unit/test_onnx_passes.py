@@ -13,11 +13,11 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from models.quantize.errors import DependencyError, QatError
-from utils.onnx_graph import passes, qdq_passes
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, metadata_of
-from utils.onnx_graph.half import to_half
+from utils.core.errors import DependencyError, QatError
+from utils.onnx_graph import cleanup, int8_kernels, qdq_passes
+from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.verify import verify
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qdq_graph import SIZE, Builder, Editor, good_graph
@@ -80,8 +80,8 @@ def double_graph() -> ModelProto:
 
 
 PASSES: dict[str, Callable[[ModelProto], ModelProto]] = {
-    step.__name__: step for step in (*passes.CLEAN_UP, qdq_passes.store_int8_weights, passes.clean_up)
-} | {"simplify": lambda model: passes.simplify(passes.clean_up(model))}
+    step.__name__: step for step in (*cleanup.CLEAN_UP, qdq_passes.store_int8_weights, cleanup.clean_up)
+} | {"simplify": lambda model: cleanup.simplify(cleanup.clean_up(model))}
 GRAPHS = {"good": GOOD, "chunk": chunk_graph(1), "dynamic chunk": chunk_graph("batch"), "double": double_graph()}
 
 
@@ -112,7 +112,7 @@ def grouped_graph(groups: int, channels: int = 32) -> ModelProto:
 @pytest.mark.parametrize(("groups", "dense"), [(1, True), (4, True), (8, True), (16, False), (32, False)])
 def test_few_narrow_groups_become_dense_with_the_same_results(groups: int, dense: bool):
     model = grouped_graph(groups)
-    result = qdq_passes.dense_groups(model)
+    result = int8_kernels.dense_groups(model)
     (conv,) = [node for node in result.graph.node if node.name == "/Conv"]
     assert (onnx.helper.get_node_attr_value(conv, "group") == 1) is dense
     np.testing.assert_allclose(run(result), run(model), atol=1e-5)
@@ -121,7 +121,7 @@ def test_few_narrow_groups_become_dense_with_the_same_results(groups: int, dense
 
 def test_wide_groups_stay():
     model = grouped_graph(2, channels=64)
-    assert qdq_passes.dense_groups(model) == model
+    assert int8_kernels.dense_groups(model) == model
 
 
 def pool_graph(batch: int | str = 1, quantized: bool = True, then: str = "conv", **changed: object) -> ModelProto:
@@ -152,7 +152,7 @@ def pool_graph(batch: int | str = 1, quantized: bool = True, then: str = "conv",
 def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, then: str):
     model = pool_graph(batch, then=then)
     before = model.SerializeToString(deterministic=True)
-    result = qdq_passes.convolve_pools(model)
+    result = int8_kernels.convolve_pools(model)
     assert model.SerializeToString(deterministic=True) == before, "the input was changed"
     (conv,) = [node for node in result.graph.node if node.name == "/model.1/AveragePool"]
     assert (conv.op_type, onnx.helper.get_node_attr_value(conv, "group")) == ("Conv", 8)
@@ -174,19 +174,19 @@ def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, 
 )  # fmt: skip
 def test_other_average_pools_stay(changed: dict):
     model = pool_graph(**changed)
-    assert qdq_passes.convolve_pools(model) == model
+    assert int8_kernels.convolve_pools(model) == model
 
 
 def test_an_average_pool_of_unknown_shape_stays():
     model = pool_graph()
     model.graph.input[0].type.tensor_type.ClearField("shape")
-    assert qdq_passes.convolve_pools(model) == model
+    assert int8_kernels.convolve_pools(model) == model
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch: int):
     model = two_levels()
-    result = passes.separate_predictions(model)
+    result = cleanup.separate_predictions(model)
     assert "Split" not in ops(result)
     assert ops(result).count("Concat") == 2 + 1  # boxes, scores, and the network's result
     np.testing.assert_array_equal(run(result, batch), run(model, batch))
@@ -216,7 +216,7 @@ def test_split_into_one_part_leaves_no_second_quantizer():
     x = b.pair("part", 0.05, "part")
     b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
     model = b.model("output0", [8, SIZE, SIZE])
-    result = passes.clean_up(model)
+    result = cleanup.clean_up(model)
     assert "Split" not in ops(result)
     assert ops(result).count(QUANTIZE) == 2  # the weight's and one
     np.testing.assert_array_equal(run(result), run(model))
@@ -229,7 +229,7 @@ def test_comparison_sees_a_changed_scale():
 
 
 def test_shape_arithmetic_becomes_constants():
-    result = passes.clean_up(chunk_graph(1))
+    result = cleanup.clean_up(chunk_graph(1))
     assert not set(ops(result)) & {"Constant", "Shape", "Gather", "Unsqueeze", "Div", "Concat"}
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     bounds = [
@@ -240,7 +240,7 @@ def test_shape_arithmetic_becomes_constants():
 
 
 def test_dynamic_dimensions_stay_computed():
-    result = passes.clean_up(chunk_graph("batch"))
+    result = cleanup.clean_up(chunk_graph("batch"))
     assert ops(result).count("Shape") == 1
     assert ops(result).count("Gather") == 1, "channels are known, the batch is not"
 
@@ -248,22 +248,22 @@ def test_dynamic_dimensions_stay_computed():
 def test_large_results_are_not_stored():
     b = Builder()
     big = b.tensor("big", np.zeros((1, 3, SIZE, SIZE), np.float32))
-    shape = b.tensor("shape", np.array([passes.FOLD_LIMIT // 256, 3, SIZE, SIZE]))
+    shape = b.tensor("shape", np.array([cleanup.FOLD_LIMIT // 256, 3, SIZE, SIZE]))
     grown = b.node("Expand", "/Expand", big, shape)
     index = b.tensor("index", np.array([0]))
     b.nodes.append(
         helper.make_node("Add", ["images", b.node("Gather", "/Gather", grown, index)], ["output0"], name="/Add")
     )
-    assert "Expand" in ops(passes.clean_up(b.model("output0", [3, SIZE, SIZE])))
+    assert "Expand" in ops(cleanup.clean_up(b.model("output0", [3, SIZE, SIZE])))
 
 
 def test_quantizers_of_weights_are_not_folded():
-    assert ops(passes.clean_up(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
-    assert ops(passes.simplify(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
+    assert ops(cleanup.clean_up(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
+    assert ops(cleanup.simplify(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
 
 
 def test_merging_leaves_one_quantizer_a_tensor():
-    result = passes.clean_up(double_graph())
+    result = cleanup.clean_up(double_graph())
     # the image, the weight, the tensor, and the one of another scale behind it
     assert ops(result).count(QUANTIZE) == ops(result).count(DEQUANTIZE) == 4
     remaining = [finding.rule for finding in verify(result).findings]
@@ -292,7 +292,7 @@ def test_weight_with_one_output_channel_keeps_its_axis():
     b.conv("images", "model.0", (3, 1), silu=False)
     b.nodes.append(helper.make_node("Relu", ["/model.0/conv/Conv_output_0"], ["output0"], name="/Relu"))
     model = b.model("output0", [1, SIZE, SIZE])
-    result = passes.clean_up(model)
+    result = cleanup.clean_up(model)
     scale = next(tensor for tensor in result.graph.initializer if tensor.name == "model.0.conv.weight/scale")
     assert list(scale.dims) == [1]
     np.testing.assert_array_equal(run(result), run(model))
@@ -310,7 +310,7 @@ def test_names_say_what_is_quantized():
     for number, node in enumerate(graph.model.graph.node):
         if node.op_type in (QUANTIZE, DEQUANTIZE):
             node.name = f"/shared_quantizer_{number}/{node.op_type}"
-    result = passes.clean_up(graph.model)
+    result = cleanup.clean_up(graph.model)
     found = [node.name for node in result.graph.node]
     assert len(set(found)) == len(found)
     for name in ("images", "model.0.conv.weight", "/model.3/Concat", "/model.3/Split", "/model.3/Split.1"):
@@ -328,7 +328,7 @@ def test_weights_are_rounded_as_torch_rounds_them():
     b = Builder()
     quantized = b.pair(b.tensor("w", weight), scale, "w", axis=0)
     b.nodes.append(helper.make_node("Conv", ["images", quantized], ["output0"], name="/Conv", pads=[1] * 4))
-    result = passes.clean_up(b.model("output0", [shape[0], SIZE, SIZE]))
+    result = cleanup.clean_up(b.model("output0", [shape[0], SIZE, SIZE]))
     stored = numpy_helper.to_array(next(tensor for tensor in result.graph.initializer if tensor.name == "w"))
     zeros = torch.zeros(shape[0], dtype=torch.int32)
     in_torch = torch.fake_quantize_per_channel_affine(
@@ -369,15 +369,15 @@ def test_int8_weights_saturate():
 
 
 def test_metadata_is_replaced_by_key():
-    first = passes.set_metadata(GOOD, {"names": '{"0": "digit"}', "stride": "32"})
-    second = passes.set_metadata(first, {"stride": "64"})
+    first = cleanup.set_metadata(GOOD, {"names": '{"0": "digit"}', "stride": "32"})
+    second = cleanup.set_metadata(first, {"stride": "64"})
     assert metadata_of(second) == {"names": '{"0": "digit"}', "stride": "64"}
     assert metadata_of(GOOD) == {}
 
 
 def test_optimized_runtime_stays_within_rounding():
     """ONNX Runtime fuses Q/DQ to integer kernels, which round at other places."""
-    plain, fused = run(passes.clean_up(GOOD)), run(passes.clean_up(GOOD), optimize=True)
+    plain, fused = run(cleanup.clean_up(GOOD)), run(cleanup.clean_up(GOOD), optimize=True)
     np.testing.assert_allclose(fused, plain, atol=0.1)
 
 
@@ -386,7 +386,7 @@ def float_graph() -> ModelProto:
     for name in [node.name for node in editor.model.graph.node if node.op_type == QUANTIZE]:
         editor.bypass(name.removesuffix(f"/{QUANTIZE}"))
     del editor.model.graph.value_info[:]
-    return passes.remove_unused(editor.model)
+    return cleanup.remove_unused(editor.model)
 
 
 def test_half_turns_the_body_to_fp16_and_leaves_decoding_and_ends():
@@ -416,10 +416,10 @@ def test_simplify_refuses_a_result_that_lost_quantizers(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(onnxslim, "slim", lambda model: float_graph())
     with pytest.raises(QatError, match="left 0 of 24 quantizers"):
-        passes.simplify(GOOD)
+        cleanup.simplify(GOOD)
 
 
 def test_simplify_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "onnxslim", None)
     with pytest.raises(DependencyError, match="onnxslim"):
-        passes.simplify(GOOD)
+        cleanup.simplify(GOOD)

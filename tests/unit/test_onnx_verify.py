@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
-from models.quantize.errors import InputError
-from utils.onnx_graph.graph import module_path
-from utils.onnx_graph.half import to_half
-from utils.onnx_graph.passes import set_metadata
+from utils.core.errors import InputError
+from utils.onnx_graph.checks import RULES
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.qdq_passes import store_int8_weights
-from utils.onnx_graph.rules import RULES
 from utils.onnx_graph.verify import load, table, verify, verify_file
+from utils.onnx_graph.view import module_path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qdq_graph import Editor, good_graph

@@ -11,8 +11,9 @@ from small_networks import Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
 
 from models.quantize import backend, modules, placement
-from models.quantize.errors import QatError, RecipeError
+from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
+from utils.core.errors import QatError, RecipeError
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -107,7 +108,7 @@ def test_redundant_sites_change_nothing():
     network, _ = placed(chain())
     with torch.no_grad():
         eager = network(X)
-        with modules.export_mode():
+        with export_mode():
             exported = network(X)
     assert torch.equal(eager, exported)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import qat
-from models.quantize.errors import InputError, RecipeError
-from models.quantize.options import (
+from models.quantize.recipe import Recipe
+from utils.core.errors import InputError, RecipeError
+from utils.jobs.options import (
     EvalOptions,
     QuantizeOptions,
     SensitiveOptions,
@@ -15,7 +16,6 @@ from models.quantize.options import (
     resumed_options,
     scaled_schedule,
 )
-from models.quantize.recipe import Recipe
 
 
 def parse(*words: str) -> dict:

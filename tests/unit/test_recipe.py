@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from models.quantize.errors import RecipeError
 from models.quantize.recipe import Recipe, parse_method
+from utils.core.errors import RecipeError
 
 
 def test_round_trip_through_yaml(tmp_path):

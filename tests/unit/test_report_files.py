@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from models.quantize.errors import InputError
-from utils.engine.runner import Runner, TensorSpec
+from utils.core.errors import InputError
 from utils.evaluation.dataset import load_data
+from utils.jobs.samples import collect
 from utils.reports.files import load, merged, write_all
-from utils.reports.samples import collect
 from utils.reports.schema import Report, Row
+from utils.runners.base import Runner, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

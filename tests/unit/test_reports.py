@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.quantize.errors import InputError
+from utils.core.errors import InputError
 from utils.reports import detections, figures
 from utils.reports.html import page, write_html
 from utils.reports.schema import Box, Report, Row, Sample, versions

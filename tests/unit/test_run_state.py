@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.quantize import run_state
-from models.quantize.errors import CheckpointError, InputError
-from models.quantize.options import QuantizeOptions
-from models.quantize.run_state import Best, RunState
+from utils.core import files
+from utils.core.errors import CheckpointError, InputError
+from utils.jobs import run_state
+from utils.jobs.options import QuantizeOptions
+from utils.jobs.run_state import Best, RunState
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_summaries_say_what_comes_next(state):
 def test_file_hash_is_sha256(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"abc" * 1_000_000)
-    assert run_state.file_hash(path) == hashlib.sha256(b"abc" * 1_000_000).hexdigest()
+    assert files.file_hash(path) == hashlib.sha256(b"abc" * 1_000_000).hexdigest()
 
 
 def test_copies_are_whole(tmp_path):
@@ -159,8 +160,8 @@ def test_copies_are_whole(tmp_path):
     source.write_bytes(b"new")
     target = tmp_path / "b.pt"
     target.write_bytes(b"old")
-    run_state.copy_file(source, target)
+    files.copy_file(source, target)
     assert target.read_bytes() == b"new"
     with pytest.raises(FileNotFoundError):
-        run_state.copy_file(tmp_path / "gone.pt", target)
+        files.copy_file(tmp_path / "gone.pt", target)
     assert target.read_bytes() == b"new"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.evaluation.scoring import (
+from utils.evaluation.metrics import (
     IOU_THRESHOLDS,
     average_precision,
     coco_average_precision,

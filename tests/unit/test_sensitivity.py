@@ -12,15 +12,16 @@ from small_networks import ADown, Concat, Conv, Network, RepNBottleneck, Unknown
 from torch import nn
 from torchvision.ops import box_iou
 
-from models.quantize import backend, calibration, placement, selection
-from models.quantize.analysis_state import AnalysisState, find_analysis
-from models.quantize.errors import CheckpointError, InputError
-from models.quantize.layerwise import Layerwise, State
-from models.quantize.proxy import distance, overlap, weight
+from models.quantize import backend, calibration, placement
+from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
-from models.quantize.selection import Candidate, choose, rank_correlation
-from models.quantize.units import Units, macs
+from utils.core.errors import CheckpointError, InputError
 from utils.evaluation.loop import Statistics
+from utils.evaluation.proxy import distance, overlap, weight
+from utils.jobs.sensitivity import selection
+from utils.jobs.sensitivity.selection import Candidate, choose, rank_correlation
+from utils.jobs.sensitivity.state import AnalysisState, find_analysis
+from utils.jobs.sensitivity.units import Units, macs
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 

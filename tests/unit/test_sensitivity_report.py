@@ -7,9 +7,9 @@ import json
 import pytest
 import yaml
 
-from models.quantize.screening import Screened
-from models.quantize.selection import Selection
-from utils.reports import sensitivity as report
+from utils.jobs.sensitivity import report as report
+from utils.jobs.sensitivity.screening import Screened
+from utils.jobs.sensitivity.selection import Selection
 
 
 @pytest.fixture

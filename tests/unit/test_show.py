@@ -8,10 +8,10 @@ import pytest
 from known_pictures import MIXED, SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
-from models.quantize.errors import DataError, InputError
 from utils.cli import run_program
-from utils.engine.torch_runner import TorchRunner
-from utils.evaluation.show import Artist, draw_boxes, show
+from utils.core.errors import DataError, InputError
+from utils.jobs.visualize import Artist, draw_boxes, show
+from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")
 

@@ -11,10 +11,10 @@ from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 from trtexec_summary import SUMMARY
 
-from models.quantize.errors import DependencyError, InputError, QatError
-from utils.engine import trtexec
-from utils.engine.build_plan import BuildConfig
-from utils.engine.engine_file import EngineNote
+from utils.core.errors import DependencyError, InputError, QatError
+from utils.trt import trtexec
+from utils.trt.build_config import BuildConfig
+from utils.trt.engine_file import EngineNote
 
 HELP = {
     "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine",

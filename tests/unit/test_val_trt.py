@@ -15,12 +15,12 @@ from known_pictures import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.cli import run_program
-from utils.engine import tensorrt_api
-from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.onnx_graph.passes import set_metadata
+from utils.onnx_graph.cleanup import set_metadata
 from utils.reports.schema import Report
+from utils.runners.pytorch import TorchRunner
+from utils.trt import tensorrt_api
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cat", "dog", "owl")

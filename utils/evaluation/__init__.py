@@ -1,11 +1,14 @@
 """One evaluation loop for every runner (PyTorch, ONNX Runtime, TensorRT).
 
-data_yaml.py   data.yaml → DataConfig
-pictures.py    a split's picture files and their labels, checked
-preprocess.py  letterboxing, there and back
-dataset.py     both together: batches, read ahead by worker processes
-nms.py         raw predictions → detections
-scoring.py     detections and labels → precision, recall, AP
-coco.py        predictions as COCO JSON, pycocotools
-loop.py        evaluate(runner, data, config) → EvalResult
+data_yaml.py    data.yaml → DataConfig
+images.py       a split's image files and their labels, checked
+letterbox.py    letterboxing, there and back
+dataset.py      both together: batches, read ahead by worker processes
+detector.py     runner + NMS: batches of images → detections
+nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
+metrics.py      detections and labels → precision, recall, AP
+coco.py         predictions as COCO JSON, pycocotools
+predictions.py  detections as files
+loop.py         evaluate(runner, data, config) → EvalResult
+proxy.py        distance of predictions without labels and without NMS
 """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import DataError
+from utils.core.errors import DataError
 from utils.evaluation.data_yaml import DataConfig
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import DataError
+from utils.core.errors import DataError
 
 SPLITS = ("train", "val", "test")
 COCO_CLASSES = 80

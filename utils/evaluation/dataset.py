@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.evaluation.pictures import Picture, find_pictures, label_file, read_pictures
-from utils.evaluation.preprocess import boxes_to_input, letterbox, rectangular_shapes
+from utils.evaluation.images import Picture, find_pictures, label_file, read_pictures
+from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from models.quantize.errors import InputError
+from utils.core.errors import InputError
+from utils.core.tasks import DETECT
+from utils.evaluation.letterbox import boxes_to_picture
 from utils.evaluation.nms import non_max_suppression, packed_detections
-from utils.evaluation.preprocess import boxes_to_picture
-from utils.task import DETECT
 
 if TYPE_CHECKING:
-    from utils.engine.runner import Runner, TensorSpec
     from utils.evaluation.data_yaml import DataConfig
+    from utils.runners.base import Runner, TensorSpec
 
 logger = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.quantize.errors import DataError, InputError
+from utils.core.errors import DataError, InputError
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
+from utils.evaluation.letterbox import boxes_to_picture
+from utils.evaluation.metrics import ClassScores, match, score
 from utils.evaluation.predictions import JsonWriter, TextWriter
-from utils.evaluation.preprocess import boxes_to_picture
-from utils.evaluation.scoring import ClassScores, match, score
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from utils.engine.runner import Runner
+    from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from utils.task import DETECT
+from utils.core.tasks import DETECT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import atomic_path
+from utils.core.files import atomic_path
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from models.quantize.errors import InputError
+from utils.core.errors import InputError
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
 SCALE = repr(1 / 255)

@@ -8,7 +8,7 @@ from functools import wraps
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
-from utils.onnx_graph.graph import GraphView
+from utils.onnx_graph.view import GraphView
 
 
 def pure(edit: Callable[..., None]) -> Callable[..., ModelProto]:

@@ -23,15 +23,16 @@ import torch
 from onnx import ModelProto
 from torch import nn
 
-from models.quantize.errors import InputError, QatError
-from utils.cli import atomic_path
-from utils.onnx_graph import half, passes, qdq_passes
-from utils.onnx_graph.alignment import Traced, align_channels
-from utils.onnx_graph.context import Context
-from utils.onnx_graph.forms import Form, plain
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
-from utils.onnx_graph.parts import separate_parts
+from utils.core.errors import InputError, QatError
+from utils.core.files import atomic_path
+from utils.onnx_graph import cleanup, fp16, qdq_passes
+from utils.onnx_graph.int8_kernels import convolve_pools
+from utils.onnx_graph.output_formats import Form, plain
+from utils.onnx_graph.pad_channels import Traced, align_channels
+from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.split_convolutions import separate_parts
 from utils.onnx_graph.verify import Report, verify
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ExportConfig:
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
         for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
-            see `parts.py`, `alignment.py` and `qdq_passes.convolve_pools`.
+            see `parts.py`, `alignment.py` and `convolve_pools`.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -176,15 +177,15 @@ def export_forms(
     quantized = getattr(model, "quantization_plan", None) is not None
     config = config.resolved(quantized)
     _check_size(model, config)
-    graph = passes.clean_up(trace(model, config))
+    graph = cleanup.clean_up(trace(model, config))
     calls = qdq_passes.take_numbers(graph)
     if config.simplify:
-        graph = passes.remove_unused(qdq_passes.name_quantizers(passes.simplify(graph)))
+        graph = cleanup.remove_unused(qdq_passes.name_quantizers(cleanup.simplify(graph)))
     quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
     if config.for_int8_kernels and quantizers is not None:
         graph, quantizers = _for_int8_kernels(graph, quantizers)
     if config.half:
-        graph = half.to_half(graph)
+        graph = fp16.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     entries = {**properties, **_metadata(config)}
@@ -198,7 +199,7 @@ def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tu
     """
     graph, parts = separate_parts(graph)
     graph, layouts = align_channels(graph)
-    graph = qdq_passes.convolve_pools(graph)
+    graph = convolve_pools(graph)
     found = {}
     for name in (node.name for node in Context(graph).activations):
         whole, channels = parts.get(name, (name, None))
@@ -213,7 +214,7 @@ def _write(
     metadata: Mapping[str, str],
     quantizers: Mapping[str, Traced] | None,
 ) -> ExportResult:
-    graph = _checked(passes.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
+    graph = _checked(cleanup.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)
@@ -266,8 +267,6 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
 @contextlib.contextmanager
 def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
     """Evaluation mode, and the head returns predictions only; everything is put back afterwards."""
-    from models.quantize.modules import export_mode
-
     head = model.model[-1]
     modes = [(module, module.training) for module in model.modules()]
     attributes = dict(head.__dict__)
@@ -275,8 +274,7 @@ def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
         model.eval()
         head.export, head.inplace, head.dynamic = True, config.inplace, config.dynamic == "all"
         head.shape = None  # forget cached anchors
-        with export_mode():
-            yield
+        yield
     finally:
         head.__dict__.clear()
         head.__dict__.update(attributes)

@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from models.quantize.errors import InputError, no_file
-from utils.onnx_graph.context import Context, FloatParts
-from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, metadata_of
-from utils.onnx_graph.rules import RULES, Rule
+from utils.core.errors import InputError, no_file
+from utils.onnx_graph.checks import RULES, Rule
+from utils.onnx_graph.qdq_view import Context, FloatParts
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize.errors import InputError
+from utils.core.errors import InputError
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
 from utils.reports.schema import Box, Sample
 

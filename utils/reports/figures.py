@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import atomic_path
+from utils.core.files import atomic_path
 from utils.reports.schema import Report
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import InputError
-from utils.cli import atomic_path
+from utils.core.errors import InputError
+from utils.core.files import atomic_path
 from utils.reports import detections, figures
 from utils.reports.schema import Report, Sample
 from utils.reports.tables import DASH, HEADERS, cells, difference, fraction

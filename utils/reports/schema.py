@@ -20,8 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from models.quantize.errors import InputError
-from utils.cli import atomic_path
+from utils.core.errors import InputError
+from utils.core.files import atomic_path
 
 SCHEMA_VERSION = 1
 

@@ -1,0 +1,98 @@
+"""Files and folders that programs write: nothing is ever half written, and a full disk is called by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from utils.core.errors import InputError
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp's 0600 would follow the file to its readers
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_torch(content: Any, path: str | Path) -> None:
+    """`torch.save` to `path`: a reader sees the old file or the whole new one.
+
+    The bytes are made in memory first: torch's writer hides the system's error, such as a full disk, behind a
+    RuntimeError about file positions.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file so that `target` is the old content or the whole new one."""
+    with atomic_path(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def file_hash(path: str | Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
+    """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
+
+    Raises:
+        InputError: the folder cannot be created.
+    """
+    base = Path(project) / name
+    try:
+        for number in range(1, 10_000):
+            folder = base if number == 1 else base.with_name(f"{name}{number}")
+            try:
+                folder.mkdir(parents=True, exist_ok=exist_ok)
+            except FileExistsError:
+                if folder.is_dir():
+                    continue
+                raise
+            return folder
+    except OSError as error:
+        raise InputError(f"cannot create the run folder {base}: {error.strerror}; choose another --project") from error
+    raise InputError(f"{base} and 9,998 numbered folders beside it exist; choose another --name")

@@ -1,0 +1,247 @@
+"""Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few pictures.
+
+Three things are compared: the predictions; for a quantized network every stretch between two quantizers by itself, see
+`agreement.py`; and what the file's form makes of its own predictions, with the evaluation loop's NMS as reference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import ModelProto, TensorProto, helper
+from torch import Tensor, nn
+
+from utils.core.errors import DependencyError
+from utils.core.tasks import DETECT
+from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.jobs.compare_tensors import Agreement, compare
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
+from utils.onnx_graph.pad_channels import Traced
+from utils.onnx_graph.view import metadata_of
+from utils.runners.onnxrt import open_session
+
+FREE_BATCH = 2  # pictures at a time where any number will do; every tensor of the network is kept for them
+BEST = 100  # anchors of a picture whose boxes are compared: those without an object have boxes of no meaning
+SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What float arithmetic in another order, or in FP16, explains.
+
+    Attributes:
+        box: pixels.
+        score: in 0..1.
+        steps: between two INT8 values, each stretch between quantizers by itself.
+        fraction: of the INT8 values that differ.
+    """
+
+    box: float
+    score: float
+    steps: int = 1
+    fraction: float = 1e-3
+
+
+FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05)
+DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What was found.
+
+    Attributes:
+        pictures: how many.
+        box, score: largest differences of the predictions; boxes in pixels, of the `BEST` anchors.
+        stretches: of a quantized network, None for a float one.
+        problems: differences that are too large, in words.
+    """
+
+    pictures: int
+    box: float
+    score: float
+    stretches: Agreement | None
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"boxes differ by up to {self.box:.2g} px, scores by up to {self.score:.2g}"
+        if self.stretches:
+            text += (
+                " (steps between INT8 levels add up); from quantizer to quantizer "
+                f"{100 * self.stretches.fraction:.2g} % of the INT8 values differ, by {self.stretches.steps} at most, "
+                f"and the results by {self.stretches.output:.2g}"
+            )
+        return f"ONNX Runtime beside PyTorch, {self.pictures} picture{'s' * (self.pictures > 1)}: {text}"
+
+
+def check(
+    path: str | Path,
+    model: nn.Module,
+    images: Tensor,
+    order: Mapping[str, Traced] | None = None,
+    limits: Limits = FULL,
+) -> Parity:
+    """Run an exported file on pictures.
+
+    Args:
+        model: what it was exported from, on the CPU: a GPU may compute with less than float32.
+        images: `[N, 3, H, W]` in 0..1; a file of fixed batch gets them in its batches, the last one filled up.
+        order: of a quantized network, see `agreement.compare`.
+    Raises:
+        DependencyError: ONNX Runtime is not installed.
+    """
+    graph = onnx.load(path)
+    form = metadata_of(graph)
+    file = _Session(graph)
+    boxes: list[float] = []
+    scores: list[float] = []
+    problems: list[str] = []
+    found: list[tuple[Tensor, Tensor]] = []
+    stretches: list[Agreement] = []
+    size = file.batch or min(len(images), FREE_BATCH)
+    for part in images.split(size):
+        count = len(part)
+        batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
+        results = {name: value[:count] for name, value in file(batch).items()}
+        with torch.no_grad():
+            expected = model(batch)[0][:count]
+        apart = (results[DETECT.prediction] - expected).abs()
+        best = expected[:, 4:].amax(1).topk(min(BEST, expected.shape[2])).indices[:, None]
+        boxes.append(float(apart[:, :4].gather(2, best.expand(-1, 4, -1)).max()))
+        scores.append(float(apart[:, 4:].max()))
+        if order:
+            stretches.append(compare(model, graph, batch, order))
+        found += _detections(form, results)
+        problems += _form_problems(form, results)
+    together = _together(stretches)
+    box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
+    problems += _prediction_problems(box, score, together, limits)
+    different = sum(_different(*pair) for pair in found)
+    if different > max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found)):
+        problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
+    return Parity(len(images), box, score, together, tuple(problems))
+
+
+def _together(parts: list[Agreement]) -> Agreement | None:
+    if not parts:
+        return None
+    fraction = sum(part.fraction for part in parts) / len(parts)
+    output = float(np.max([part.output for part in parts]))
+    return Agreement(parts[0].tensors, max(part.steps for part in parts), fraction, output)
+
+
+def _prediction_problems(box: float, score: float, stretches: Agreement | None, limits: Limits) -> list[str]:
+    if stretches is None:
+        values = [("box", "px", box, limits.box), ("score", "", score, limits.score)]
+    else:
+        values = [
+            ("INT8 value", "steps", stretches.steps, limits.steps),
+            ("share of INT8 values", "", stretches.fraction, limits.fraction),
+            ("result behind equal INT8 values", "px or score", stretches.output, limits.box),
+        ]
+    return [
+        f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limit:g} at most was expected"
+        for what, unit, value, limit in values
+        if not value <= limit
+    ]
+
+
+# --- what a form makes of the predictions -----------------------------------------------------------------------------
+
+
+def _form_problems(form: dict[str, str], results: dict[str, Tensor]) -> list[str]:
+    """Rows of the DeepStream form, or what the plugin reads, beside the predictions that they are made of."""
+    boxes, scores = _corners(results[DETECT.prediction])
+    pairs: list[tuple[Tensor, Tensor]] = []
+    if form.get("form") == "deepstream":
+        rows = results["output"]
+        label = rows[..., 5:].long().clamp(0, scores.shape[2] - 1)
+        best = scores.amax(2)
+        pairs = [(rows[..., :4], boxes), (rows[..., 4], best), (scores.gather(2, label)[..., 0], best)]
+    elif "plugin boxes" in results:
+        pairs = [(results["plugin boxes"], boxes), (results["plugin scores"], scores)]
+    wrong = [pair for pair in pairs if not torch.allclose(*pair, atol=SAME_BOX, rtol=0)]
+    return ["the rows are not the predictions"] if wrong else []
+
+
+def _detections(form: dict[str, str], results: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """For each picture the file's detections and the loop's, `[n, 6]`; none where NMS is not in standard operators."""
+    if DETECT.detections[0] not in results:
+        return []
+    settings = NmsSettings(**json.loads(form["nms"]))
+    raw, overlap = results[DETECT.prediction], settings.iou_thres
+    if settings.kind == "none":
+        overlap = 1.0
+        if settings.agnostic:
+            best, label = raw[:, 4:].max(1, keepdim=True)
+            raw = torch.cat([raw[:, :4], torch.zeros_like(raw[:, 4:]).scatter(1, label, best)], 1)
+    agnostic = settings.agnostic and settings.kind != "none"
+    expected = non_max_suppression(raw, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
+    counts = results[DETECT.detections[0]].flatten().tolist()
+    found = [one[:count] for one, count in zip(packed_detections(results), counts, strict=True)]
+    return list(zip(found, expected, strict=True))
+
+
+def _different(found: Tensor, expected: Tensor) -> int:
+    """How many detections of either side have no equal on the other."""
+    if not len(found) or not len(expected):
+        return len(found) + len(expected)
+    apart = (found[:, None] - expected[None]).abs()
+    same = (apart[..., :4].amax(2) < SAME_BOX) & (apart[..., 4] < SAME_SCORE) & (apart[..., 5] == 0)
+    return max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
+
+
+def _corners(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes as corners `[B, anchors, 4]` and scores `[B, anchors, classes]`."""
+    middle, half = raw[:, :2], raw[:, 2:4] / 2
+    return torch.cat([middle - half, middle + half], 1).mT, raw[:, 4:].mT
+
+
+class _Session:
+    """A graph in ONNX Runtime that also gives its predictions, whatever its form; TensorRT's plugin is left out.
+
+    Attributes:
+        batch: the fixed number of pictures, 0 if any will do.
+    """
+
+    def __init__(self, graph: ModelProto) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
+        self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+        self._input = graph.graph.input[0].name
+        observed, self._names = _observed(graph)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        values = self._session.run(list(self._names.values()), {self._input: np.ascontiguousarray(images.numpy())})
+        return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
+
+
+def _observed(graph: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+    """The graph with its predictions among its outputs, and what a result is called here → in the graph."""
+    result = ModelProto()
+    result.CopyFrom(graph)
+    plugin = next((node for node in result.graph.node if node.op_type == PLUGIN), None)
+    names = {value.name: value.name for value in result.graph.output}
+    if plugin is not None:
+        names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
+        result.graph.node.remove(plugin)
+        del result.graph.output[:]
+    names[DETECT.prediction] = DETECT.prediction
+    present = {value.name for value in result.graph.output}
+    added = [name for name in names.values() if name not in present]
+    result.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in added)
+    drop_unused(result)
+    return result, names

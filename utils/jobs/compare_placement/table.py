@@ -1,0 +1,96 @@
+"""Rows of a comparison as text, as Markdown, and as JSON, with what they were measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from utils.core.files import atomic_path
+from utils.jobs.compare_placement.engines import Row
+
+HEADERS = ("model", "batch", "variant", "ms", "p90", "images/s", "vs FP16", "INT8 time", "layers", "reformats")
+
+
+def measured_on() -> dict[str, str]:
+    """GPU, TensorRT, date: what a number means nothing without."""
+    import torch
+
+    from utils.trt import tensorrt_api
+
+    gpu = tensorrt_api.gpu()
+    return {
+        "gpu": gpu.name if gpu else "none",
+        "tensorrt": tensorrt_api.load().name,
+        "torch": torch.__version__,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "method": "CUDA graph, runs enqueued one behind the other, engines in turns, median",
+    }
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The texts of one row, one for each of HEADERS."""
+    if row.error:
+        return (row.model, str(row.batch), row.variant, *[""] * (len(HEADERS) - 4), row.error)
+    layers = " + ".join(f"{count} {name}" for name, count in row.layers.items())
+    forms = ", ".join(_form(name, count, row.reformat_ms) for name, count in row.reformats.items())
+    spent = sum(row.reformat_ms.values())
+    share = "" if not row.profile_ms else f", {spent / row.profile_ms:.0%} of the time"
+    return (
+        row.model,
+        str(row.batch),
+        row.variant,
+        f"{row.ms:.3f}",
+        f"{row.p90:.3f}",
+        f"{row.images_per_second:,.0f}",
+        "" if row.ratio is None else f"{row.ratio:.2f}x",
+        "" if row.int8_time is None else f"{row.int8_time:.0%}",
+        layers,
+        f"{forms}{share}" if forms else "none",
+    )
+
+
+def _form(name: str, count: int, ms: Mapping[str, float]) -> str:
+    return f"{count} {name} {ms[name]:.2f} ms" if name in ms else f"{count} {name}"
+
+
+def text(rows: Sequence[Row]) -> str:
+    """Aligned columns."""
+    lines = [HEADERS, *(cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def markdown(rows: Sequence[Row], about: Mapping[str, str], command: str) -> str:
+    """A table, how it was made, and the slowest layers of each engine."""
+    lines = [
+        f"| {' | '.join(HEADERS)} |",
+        f"|{'---|' * len(HEADERS)}",
+        *(f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |" for row in rows),
+        "",
+        f"{about['gpu']}, {about['tensorrt']}, {about['date']}; {about['method']}.",
+        f"`{command}`",
+        "",
+    ]
+    for row in rows:
+        if row.slowest:
+            lines += [f"Slowest layers of {row.model}, batch {row.batch}, {row.variant}:", ""]
+            lines += [f"- {ms:.4f} ms, {precision}: `{name}`" for name, precision, ms in row.slowest]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def save(rows: Sequence[Row], about: Mapping[str, str], command: str, folder: Path) -> list[Path]:
+    """Write `comparison.md` and `comparison.json`."""
+    content = {"command": command, "measured_on": dict(about), "rows": [row.to_dict() for row in rows]}
+    texts = {
+        folder / "comparison.md": markdown(rows, about, command),
+        folder / "comparison.json": json.dumps(content, indent=2) + "\n",
+    }
+    for path, body in texts.items():
+        with atomic_path(path) as temporary:
+            temporary.write_text(body, encoding="utf-8")
+    return list(texts)

@@ -1,0 +1,134 @@
+"""Does a Q/DQ graph compute what the fake-quantized network computes? Tensor by tensor, in INT8 steps.
+
+The graph is cut behind every activation quantizer: the integers that the torch network had there are fed in. So every
+stretch between two quantizers is compared by itself, and differences do not add up: what remains is float arithmetic in
+another order, which may move a value across the border between two levels. (Left to run freely, such steps grow from
+layer to layer until the results of both are as far apart as quantization noise, which says nothing about the graph.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from onnx import ModelProto, TensorProto, helper
+from torch import Tensor, nn
+
+from models.quantize.flow import export_mode
+from utils.core.tasks import DETECT
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.pad_channels import Traced
+from utils.onnx_graph.qdq_view import Context
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a graph is from the network, each stretch between quantizers by itself.
+
+    Attributes:
+        tensors: how many quantized tensors were compared.
+        steps: the largest difference of two integers.
+        fraction: of the values that differ at all.
+        output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
+    """
+
+    tensors: int
+    steps: int
+    fraction: float
+    output: float
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A quantized tensor: the name of its integers, the name under which they are fed in, and its scale."""
+
+    integers: str
+    fed: str
+    scale: float
+
+
+def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Traced]) -> Agreement:
+    """Compare every quantized activation of a network with the exported graph's.
+
+    Args:
+        model: on the CPU.
+        images: `[B, 3, H, W]` in 0..1.
+        order: the graph's quantizers.
+    Raises:
+        ValueError: the graph has other quantizers, or the network fewer.
+    """
+    cut, places = _cut(graph, order)
+    traced = list(order.values())
+    calls, result = _torch_levels(
+        model, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
+    )
+    levels = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {
+        place.fed: level if one.layout is None else one.layout.spread(level, 1)
+        for place, one, level in zip(places, traced, levels, strict=True)
+    }
+    feeds[graph.graph.input[0].name] = images.numpy()
+    taken = {entry.name for entry in session.get_inputs()}
+    wanted = [DETECT.prediction, *(place.integers for place in places)]
+    output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
+    steps, differing, total = 0, 0, 0
+    for one, level, integers in zip(traced, levels, found, strict=True):
+        ours = integers if one.layout is None else integers[:, one.layout.places]
+        apart = np.abs(level.astype(np.int16) - ours)
+        steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
+    return Agreement(len(order), steps, differing / total, float(np.abs(output - result).max()))
+
+
+def _torch_levels(model: Any, images: Tensor, scales: Mapping[int, float]) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """INT8 results of the calls of activation quantizers that have a scale here, and the network's predictions."""
+    levels: dict[int, np.ndarray] = {}
+    count = 0
+
+    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        nonlocal count
+        if count in scales:
+            levels[count] = (output.float() / scales[count]).round().clamp(-128, 127).to(torch.int8).numpy()
+        count += 1
+
+    hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
+    try:
+        with torch.no_grad(), export_mode():
+            result = model(images)[0].numpy()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(levels) != len(scales):
+        raise ValueError(f"{count} quantizers run in torch, and the graph has one that is number {max(scales)}")
+    return levels, result
+
+
+def _cut(graph: ModelProto, order: Collection[str]) -> tuple[ModelProto, list[_Cut]]:
+    """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs."""
+    context = Context(graph)
+    quantizers = {node.name: node for node in context.activations}
+    if set(quantizers) != set(order):
+        raise ValueError(f"the graph has {len(quantizers)} quantizers, {len(order)} were traced; their names differ")
+    places = []
+    for name in order:
+        integers = quantizers[name].output[0]
+        scale = context.view.array(quantizers[name].input[1])
+        places.append(_Cut(integers, f"{integers}/fed", float(scale) if scale is not None else 1.0))
+    cut = ModelProto()
+    cut.CopyFrom(graph)
+    fed = {place.integers: place.fed for place in places}
+    for node in cut.graph.node:
+        node.input[:] = [fed.get(name, name) for name in node.input]
+    del cut.graph.output[:], cut.graph.value_info[:]
+    outputs = [(DETECT.prediction, TensorProto.FLOAT), *((place.integers, TensorProto.INT8) for place in places)]
+    cut.graph.input.extend(helper.make_tensor_value_info(place.fed, TensorProto.INT8, None) for place in places)
+    cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
+    drop_unused(cut)
+    return ModelProto.FromString(cut.SerializeToString()), places

@@ -1,0 +1,131 @@
+"""From a checkpoint to checked files: what export_qat.py and export_yoloV9.py share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from utils.core.device import select_device
+from utils.core.errors import InputError, QatError
+from utils.evaluation.data_yaml import load_data
+from utils.jobs import compare_outputs
+from utils.jobs.inputs import check_classes, fitting_size
+from utils.jobs.open import Network, load_network
+from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
+from utils.onnx_graph.output_formats import Form
+from utils.onnx_graph.verify import table
+
+if TYPE_CHECKING:
+    from utils.evaluation.data_yaml import DataConfig
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export.
+
+    Attributes:
+        weights: checkpoint, quantized or float.
+        config: how; image sizes that are no multiples of the network's stride are rounded up.
+        files: what to write, and in which form.
+        data: data set's YAML: its classes must fit, and its pictures are used to check the files.
+        check: run the files on so many pictures beside PyTorch; 0: do not.
+    """
+
+    weights: str
+    config: ExportConfig
+    files: Mapping[Path, Form]
+    device: str = ""
+    data: str | None = None
+    check: int = 4
+
+    def __post_init__(self) -> None:
+        if self.check < 0:
+            raise InputError(f"--check is {self.check}; expected a number of pictures, 0 for none")
+
+
+def output_files(weights: str | None, output: str | None, forms: Sequence[Form]) -> dict[Path, Form]:
+    """Where each form goes: `output`, or beside the weights; several get their forms' suffixes.
+
+    Raises:
+        InputError: `weights` is missing, or `output` is not the name of an ONNX file.
+    """
+    if not weights:
+        raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
+    path = Path(output) if output else Path(weights).with_suffix(".onnx")
+    if path.suffix != ".onnx" or path.is_dir():
+        raise InputError(f"--output {path} is not the name of an .onnx file")
+    if output and len(forms) == 1:
+        return {path: forms[0]}
+    return {path.with_name(f"{path.stem}{form.suffix}.onnx"): form for form in forms}
+
+
+def deliver(request: Request, say: Callable[[str], None]) -> tuple[Network, list[ExportResult]]:
+    """Load, export, verify, compare with PyTorch; `say` gets a few lines for each file.
+
+    Raises:
+        InputError: or one of its kinds, for what cannot be used.
+        QatError: a file does not compute what the network computes.
+    """
+    data = load_data(request.data) if request.data else None
+    network = load_network(request.weights, select_device(request.device))
+    if data is not None:
+        check_classes(request.weights, network.names, data)
+    config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
+    config = config.resolved(network.kind == "qat")
+    images = check_pictures(request.check, config.imgsz, data) if request.check else None
+    problems = []
+    results = export_forms(network.model, config, request.files, network.metadata())
+    model = network.model.cpu()
+    for result in results:
+        for line in summary(network, config, result):
+            say(line)
+        if images is not None:
+            limits = compare_outputs.HALF if config.half else compare_outputs.FULL
+            found = compare_outputs.check(result.path, model, images, result.quantizers, limits)
+            say(str(found))
+            problems += [f"{result.path}: {problem}" for problem in found.problems]
+    if problems:
+        raise QatError(f"what was exported does not compute what {request.weights} computes: {'; '.join(problems)}")
+    return network, results
+
+
+def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
+    """What was written, and whether a Q/DQ graph has its properties."""
+    kind = {"qat": "QAT", "float": "standard"}[network.kind]
+    shapes = [
+        ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in side.items())
+        for side in (result.inputs, result.outputs)
+    ]
+    line = (
+        f"{result.path}: {kind}, {network.head}, {typing_of(network, config)}, opset {result.opset}, "
+        f"{' -> '.join(shapes)}, {result.size_bytes / 1e6:.1f} MB"
+    )
+    if result.report is None:
+        return [line]
+    return [line, result.report.summary() if result.report.ok else table(result.report)]
+
+
+def typing_of(network: Network, config: ExportConfig) -> str:
+    """Types in the file, in words."""
+    floats = "FP16" if config.half else "FP32"
+    return floats if network.kind == "float" else f"INT8 and {floats} ({config.typing}ly typed)"
+
+
+def check_pictures(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
+    """`[count, 3, height, width]` in 0..1: a data set's pictures, or without one soft coloured patches and noise."""
+    if data is not None:
+        from utils.evaluation.dataset import make_loader
+
+        split = "val" if "val" in data.splits else "train"
+        images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count)))[0]
+        if len(images):
+            return images.float() / 255
+    random = torch.Generator().manual_seed(0)
+    patches = torch.rand(count, 3, 12, 12, generator=random)
+    soft = torch.nn.functional.interpolate(patches, size=size, mode="bilinear")
+    return soft * 0.9 + torch.rand(count, 3, *size, generator=random) * 0.1

@@ -1,0 +1,150 @@
+"""What a quantize run works on, loaded and checked before anything is written."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.quantize import backend, placement
+from models.quantize.recipe import AUTO, Recipe
+from utils import upstream
+from utils.core.device import select_device
+from utils.core.errors import DataError, InputError, RecipeError
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import make_loader
+from utils.jobs.options import QuantizeOptions
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+    from utils.evaluation.data_yaml import DataConfig
+
+
+logger = logging.getLogger(__name__)
+
+# what upstream's LoadImagesAndLabels reads
+AUGMENTATION = (
+    "mosaic", "mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective",
+    "hsv_h", "hsv_s", "hsv_v", "flipud", "fliplr",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run works on.
+
+    Attributes:
+        source: the float checkpoint; its network is fused, and is copied rather than run.
+        plan: where quantizers go.
+        data: the data set, with the same number of classes.
+        hyp: the augmentation's parameters; None for pictures as validation sees them.
+        device: where networks run.
+        imgsz: side of the input in pixels, a multiple of the network's stride.
+    """
+
+    source: upstream.FloatCheckpoint
+    plan: placement.Plan
+    data: DataConfig
+    hyp: dict[str, Any] | None
+    device: torch.device
+    imgsz: int
+
+    @classmethod
+    def load(cls, options: QuantizeOptions, recipe: Recipe) -> Inputs:
+        """Load what the options name.
+
+        Raises:
+            InputError: or one of its kinds, for whatever of it cannot be used.
+        """
+        source = upstream.load_float(options.weights)
+        data = load_data(options.data)
+        data.paths("train")
+        unmeasured = options.no_eval_origin and options.no_eval_ptq and options.ptq_only
+        if not unmeasured or recipe.calibration.method == AUTO:
+            data.paths("val")
+        check_classes(options.weights, source.names, data)
+        hyp = read_hyp(options.hyp) if options.hyp else None
+        device = select_device(options.device)
+        backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
+        plan = placement.plan(upstream.fuse(source.model), recipe)
+        unknown = [name for name in recipe.calibration.scales if name not in plan.scale_names]
+        if unknown:
+            raise RecipeError(
+                f"the recipe's calibration.scales name {unknown[0]!r}, which is no scale of this network with this "
+                "recipe; placement.txt of a run lists them"
+            )
+        return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
+
+    def network(self) -> nn.Module:
+        """A copy of the fused float network, on the device."""
+        return copy.deepcopy(self.source.model).to(self.device)
+
+    def training_loader(self, options: QuantizeOptions, *, augment: bool = False) -> DataLoader[Any]:
+        """Training pictures in an order that the seed decides: letterboxed as for validation, or augmented."""
+        return make_loader(
+            self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
+            workers=options.workers, shuffle=True, seed=options.seed, augment=augment,
+            hyp=self.hyp if augment else None, progress=True,
+        )  # fmt: skip
+
+    def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
+        """Validation pictures in a fixed order, at most `limit` of them, evenly spread."""
+        return make_loader(
+            self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
+            limit=limit, progress=True,
+        )  # fmt: skip
+
+
+def pictures(loader: DataLoader[Any]) -> Iterator[Tensor]:
+    """The pictures of each batch, uint8 `[B, 3, H, W]`."""
+    for images, *_ in loader:
+        if len(images):
+            yield images
+
+
+def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
+    """Raises `DataError` when a checkpoint and a data set have different numbers of classes."""
+    if len(names) != data.nc:
+        raise DataError(
+            f"{weights} detects {len(names)} classes and {data.file} has {data.nc}; "
+            "give the data set that the weights were trained on"
+        )
+
+
+def fitting_size(imgsz: int, stride: int) -> int:
+    """`imgsz` (pixels), rounded up to a multiple of the network's stride, as evaluation does, with a warning."""
+    size = math.ceil(imgsz / stride) * stride
+    if size != imgsz:
+        logger.warning("image size %d is no multiple of the stride %d; using %d", imgsz, stride, size)
+    return size
+
+
+def read_hyp(path: str | Path) -> dict[str, Any]:
+    """Upstream's augmentation parameters, from a YAML such as data/hyps/hyp.scratch-high.yaml.
+
+    Raises:
+        InputError: the file cannot be read, or a parameter that the augmentation reads is missing.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8", errors="ignore"))
+    except OSError as error:
+        raise InputError(
+            f"--hyp {path}: {error.strerror}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
+        ) from error
+    except yaml.YAMLError as error:
+        raise InputError(f"--hyp {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    missing = [key for key in AUGMENTATION if not isinstance(content, Mapping) or key not in content]
+    if missing:
+        raise InputError(
+            f"--hyp {path} lacks {', '.join(missing)}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
+        )
+    return dict(content)

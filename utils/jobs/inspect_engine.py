@@ -1,0 +1,78 @@
+"""Look inside an engine: layer table with times, report, picture."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from utils.core.device import select_device
+from utils.core.errors import InputError, QatError
+from utils.trt import inspector, layer_graph, layer_report, tensorrt_api
+from utils.trt.context import Execution
+from utils.trt.engine_file import EngineNote
+from utils.trt.inspector import Summary
+
+logger = logging.getLogger(__name__)
+
+
+def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, device: str = "") -> Summary:
+    """Report on an engine's layers; writes `ENGINE.layers.json`, and `ENGINE.svg` if it is to be drawn.
+
+    Args:
+        batch: pictures, the profile's best if None.
+
+    Raises:
+        InputError: the engine cannot be loaded, or the batch is outside its profile.
+        DependencyError: TensorRT is not installed, or graphviz is needed and not there.
+    """
+    if draw:
+        layer_graph.program()
+    execution = Execution(engine, tensorrt_api.load(), select_device(device))
+    try:
+        execution.set_shapes({spec.name: _shape(execution, spec.name, batch) for spec in execution.inputs})
+        shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
+        layers = layer_report.layers_of(execution)
+        gpu = tensorrt_api.gpu(execution.device.index)
+        title = f"{engine.name}: {shape}, {execution.api.name}, {gpu.name if gpu else 'no GPU'}"
+        return report(layers, engine, title, execution.note.precision, draw)
+    finally:
+        execution.close()
+
+
+def look_at_record(record: Path, *, draw: bool = False) -> Summary:
+    """The same for `ENGINE.layers.json`, and for the inspector's JSON as trtexec's `--exportLayerInfo` writes it.
+
+    The latter has no times, and `layers.json` is written for it.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    content = inspector.read(record)
+    saved = content.lstrip().startswith("[")
+    try:
+        layers = layer_report.from_rows(json.loads(content)) if saved else inspector.parse(content)
+    except (ValueError, QatError) as error:
+        raise InputError(f"{record}: {error}") from error
+    name = record.name.removesuffix(".json").removesuffix(".layers")
+    precision = EngineNote.load(record.with_name(f"{name}.engine")).precision
+    return report(layers, record.with_name(f"{name}.json"), record.name, precision, draw, written=saved)
+
+
+def report(
+    layers: list[inspector.Layer], file: Path, title: str, precision: str, draw: bool, written: bool = False
+) -> Summary:
+    """Log the report, and write the layers (unless they are `written`) and the picture beside `file`."""
+    summary = inspector.summarize(layers)
+    logger.info("%s", "\n".join(layer_report.text(summary, title, precision)))
+    files = [] if written else [layer_report.save(layers, file.with_suffix(".layers.json"))]
+    if draw:
+        files.append(layer_graph.draw(layers, title, file.with_suffix(".svg")))
+    if files:
+        logger.info("layers: %s", ", ".join(map(str, files)))
+    return summary
+
+
+def _shape(execution: Execution, name: str, batch: int | None) -> tuple[int, ...]:
+    best = execution.best_shape(name)
+    return best if batch is None else (batch, *best[1:])

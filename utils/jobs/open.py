@@ -1,0 +1,126 @@
+"""Opening what the user names: any file as a runner, or a checkpoint as the exporters need it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models import reparam
+from models.quantize import __version__, checkpoint
+from models.quantize.recipe import Recipe
+from utils import upstream
+from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.tasks import DETECT, Task
+from utils.runners.base import Runner
+from utils.trt.engine_file import ENGINE_SUFFIXES
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network ready for export: fused, float32, evaluation mode.
+
+    Attributes:
+        names: class id → name.
+        stride: image sizes are multiples of it, pixels.
+        head: upstream's class of the checkpoint's last layer, such as DDetect.
+        recipe: of a quantized network, None for a float one.
+    """
+
+    model: nn.Module
+    names: dict[int, str]
+    stride: int
+    head: str
+    recipe: Recipe | None
+    task: Task = DETECT
+
+    @property
+    def kind(self) -> str:
+        """'qat' (calibrated or finetuned) or 'float'."""
+        return "float" if self.recipe is None else "qat"
+
+    def metadata(self) -> dict[str, str]:
+        """Properties for the exported file; values are texts, structures JSON."""
+        entries = {
+            "stride": str(self.stride),
+            "names": json.dumps(self.names),
+            "task": self.task.name,
+            "kind": self.kind,
+            "version": __version__,
+        }
+        return entries if self.recipe is None else entries | {"recipe": json.dumps(self.recipe.to_dict())}
+
+
+def load_network(weights: str | Path, device: torch.device) -> Network:
+    """Load a float checkpoint of upstream's, or a quantized one of `qat.py`; of a training network the main branch.
+
+    Raises:
+        CheckpointError: it is neither, or damaged, or a network that cannot be exported.
+    """
+    if checkpoint.kind(weights) == "quantized":
+        quantized = checkpoint.load(weights)
+        return Network(
+            quantized.model.to(device), quantized.names, quantized.stride, _head(quantized.model), quantized.recipe
+        )
+    source = upstream.load_float(weights, auxiliary=True)
+    head = _head(source.model)
+    if head == upstream.TRAINING_HEAD:
+        source = reparam.convert(source, reparam.derive(source.yaml))
+    model = upstream.call_fused(upstream.fuse(source.model)).to(device)
+    return Network(model, source.names, source.stride, head, None)
+
+
+def _head(model: Any) -> str:
+    return str(model.yaml["head"][-1][2])
+
+
+def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
+    """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
+
+    Raises:
+        InputError: the file is missing, damaged, or of none of these kinds.
+        DependencyError: what runs it is not installed.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in (".onnx", ".pt", *ENGINE_SUFFIXES):
+        raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
+    if not path.is_file():
+        raise InputError(no_file(path, "expected an ONNX file, an engine or a .pt"))
+    if suffix == ".onnx":
+        from utils.runners.onnxrt import OnnxRuntimeRunner
+
+        return OnnxRuntimeRunner(path, device)
+    if suffix == ".pt":
+        return _open_checkpoint(path, device)
+    return _open_engine(path, device)
+
+
+def _open_engine(path: Path, device: torch.device | str) -> Runner:
+    from utils.trt import tensorrt_api
+
+    if tensorrt_api.installed() is None:
+        raise DependencyError(f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt")
+    if not str(device).startswith("cuda"):
+        raise InputError(
+            f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
+            "the .onnx that it was built from runs on a CPU"
+        )
+    from utils.trt.runner import TensorRTRunner
+
+    return TensorRTRunner(path, device)
+
+
+def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:
+    from models.quantize import checkpoint
+    from utils.runners.pytorch import TorchRunner
+
+    if checkpoint.kind(path) == "quantized":
+        return TorchRunner(checkpoint.load(path).model, device)
+    from utils import upstream
+
+    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)

@@ -1,0 +1,242 @@
+"""What a user can choose for the commands of qat.py: frozen, checked once.
+
+Torch is not imported here, so that `-h` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from models.quantize.recipe import Recipe
+from utils.core.errors import InputError, RecipeError
+
+Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
+QUANTIZERS = ("modelopt", "pytorch-quantization")
+# On resume these may differ from what the run was started with: they change where and how long, not what is computed.
+FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
+GRANULARITIES = ("layer", "module", "quantizer")
+METRICS = ("proxy", "ap")
+FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
+
+
+@dataclass(frozen=True)
+class _CalibratingOptions:
+    """What every command takes that calibrates a float network.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    weights: str = ""
+    data: str = "data/coco.yaml"
+    hyp: str | None = None
+    device: str = ""
+    batch_size: int = 10
+    imgsz: int = 640
+    project: str = ""
+    name: str = "exp"
+    exist_ok: bool = False
+    seed: int = 57
+    workers: int = 8
+    recipe: str | None = None
+    calib_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size", "imgsz", "calib_batches")
+        _at_least(self, 0, "seed", "workers")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the saved state."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(_CalibratingOptions):
+    """Options of `qat.py quantize`. Those that stand for a recipe's entry are None where the recipe decides.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    project: str = "runs/qat"
+    no_eval_origin: bool = False
+    no_eval_ptq: bool = False
+    ptq_only: bool = False
+    quantizer: str = "modelopt"
+    calib_method: str | None = None
+    percentile: float | None = None
+    epochs: int | None = None
+    iters: int | None = None
+    lr: float | None = None
+    supervision_stride: int | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "iters", "supervision_stride")
+        _at_least(self, 0, "patience", "epochs")
+        if self.quantizer not in QUANTIZERS:
+            raise InputError(f"--quantizer {self.quantizer!r} is unknown; choose {' or '.join(QUANTIZERS)}")
+        if self.lr is not None and not 0 < self.lr < 1:
+            raise InputError(f"--lr must be above 0 and below 1, got {self.lr}")
+
+    @property
+    def stem(self) -> str:
+        """What files are named after: the weights file without its suffix."""
+        return Path(self.weights).stem
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of `qat.py eval`.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    weights: str = ""
+    data: str = "data/coco.yaml"
+    device: str = ""
+    batch_size: int = 10
+    imgsz: int = 640
+    workers: int = 8
+    conf_thres: float = 0.001
+    iou_thres: float = 0.7
+    project: str = "runs/qat_eval"
+    name: str = "exp"
+    exist_ok: bool = False
+    save_json: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size", "imgsz")
+        _at_least(self, 0, "workers")
+        for name in ("conf_thres", "iou_thres"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class CalibrateOptions(_CalibratingOptions):
+    """Options of `qat.py calibrate`: those of a quantization that it compares methods for, and on what.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    project: str = "runs/qat_calibrate"
+    num_image: int = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "num_image")
+
+    def as_quantize(self) -> QuantizeOptions:
+        """The options of a quantization of the same network with the same pictures."""
+        shared = {item.name for item in fields(QuantizeOptions)} & {item.name for item in fields(self)}
+        return QuantizeOptions(**{name: getattr(self, name) for name in shared})
+
+
+@dataclass(frozen=True)
+class SensitiveOptions(CalibrateOptions):
+    """Options of `qat.py sensitive`.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    project: str = "runs/qat_sensitive"
+    calib_method: str | None = None
+    percentile: float | None = None
+    granularity: str = "layer"
+    metric: str = "proxy"
+    budget: float | None = None  # minutes
+    target_drop: float = 0.002
+    float_budget: float = 0.5  # share of the network's cost
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
+            if getattr(self, name) not in choices:
+                raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
+        for name in ("target_drop", "float_budget"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
+        if self.budget is not None and not self.budget > 0:
+            raise InputError(f"--budget must be above 0 minutes, got {self.budget}")
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def given_options(arguments: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The entries of parsed `arguments` that belong to `kind` and that the user gave (the others are None)."""
+    names = {item.name for item in fields(kind)}
+    return {key: value for key, value in arguments.items() if key in names and value is not None}
+
+
+def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: type[Options]) -> Options:
+    """The options of a saved run, with what the user may change on resume taken from `given`.
+
+    Raises:
+        InputError: an option was given that would make it another run.
+    """
+    for name, value in given.items():
+        if name not in FREE_ON_RESUME | FOLDER and value != saved[name]:
+            raise InputError(
+                f"{flag(name)} is {value} here and {saved[name]} in the run to resume; "
+                f"leave it out, or start a new run without --resume"
+            )
+    known = {item.name for item in fields(kind)}
+    kept = {key: value for key, value in saved.items() if key in known}
+    return kind(**kept | {key: value for key, value in given.items() if key in FREE_ON_RESUME & known})
+
+
+def merged_recipe(options: QuantizeOptions) -> Recipe:
+    """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
+
+    `--lr` is the rate of the first epochs; the rest of the schedule keeps its ratio to it.
+
+    Raises:
+        RecipeError: an unknown key, a value outside its range, or a percentile for a method that has none.
+    """
+    recipe = Recipe.from_file(options.recipe)
+    changes = {
+        "calibration_method": options.calib_method,
+        "calibration_batches": options.calib_batches,
+        "calibration_percentile": options.percentile,
+        "finetune_epochs": options.epochs,
+        "finetune_iters": options.iters,
+        "finetune_supervision_stride": options.supervision_stride,
+        "finetune_patience": options.patience,
+        "finetune_lr": scaled_schedule(recipe.finetune.lr, options.lr) if options.lr else None,
+    }
+    merged = recipe.replace(**{key: value for key, value in changes.items() if value is not None})
+    if options.percentile is not None and merged.calibration.method != "percentile":
+        raise RecipeError(
+            f"--percentile {options.percentile} does nothing with calibration method {merged.calibration.method!r}; "
+            "add --calib-method percentile"
+        )
+    return merged
+
+
+def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, float]:
+    """The same shape of schedule with `base` as its first learning rate.
+
+    >>> scaled_schedule({0: 1.0, 6: 10.0}, 0.5)
+    {0: 0.5, 6: 5.0}
+    """
+    factor = base / schedule[min(schedule)]
+    return {epoch: rate * factor for epoch, rate in schedule.items()}
+
+
+def _at_least(options: Any, lowest: int, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < lowest:
+            raise InputError(f"{flag(name)} must be {lowest} or more, got {value}")

@@ -1,0 +1,316 @@
+"""The quantize job: float evaluation → PTQ → PTQ evaluation → QAT epochs → the best, resumable after every step.
+
+Each step ends with the state being saved (`run_state.py`), so that a run killed at any moment continues with the step
+that was interrupted. `start` begins a run, `resume` continues one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.quantize import calibration, checkpoint, placement
+from models.quantize.finetune import DivergedError, EpochResult, Finetuner, as_input, seed_everything
+from models.quantize.ranges import tensor_ranges
+from models.quantize.recipe import AUTO, Recipe
+from utils import upstream
+from utils.core.errors import InputError
+from utils.core.files import atomic_path, copy_file, file_hash, make_run_dir
+from utils.evaluation.loop import EvalConfig
+from utils.jobs import calibrate
+from utils.jobs.evaluate import Measurer, without_tables
+from utils.jobs.inputs import Inputs, pictures
+from utils.jobs.options import QuantizeOptions, merged_recipe, resumed_options
+from utils.jobs.run_state import Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
+from utils.reports.schema import Report, Row
+from utils.reports.tables import terminal_table
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+__all__ = ["find_run", "resume", "start"]
+
+logger = logging.getLogger(__name__)
+
+
+def start(options: QuantizeOptions, command: str) -> Report:
+    """Begin a run in a new folder and carry it to its end.
+
+    Raises:
+        InputError: something given cannot be used; nothing was written then.
+    """
+    recipe = merged_recipe(options)
+    inputs = Inputs.load(options, recipe)
+    folder = make_run_dir(options.project, options.name, options.exist_ok)
+    state = RunState(options.to_dict(), recipe.to_dict(), file_hash(options.weights))
+    state.save(folder)
+    return _run(Session(folder, state, options, recipe, inputs, Report(command, data=str(options.data))))
+
+
+def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
+    """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
+
+    Raises:
+        InputError: the run cannot be continued as asked.
+    """
+    state = RunState.load(folder)
+    options = resumed_options(state.options, given, QuantizeOptions)
+    recipe = Recipe.from_dict(state.recipe)
+    if options.epochs is not None and options.epochs != recipe.finetune.epochs:
+        recipe = recipe.replace(finetune_epochs=options.epochs)
+        state.finished = state.finished and options.epochs <= len(state.history)
+    state.options, state.recipe = options.to_dict(), recipe.to_dict()
+    inputs = Inputs.load(options, recipe)
+    if file_hash(options.weights) != state.weights_hash:
+        raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
+    path = folder / "report.json"
+    report = Report.load(path) if path.is_file() else Report(command, data=str(options.data))
+    logger.info("resuming %s: %s", folder, state.summary())
+    return _run(Session(folder, state, options, recipe, inputs, report))
+
+
+def _run(session: Session) -> Report:
+    try:
+        with without_tables():
+            return session.run()
+    except KeyboardInterrupt:
+        logger.info("\nstopped; continue with: python qat.py quantize --resume %s", session.folder)
+        raise
+
+
+class Session:
+    """One quantize run: what it works on, where it stands, and the steps."""
+
+    def __init__(
+        self, folder: Path, state: RunState, options: QuantizeOptions, recipe: Recipe, inputs: Inputs, report: Report
+    ) -> None:
+        self.folder, self.state, self.options, self.recipe, self.report = folder, state, options, recipe, report
+        self._inputs = inputs
+        self._device = inputs.device
+        self._teacher = upstream.call_fused(inputs.network())
+        config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers)
+        self._measurer = Measurer(inputs.data, inputs.device, config)
+
+    def run(self) -> Report:
+        """Do what is left to do, and return the report, which also lies in the run folder."""
+        import yaml
+
+        logger.info("recipe:\n%s", yaml.safe_dump(self.state.recipe, sort_keys=False).rstrip())
+        logger.info("%s → %s", self.options.weights, self.folder)
+        if not self.state.finished:
+            self._evaluate_origin()
+            student = self._calibrated()
+            if not self.options.ptq_only:
+                self._finetune(student)
+            self._finish()
+        logger.info("\n%s\n%s", terminal_table(self.report), self._verdict())
+        return self.report
+
+    def _evaluate_origin(self) -> None:
+        if "float" in self.state.rows or self.options.no_eval_origin:
+            return
+        began = time.perf_counter()
+        result = self._measurer.measure(self._teacher, "the float model")
+        self._save(self._measurer.row("float", self.options.weights, result, time.perf_counter() - began))
+
+    def _calibrated(self) -> nn.Module:
+        """The student as of now: freshly calibrated and evaluated, or as an earlier process left it."""
+        weights = weights_folder(self.folder)
+        if self.state.checkpoint:
+            return checkpoint.load(weights / self.state.checkpoint).model.to(self._device)
+        began = time.perf_counter()
+        student = self._calibrate()
+        result = None if self.options.no_eval_ptq else self._measurer.measure(student, "PTQ")
+        ap = result.ap if result else None
+        name = ptq_name(self.options.stem, ap)
+        self._write_checkpoint(name, student, {"stage": "PTQ", "ap": ap})
+        if result is None:
+            logger.info("PTQ is not evaluated (--no-eval-ptq), so its file has no score: %s", name)
+        row = self._measurer.row("PTQ", weights / name, result, time.perf_counter() - began)
+        self.state.best = Best(ap, None, name)
+        self._save(row)
+        return student
+
+    def _calibrate(self) -> nn.Module:
+        """A copy of the teacher with quantizers, whose ranges come from training pictures as validation sees them."""
+        seed_everything(self.options.seed)
+        student = self._inputs.network()
+        placement.apply(student, self._inputs.plan, self.options.quantizer)
+        student.to(self._device)  # the quantizers are new
+        self._explain(self._inputs.plan)
+        if self.recipe.calibration.method == AUTO:
+            found = calibrate.sweep(student, self._inputs, self.recipe, self.options)
+            self.recipe = replace(self.recipe, calibration=found.chosen)
+            self.state.recipe = self.recipe.to_dict()
+            for line in found.lines():
+                self._note(line)
+            return student
+        images = pictures(self._inputs.training_loader(self.options))
+        batches = (as_input(batch, self._device) for batch in images)
+        calibration.calibrate(student, batches, self.recipe.calibration)
+        return student
+
+    def _explain(self, plan: placement.Plan) -> None:
+        """The placement in words: all of it as a file, without the long lists of shared scales in the log."""
+        text = placement.describe(plan)
+        path = self.folder / "placement.txt"
+        with atomic_path(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+        lines = [line for line in text.splitlines() if not line.startswith("  one scale")]
+        logger.info("%s\nall of it: %s", "\n".join(lines), path)
+
+    def _finetune(self, student: nn.Module) -> None:
+        """The epochs that are left, until the last, the guard or patience ends them."""
+        settings = self.recipe.finetune
+        first = len(self.state.history)
+        if self.state.stopped or first >= settings.epochs:
+            return
+        tuner = Finetuner(
+            student,
+            self._teacher,
+            stride=settings.supervision_stride,
+            grad_clip=settings.grad_clip,
+            device=self._device,
+        )
+        if self.state.trainer:
+            tuner.load_state_dict(self.state.trainer)
+        loader = self._inputs.training_loader(self.options, augment=self._inputs.hyp is not None)
+        for epoch in range(first, settings.epochs):
+            began = time.perf_counter()
+            try:
+                trained = self._run_epoch(tuner, loader, epoch)
+            except DivergedError as error:
+                self.state.stopped = f"epoch {epoch}: {error}"
+            else:
+                self._evaluate_epoch(epoch, student, tuner, trained, began)
+            if self.state.stopped:
+                self._note(f"QAT stopped. {self.state.stopped}; the best state is restored")
+                self.state.save(self.folder)
+                return
+
+    def _run_epoch(self, tuner: Finetuner, loader: DataLoader[Any], epoch: int) -> EpochResult:
+        """One epoch on pictures whose order and augmentation depend on nothing but the seed and the epoch."""
+        from tqdm import tqdm
+
+        settings = self.recipe.finetune
+        seed = self.options.seed + 1 + epoch
+        seed_everything(seed)
+        loader.generator.manual_seed(seed)
+        total = min(settings.iters, len(loader))
+        rate = settings.rate(epoch)
+        with tqdm(
+            itertools.islice(pictures(loader), settings.iters),
+            f"QAT epoch {epoch}/{settings.epochs - 1}",
+            total,
+        ) as bar:
+            return tuner.run_epoch(
+                bar, rate, lambda loss: bar.set_postfix(loss=f"{loss:.4g}", lr=f"{rate:g}", refresh=False)
+            )
+
+    def _evaluate_epoch(
+        self, epoch: int, student: nn.Module, tuner: Finetuner, trained: EpochResult, began: float
+    ) -> None:
+        """Evaluate, write the checkpoint, keep it if it is the best, and decide whether to go on."""
+        settings, state = self.recipe.finetune, self.state
+        result = self._measurer.measure(student, f"QAT epoch {epoch}")
+        seconds = time.perf_counter() - began
+        state.history.append(
+            {"epoch": epoch, "ap": result.ap, "ap50": result.ap50, "loss": trained.loss,
+             "lr": settings.rate(epoch), "seconds": seconds}
+        )  # fmt: skip
+        reference = state.rows.get("PTQ", {}).get("ap") or (state.best.ap if state.best else None)
+        if reference and result.ap < settings.collapse * reference:
+            state.stopped = f"epoch {epoch}: AP fell to {result.ap:.4f}, below {settings.collapse:g} of {reference:.4f}"
+            return
+        name = epoch_name(self.options.stem, epoch, result.ap)
+        self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, "ap": result.ap})
+        state.trainer = tuner.state_dict()
+        row = None
+        if state.offer(Best(result.ap, epoch, name)):
+            row = self._measurer.row("QAT", weights_folder(self.folder) / name, result, seconds)
+        waited = epoch - (state.best.epoch if state.best and state.best.epoch is not None else -1)
+        if settings.patience and waited >= settings.patience and epoch + 1 < settings.epochs:
+            state.stopped = f"epoch {epoch}: no better AP in {waited} epochs (patience {settings.patience})"
+        self._save(row)
+        best = ", the best so far" if row else ""
+        logger.info("epoch %d: AP %.4f, AP50 %.4f, loss %.4g%s", epoch, result.ap, result.ap50, trained.loss, best)
+
+    def _finish(self) -> None:
+        """Name the best state, and write what the report shows about it."""
+        weights, state = weights_folder(self.folder), self.state
+        best = state.best
+        if best is None:  # a state without a calibrated network never gets here
+            raise RuntimeError("the run ended without a checkpoint")
+        final = weights / best.file
+        if not self.options.ptq_only:
+            final = weights / best_name(self.options.stem)
+            copy_file(weights / best.file, final)
+            if best.epoch is None:
+                self._note(f"no epoch of QAT beat PTQ: {final.name} is the PTQ state")
+            row = state.rows["PTQ" if best.epoch is None else "QAT"]
+            seconds = sum(entry["seconds"] for entry in state.history)
+            state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
+        model = checkpoint.load(final).model
+        self.report.ranges = tensor_ranges(model)
+        if "val" in self._inputs.data.splits:
+            stage = "PTQ" if self.options.ptq_only else "QAT"
+            self.report.samples = self._measurer.samples({"float": self._teacher, stage: model})
+        state.finished = True
+        self._save(None)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Plots beside the report."""
+        from utils.reports import figures
+
+        if self.report.history:
+            figures.save(figures.ap_per_epoch(self.report), self.folder / "ap_per_epoch.png")
+        figures.save(figures.ranges_per_layer(self.report.ranges), self.folder / "ranges.png")
+
+    def _verdict(self) -> str:
+        """The last lines of the program: which file to use, and why."""
+        best, weights = self.state.best, weights_folder(self.folder)
+        if best is None or self.options.ptq_only:
+            return f"quantized: {weights / best.file if best else weights}"
+        score = "" if best.ap is None else f", AP {best.ap:.4f}"
+        origin = "the PTQ state, which no epoch beat" if best.epoch is None else f"epoch {best.epoch}"
+        return f"best: {weights / best_name(self.options.stem)} ({origin}{score})"
+
+    def _write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
+        source = self._inputs.source
+        origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
+        checkpoint.save(
+            weights_folder(self.folder) / name,
+            student,
+            recipe=self.recipe,
+            names=source.names,
+            nc=source.nc,
+            stride=source.stride,
+            yaml=source.yaml,
+            library=self.options.quantizer,
+            extra={**extra, **origin, "imgsz": self._inputs.imgsz},
+        )
+        self.state.files.append(name)
+        self.state.checkpoint = name
+
+    def _save(self, row: Row | None) -> None:
+        """A step is finished: write the state, then the report, which is made anew from the state."""
+        if row is not None:
+            self.state.rows[row.stage] = asdict(row)
+        self.state.save(self.folder)
+        ours = [Row(**self.state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in self.state.rows]
+        others = [old for old in self.report.rows if old.stage not in self.state.rows]
+        self.report.rows = ours + others
+        self.report.history = list(self.state.history)
+        self.report.save(self.folder / "report.json")
+
+    def _note(self, text: str) -> None:
+        logger.info("%s", text)
+        if text not in self.report.notes:
+            self.report.notes.append(text)

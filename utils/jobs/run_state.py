@@ -1,0 +1,176 @@
+"""The files of a quantize run: names, and the state from which a killed run continues.
+
+    {project}/{name}/report.json                          what was measured
+    {project}/{name}/weights/last.pt                      the state below; rewritten after every finished step
+    {project}/{name}/weights/ptq_ap_0.5297_{stem}.pt      calibrated
+    {project}/{name}/weights/qat_ep_3_ap_0.5301_{stem}.pt after epoch 3 (the first is 0)
+    {project}/{name}/weights/qat_best_{stem}.pt           the best of all these by AP
+
+A checkpoint is written before the state that names it. A kill between the two leaves a checkpoint that no state knows;
+`RunState.load` removes it, and the step is done again. Randomness is drawn anew for every epoch from the seed and the
+epoch's number, so that the state needs no generator and a resumed run is the run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.core.errors import CheckpointError, InputError
+from utils.core.files import save_torch
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "last.pt"
+STATE_VERSION = 1
+
+
+@dataclass
+class Best:
+    """The best state so far: its AP (None while it was not evaluated), its epoch (None for PTQ) and its file's name."""
+
+    ap: float | None
+    epoch: int | None
+    file: str
+
+
+@dataclass
+class RunState:
+    """Where a run stands. Plain values and tensors only.
+
+    Attributes:
+        options, recipe: what was asked for, as `QuantizeOptions.to_dict` and `Recipe.to_dict` give it.
+        weights_hash: SHA-256 of the float checkpoint.
+        rows: finished results, as `utils.reports.schema.Row` in plain form, by stage.
+        history: one entry per finished epoch.
+        files: names of the checkpoints in the weights folder that belong to this run.
+        checkpoint: the file that holds the student as of now; None before calibration.
+        trainer: the optimizer's state after the last epoch; None before the first.
+        stopped: why training ended before its last epoch, if it did.
+        finished: nothing is left to do.
+    """
+
+    options: dict[str, Any]
+    recipe: dict[str, Any]
+    weights_hash: str
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    checkpoint: str | None = None
+    best: Best | None = None
+    trainer: dict[str, Any] | None = None
+    stopped: str | None = None
+    finished: bool = False
+
+    def save(self, folder: Path) -> None:
+        """Write the state into the run folder; a reader sees the old one or the new one."""
+        content = {"run_state": STATE_VERSION, **vars(self), "best": self.best and asdict(self.best)}
+        save_torch(content, weights_folder(folder) / STATE_FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> RunState:
+        """Read a run folder's state and remove what an interrupted step left behind.
+
+        Raises:
+            InputError: there is no run to resume in `folder`.
+            CheckpointError: the state is damaged, or a checkpoint that it needs is gone.
+        """
+        import torch
+
+        path = weights_folder(folder) / STATE_FILE
+        if not path.is_file():
+            raise InputError(
+                f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
+            )
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            version = content.pop("run_state")
+            best = content.pop("best")
+            state = cls(**content, best=best and Best(**best))
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} is no state of a quantize run, or it is damaged ({type(error).__name__})"
+            ) from error
+        if version != STATE_VERSION:
+            raise CheckpointError(f"{path} has version {version}, this program reads {STATE_VERSION}; start a new run")
+        state._check_files(weights_folder(folder))
+        state._remove_leftovers(weights_folder(folder))
+        return state
+
+    def _check_files(self, folder: Path) -> None:
+        needed = [name for name in (self.checkpoint, self.best and self.best.file) if name]
+        for name in needed:
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{folder / name} is gone, and the run continues from it; start a new run")
+
+    def _remove_leftovers(self, folder: Path) -> None:
+        """Delete checkpoints younger than the state that it does not name, and half-written temporary files."""
+        written = (folder / STATE_FILE).stat().st_mtime_ns
+        stem = Path(self.options["weights"]).stem
+        patterns = (f"ptq_*{stem}.pt", f"qat_ep_*{stem}.pt", ".*.pt")
+        for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+            if path.name not in self.files and path.stat().st_mtime_ns >= written:
+                logger.info("removing %s, left by the interrupted step", path)
+                path.unlink()
+
+    def summary(self) -> str:
+        """What is done, in words."""
+        if self.finished:
+            return "the run is finished"
+        if not self.checkpoint:
+            return f"{'the float model is evaluated' if self.rows else 'nothing is done yet'}; calibration comes next"
+        if not self.history:
+            return "PTQ is done; the first epoch of QAT comes next"
+        return f"QAT has done {len(self.history)} epochs"
+
+    def offer(self, candidate: Best) -> bool:
+        """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""
+        current = self.best
+        better = current is None or current.ap is None or (candidate.ap is not None and candidate.ap > current.ap)
+        if better:
+            self.best = candidate
+        return better
+
+
+def weights_folder(run: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return run / "weights"
+
+
+def ptq_name(stem: str, ap: float | None) -> str:
+    """File name of the calibrated network; without a score when AP was not measured."""
+    return f"ptq_{stem}.pt" if ap is None else f"ptq_ap_{ap:.4f}_{stem}.pt"
+
+
+def epoch_name(stem: str, epoch: int, ap: float) -> str:
+    """File name after an epoch of QAT, counted from 0."""
+    return f"qat_ep_{epoch}_ap_{ap:.4f}_{stem}.pt"
+
+
+def best_name(stem: str) -> str:
+    """File name of the best state."""
+    return f"qat_best_{stem}.pt"
+
+
+def find_run(where: str | Path, project: str | Path) -> Path:
+    """The run folder that `--resume` means.
+
+    Args:
+        where: a run folder, its weights folder or a file in it; empty for the run last written to below `project`.
+        project: where runs lie.
+    Raises:
+        InputError: no run is there.
+    """
+    if where:
+        path = Path(where)
+        for candidate in (path, *path.parents[:2]):
+            if (weights_folder(candidate) / STATE_FILE).is_file():
+                return candidate
+        raise InputError(f"--resume {where}: no quantize run there; expected a folder with weights/{STATE_FILE}")
+    states = list(Path(project).glob(f"*/weights/{STATE_FILE}"))
+    if not states:
+        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume runs/qat/exp")
+    return max(states, key=lambda path: path.stat().st_mtime_ns).parents[1]

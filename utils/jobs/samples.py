@@ -1,0 +1,67 @@
+"""Detections of several networks on a few validation pictures, for drawing them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from utils.reports.schema import Box, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.evaluation.data_yaml import DataConfig
+    from utils.runners.base import Runner
+
+
+def collect(
+    runners: Mapping[str, Runner],
+    data: DataConfig,
+    *,
+    imgsz: int,
+    count: int = 4,
+    confidence: float = 0.25,
+    iou: float = 0.45,
+    split: str = "val",
+) -> list[Sample]:
+    """Run every network on `count` pictures, evenly spread over a split, so that nobody chose them.
+
+    Args:
+        runners: by the name that the column gets; the first two are compared with each other.
+        imgsz: pixels; pictures are letterboxed to a square of it.
+        confidence: detections below it are not shown.
+        iou: of NMS.
+
+    Raises:
+        DataError: the split has no readable picture.
+        InputError: a network does not take the pictures, or its classes are not the data set's.
+    """
+    import torch
+
+    from utils.evaluation.dataset import make_loader
+    from utils.evaluation.detector import Detector
+    from utils.evaluation.loop import labels_in_pictures
+    from utils.evaluation.nms import best_class
+
+    loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count)
+    detectors = {name: Detector(runner, data, conf_thres=confidence, iou_thres=iou) for name, runner in runners.items()}
+    samples = []
+    with torch.inference_mode():
+        for images, targets, paths, shapes in loader:
+            if not paths:
+                continue  # the picture cannot be decoded
+            labels = labels_in_pictures(targets, images.shape, shapes, targets.device)[0]
+            predictions = {
+                name: _boxes(best_class(detector(images, shapes)[0], iou), data.names)
+                for name, detector in detectors.items()
+            }
+            samples.append(Sample(paths[0], predictions, _boxes(labels[:, [1, 2, 3, 4, 0]], data.names), confidence))
+    return samples
+
+
+def _boxes(rows: Tensor, names: Mapping[int, str]) -> list[Box]:
+    """Rows of xyxy in pixels of the picture, a score if there is one, and the class."""
+    boxes = []
+    for x0, y0, x1, y1, *score, label in rows.tolist():
+        boxes.append(Box((x0, y0, x1, y1), names[int(label)], *score))
+    return boxes

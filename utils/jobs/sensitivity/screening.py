@@ -1,0 +1,218 @@
+"""The passes over pictures of a sensitivity run: proxy scores of units (`Screening`) and AP of states (`Confirming`).
+
+Both hold a batch at a time, ask a `Layerwise` network for many states of it, and write down each result at once, so
+that a run that is killed repeats one unit on one batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from models.quantize.finetune import as_input
+from models.quantize.partial_forward import Layerwise, Run, State
+from utils.core.files import save_torch
+from utils.evaluation.detector import in_pictures
+from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
+from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.proxy import distance, weight
+from utils.jobs.sensitivity.state import AnalysisState
+from utils.jobs.sensitivity.units import Unit
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+PICTURES_A_UNIT = 25  # that each unit sees in screening, where there are so many
+LARGEST_TURN = 8  # with many pictures, a unit sees every eighth batch
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What screening found about a unit: distances to the float network's predictions, see `proxy.distance`.
+
+    Attributes:
+        pictures: that the unit was seen on.
+        base: of the INT8 network, on the same pictures.
+        in_float: of the INT8 network with this unit in float.
+        alone: of the float network with this unit in INT8.
+    """
+
+    pictures: int
+    base: float
+    in_float: float
+    alone: float
+
+    @property
+    def score(self) -> float:
+        """How much nearer the INT8 network comes with the unit in float."""
+        return self.base - self.in_float
+
+
+class Clock:
+    """The time that `--budget` gives this process."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self._minutes, self._began = minutes, time.perf_counter()
+
+    def over(self, share: float = 1.0) -> bool:
+        """Whether this share of the budget is used."""
+        return self._minutes is not None and time.perf_counter() - self._began > 60 * self._minutes * share
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both kinds of pass work on.
+
+    Attributes:
+        loader: the pictures, in the same order every time.
+        folder: the run's.
+        state: written to `folder` after each step.
+    """
+
+    loader: DataLoader[Any]
+    device: torch.device
+    folder: Path
+    state: AnalysisState
+    clock: Clock
+
+
+class Confirming:
+    """AP of a network in many states, from one pass over the pictures."""
+
+    def __init__(self, work: Work, network: Layerwise) -> None:
+        self._work, self._network = work, network
+
+    def run(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, float], bool]:
+        """AP by name of the state, and whether it is of all pictures: a time budget may end it after some.
+
+        Args:
+            stage: a name under which the results are kept.
+        """
+        from tqdm import tqdm
+
+        state, folder = self._work.state, self._work.folder
+        if stage in state.ap:
+            return state.ap[stage], True
+        began = time.perf_counter()
+        results = {name: Statistics() for name in states}
+        whole = True
+        for index, batch in enumerate(tqdm(self._work.loader, f"AP of {len(states)} networks", unit="batch")):
+            if index and self._work.clock.over():
+                whole = False
+                break
+            if batch[2]:
+                part = self._batch(batch, states, self._part(stage, index))
+                for name, statistics in results.items():
+                    statistics.extend(part[name])
+        found = {name: statistics.scores().mean()[3] for name, statistics in results.items()}
+        state.add_seconds(f"AP of {stage}", time.perf_counter() - began)
+        if whole:
+            state.ap[stage] = found
+        state.save(folder)
+        for index in range(len(self._work.loader)) if whole else ():
+            self._part(stage, index).unlink(missing_ok=True)
+        return found, whole
+
+    def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
+        """Take in what another pass over the pictures has run already, so that it is not run again."""
+        path = self._part(stage, index)
+        known = self._load(path)
+        new = {name: self._statistics(batch, run) for name, run in runs.items() if name not in known}
+        if new and stage not in self._work.state.ap:
+            save_torch({**known, **new}, path)
+
+    @staticmethod
+    def _load(path: Path) -> dict[str, Any]:
+        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
+
+    def _part(self, stage: str, index: int) -> Path:
+        return self._work.folder / "parts" / f"{hashlib.sha256(stage.encode()).hexdigest()[:12]}-{index}.pt"
+
+    def _batch(self, batch: Any, states: Mapping[str, State], path: Path) -> dict[str, Any]:
+        """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated."""
+        found = self._load(path)
+        images, everything = as_input(batch[0], self._work.device), self._network.everything
+        known: Run | None = None
+        for name, state in states.items():
+            if name in found:
+                continue
+            if known is None and len(states) > 1:
+                known = self._network.run(images, everything)
+            run = known if known is not None and state == everything else self._network.run(images, state, known)
+            found[name] = self._statistics(batch, run)
+            save_torch(found, path)
+        return found
+
+    def _statistics(self, batch: Any, run: Run) -> dict[str, Any]:
+        images, targets, paths, shapes = batch
+        config, statistics = EvalConfig(), Statistics()
+        found = non_max_suppression(run.prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
+        labels = labels_in_pictures(targets, images.shape, shapes, self._work.device)
+        statistics.add(in_pictures(found, shapes), labels, paths)
+        return statistics.to_plain()
+
+
+class Screening:
+    """Proxy scores. Units take turns, so that all see different parts of the same pictures."""
+
+    def __init__(self, work: Work, network: Layerwise, confirming: Confirming, *, thorough: bool = False) -> None:
+        """Args:
+        confirming: gets the results that AP can be measured with too.
+        thorough: every unit sees every picture, and AP of every unit costs no further run.
+        """
+        self._work, self._network, self._confirming, self._thorough = work, network, confirming, thorough
+
+    def run(self, units: Sequence[Unit], stage: str, share: float) -> bool:
+        """Do what is left to do; False if that share of the time budget ended it."""
+        from tqdm import tqdm
+
+        state, loader = self._work.state, self._work.loader
+        count = len(getattr(loader.dataset, "pictures", loader.dataset))
+        turn = 1 if self._thorough else max(1, min(LARGEST_TURN, count // PICTURES_A_UNIT, len(loader)))
+        done = state.screened.setdefault(stage, {})
+        for index, batch in enumerate(tqdm(loader, f"screening {len(units)} units", unit="batch")):
+            rows = done.setdefault(str(index), {})
+            todo = [unit for place, unit in enumerate(units) if (index + place) % turn == 0 and unit.name not in rows]
+            if todo and batch[2]:
+                if self._work.clock.over(share):
+                    return False
+                self._batch(index, batch, todo, rows, stage)
+        return True
+
+    def _batch(self, index: int, batch: Any, units: Iterable[Unit], rows: dict[str, list[float]], stage: str) -> None:
+        state, began = self._work.state, time.perf_counter()
+        images = as_input(batch[0], self._work.device)
+        origin = self._network.run(images, State())
+        whole = self._network.run(images, self._network.everything)
+        base, scale = float(distance(origin.prediction, whole.prediction)), float(weight(origin.prediction))
+        state.add_seconds("whole networks", time.perf_counter() - began)
+        self._confirming.keep(stage, index, batch, {"float": origin, "INT8": whole})
+        for unit in units:
+            in_float = self._network.run(images, unit.in_float, whole)
+            alone = self._network.run(images, unit.alone, origin)
+            far = [float(distance(origin.prediction, run.prediction)) for run in (in_float, alone)]
+            rows[unit.name] = [len(images), scale, base, *far]
+            if self._thorough:
+                self._confirming.keep(stage, index, batch, {unit.name: in_float})
+            state.save(self._work.folder)
+        state.add_seconds(f"screening {stage}", time.perf_counter() - began)
+        state.save(self._work.folder)
+
+    def found(self, units: Sequence[Unit], stage: str) -> dict[str, Screened]:
+        """What screening found, by unit; units that it never came to are missing."""
+        sums: dict[str, list[float]] = {}
+        for batch in self._work.state.screened.get(stage, {}).values():
+            for name, row in batch.items():
+                sums[name] = [a + b for a, b in zip(sums.get(name, [0.0] * len(row)), row, strict=True)]
+        found = {}
+        for unit in units:
+            if unit.name in sums:
+                count, scale, *distances = sums[unit.name]
+                found[unit.name] = Screened(int(count), *(value / max(scale, 1e-9) for value in distances))
+        return found

@@ -1,0 +1,90 @@
+"""The files of a sensitivity run, and the state from which a killed run continues.
+
+{project}/{name}/state.json                          the state below; rewritten after every batch of screening
+{project}/{name}/parts/{stage}-{batch}.pt            detections of a stage that measures AP, gone when it is done
+{project}/{name}/summary-sensitive-analysis.json     the result; with sensitivity.png and recipe.yaml
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.core.errors import CheckpointError, InputError
+from utils.core.files import atomic_path
+
+STATE_FILE = "state.json"
+VERSION = 1
+
+
+@dataclass
+class AnalysisState:
+    """Where a run stands; plain values only.
+
+    Attributes:
+        options, recipe, weights_hash: what was asked for, as in `run_state.RunState`.
+        amax: activation scale → amax, once calibrated.
+        screened: stage → batch → unit → sums over pictures: their number, `proxy.weight`, and the distances of the INT8
+            network, of that with the unit in float, and of the float network with the unit in INT8.
+        ap: stage → network → AP.
+        seconds: stage → wall time spent on it so far.
+        finished: the result is written.
+    """
+
+    options: dict[str, Any]
+    recipe: dict[str, Any]
+    weights_hash: str
+    amax: dict[str, float] = field(default_factory=dict)
+    screened: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    ap: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    finished: bool = False
+
+    def save(self, folder: Path) -> None:
+        """Write the state; a reader sees the old one or the new one."""
+        with atomic_path(folder / STATE_FILE) as temporary:
+            temporary.write_text(json.dumps({"analysis_state": VERSION, **asdict(self)}), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> AnalysisState:
+        """Read the state of the run in `folder`.
+
+        Raises:
+            CheckpointError: it is damaged, or of another version.
+        """
+        path = folder / STATE_FILE
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            version = content.pop("analysis_state")
+            if version != VERSION:
+                raise CheckpointError(f"{path} has version {version}, this program reads {VERSION}; start a new run")
+            return cls(**content)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} is no state of a sensitivity run, or it is damaged ({type(error).__name__})"
+            ) from error
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Count time that was spent on a stage."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+
+def find_analysis(where: str | Path, project: str | Path) -> Path:
+    """The run folder that `qat.py sensitive --resume` means.
+
+    Args:
+        where: a run folder or a file in it; empty for the run last written to below `project`.
+    Raises:
+        InputError: no run is there.
+    """
+    if where:
+        for candidate in (Path(where), Path(where).parent):
+            if (candidate / STATE_FILE).is_file():
+                return candidate
+        raise InputError(f"--resume {where}: no sensitivity run there; expected a folder with {STATE_FILE}")
+    states = list(Path(project).glob(f"*/{STATE_FILE}"))
+    if not states:
+        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume {project}/exp")
+    return max(states, key=lambda path: path.stat().st_mtime_ns).parent

@@ -1,0 +1,200 @@
+"""Detections drawn on pictures and videos, to look at: what a network finds, not how well it scores."""
+
+from __future__ import annotations
+
+import colorsys
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from utils.core.errors import DataError, InputError
+from utils.core.files import atomic_path
+from utils.evaluation.images import SUFFIXES
+from utils.evaluation.letterbox import letterbox
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.runners.base import Runner
+
+logger = logging.getLogger(__name__)
+
+WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # others become PNG
+VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
+
+
+class Artist:
+    """Runs a network on pictures and draws what it finds."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        names: Mapping[int, str] | None = None,
+        *,
+        imgsz: int | None = None,
+        conf_thres: float = 0.25,
+        iou_thres: float = 0.45,
+        max_det: int = 300,
+    ) -> None:
+        """See `detector.Detector` for the thresholds.
+
+        Args:
+            names: of the classes, the network's own if None.
+            imgsz: longer side of the input in pixels, for networks of variable size.
+
+        Raises:
+            InputError: the network is no detector, or does not take that size.
+        """
+        from utils.evaluation.detector import Detector, InputPlan
+
+        self._plan = InputPlan.of(runner, imgsz, 1)
+        self._detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
+        self._names = names or runner.names or {}
+
+    def draw(self, picture: np.ndarray) -> tuple[np.ndarray, int]:
+        """Uint8 BGR `[H, W, 3]` → the same with boxes, and how many."""
+        rows = self.find(picture).tolist()
+        return draw_boxes(picture, rows, self._names), len(rows)
+
+    def find(self, picture: np.ndarray) -> Tensor:
+        """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, class; the best class of each place."""
+        import torch
+
+        from utils.evaluation.nms import best_class
+
+        fitted, box = letterbox(picture, self._plan.imgsz, self._plan.imgsz)
+        images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
+        with torch.inference_mode():
+            return best_class(self._detector(images, [box.shapes])[0]).cpu()
+
+    def milliseconds(self) -> dict[str, float]:
+        """Per picture, see `Detector.milliseconds`."""
+        return self._detector.milliseconds()
+
+
+def show(artist: Artist, source: str | Path, folder: Path, *, progress: bool = True) -> list[Path]:
+    """Draw detections on a picture, on all pictures and videos of a folder, or on a video.
+
+    Returns:
+        The files that were written, in `folder`, named as their sources.
+
+    Raises:
+        InputError: there is nothing at `source`, or it is neither picture nor video.
+        DataError: a file cannot be decoded, and it is the only one.
+    """
+    files = check_source(source)
+    written = []
+    for file in files:
+        try:
+            if file.suffix.lower() in VIDEOS:
+                written.append(_video(artist, file, folder / f"{file.stem}.mp4", progress))
+            else:
+                suffix = file.suffix.lower() if file.suffix.lower() in WRITTEN else ".png"
+                written.append(_picture(artist, file, folder / f"{file.stem}{suffix}"))
+        except DataError as error:
+            if len(files) == 1:
+                raise
+            logger.warning("left out: %s", error)
+    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.milliseconds().items())
+    logger.info("%d of %d files drawn; %s per picture", len(written), len(files), speeds)
+    return written
+
+
+def draw_boxes(picture: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
+    """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and their names."""
+    import cv2
+
+    picture = np.ascontiguousarray(picture).copy()
+    width = max(round(sum(picture.shape[:2]) / 700), 1)
+    for x1, y1, x2, y2, score, label in rows:
+        colour = _colour(int(label))
+        corner = (round(x1), round(y1))
+        cv2.rectangle(picture, corner, (round(x2), round(y2)), colour, width, cv2.LINE_AA)
+        text = f"{names.get(int(label), f'class {int(label)}')} {score:.2f}"
+        size, below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15, max(width - 1, 1))
+        top = corner[1] - size[1] - below if corner[1] > size[1] + below else corner[1]
+        cv2.rectangle(picture, (corner[0], top), (corner[0] + size[0], top + size[1] + below), colour, -1)
+        cv2.putText(picture, text, (corner[0], top + size[1] + below // 2), cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15,
+                    (255, 255, 255), max(width - 1, 1), cv2.LINE_AA)  # fmt: skip
+    return picture
+
+
+def _colour(label: int) -> tuple[int, int, int]:
+    """A dark colour for each class, far from those of its neighbours."""
+    red, green, blue = colorsys.hsv_to_rgb(label * 0.618034 % 1, 0.85, 0.75)
+    return round(blue * 255), round(green * 255), round(red * 255)
+
+
+def check_source(source: str | Path) -> list[Path]:
+    """The pictures and videos at `source`.
+
+    Raises:
+        InputError: there are none.
+    """
+    source = Path(source)
+    known = (*SUFFIXES, *VIDEOS)
+    if source.is_dir():
+        found = sorted(path for path in source.iterdir() if path.suffix.lower() in known)
+        if not found:
+            raise InputError(f"--source {source} holds neither pictures nor videos")
+        return found
+    if not source.is_file():
+        raise InputError(f"--source {source} does not exist; expected a picture, a folder of them, or a video")
+    if source.suffix.lower() not in known:
+        raise InputError(f"--source {source} is neither a picture nor a video by its name")
+    return [source]
+
+
+def _picture(artist: Artist, file: Path, target: Path) -> Path:
+    import cv2
+
+    from utils.evaluation.dataset import decode
+
+    picture = decode(str(file))
+    if picture is None:
+        raise DataError(f"{file} cannot be decoded")
+    drawn, count = artist.draw(picture)
+    _, data = cv2.imencode(target.suffix, drawn)
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(data.tobytes())
+    logger.info("%s: %d objects", target, count)
+    return target
+
+
+def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
+    import cv2
+    from tqdm import tqdm
+
+    video = cv2.VideoCapture(str(file))
+    try:
+        size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        if not video.isOpened() or not all(size):
+            raise DataError(f"{file} cannot be decoded")
+        rate, total = video.get(cv2.CAP_PROP_FPS) or 25.0, int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+        with atomic_path(target) as temporary:
+            writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
+            if not writer.isOpened():
+                raise DataError(f"{target}: this OpenCV cannot write MP4 videos")
+            frames = tqdm(_frames(video), total=total or None, desc=file.name, unit="frame", disable=not progress)
+            count = 0
+            for frame in frames:
+                writer.write(artist.draw(frame)[0])
+                count += 1
+            writer.release()
+            if not count:
+                raise DataError(f"{file} cannot be decoded")
+    finally:
+        video.release()
+    logger.info("%s: %d frames", target, count)
+    return target
+
+
+def _frames(video: Any) -> Iterator[np.ndarray]:
+    while True:
+        good, frame = video.read()
+        if not good:
+            return
+        yield frame

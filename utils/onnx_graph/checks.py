@@ -1,0 +1,260 @@
+"""The properties of a Q/DQ graph that TensorRT turns into speed. Each is data: a name, a sentence why, a function.
+
+A function yields one entry for each thing that it looks at: the node's name, and what is wrong, or None if nothing is.
+To add a property, write a function and a row in `RULES`, and mutate a good graph for it in the tests.
+Sources: "Explicit Quantization" in TensorRT's developer guide, and measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from utils.onnx_graph.qdq_view import POOLS, WEIGHTED, Context
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute
+
+Check = Iterator[tuple[str, str | None]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A property: `check` yields (node, message or None) for each thing that it looked at."""
+
+    name: str
+    why: str
+    check: Callable[[Context], Check]
+
+
+def _distinct(graph: Context) -> Iterator[NodeProto]:
+    """Every QuantizeLinear, and the DequantizeLinear that have none before them: one a pair."""
+    yield from graph.nodes(QUANTIZE)
+    for node in graph.nodes(DEQUANTIZE):
+        producer = graph.view.producer(node.input[0])
+        if producer is None or producer.op_type != QUANTIZE:
+            yield node
+
+
+def scales(graph: Context) -> Check:
+    for node in _distinct(graph):
+        scale = graph.view.array(node.input[1])
+        if scale is None:
+            yield node.name, "its scale is computed, not stored"
+        elif (bad := scale[~(np.isfinite(scale) & (scale > 0))]).size:
+            yield node.name, f"its scale {float(bad.flat[0]):g} is not positive and finite"
+        else:
+            yield node.name, None
+
+
+def symmetric(graph: Context) -> Check:
+    for node in _distinct(graph):
+        zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
+        if zero is None or zero.dtype != np.int8:
+            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not INT8"
+        else:
+            yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
+
+
+def granularity(graph: Context) -> Check:
+    for conv in graph.nodes(*WEIGHTED):
+        node = graph.dequantizer(conv.input[1])
+        if node is None:
+            continue
+        weight, axis = graph.view.array(graph.weight_name(conv)), WEIGHTED[conv.op_type]
+        scale = graph.view.array(node.input[1])
+        if scale is None or weight is None:
+            continue
+        if scale.size != weight.shape[axis] or (scale.size > 1 and attribute(node, "axis", 1) != axis):
+            yield node.name, f"{scale.size} scales on axis {attribute(node, 'axis', 1)} for weight {list(weight.shape)}"
+        else:
+            yield node.name, None
+    for node in graph.activations:
+        scale = graph.view.array(node.input[1])
+        several = scale is not None and scale.size > 1
+        yield node.name, f"{scale.size} scales for an activation" if several and scale is not None else None
+
+
+def pairs(graph: Context) -> Check:
+    for node in graph.nodes(QUANTIZE):
+        readers = graph.view.consumers(node.output[0])
+        strangers = [reader for reader in readers if reader.op_type != DEQUANTIZE]
+        if strangers:
+            yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
+        elif any(graph.scale(reader) != graph.scale(node) for reader in readers):
+            yield node.name, "its DequantizeLinear has another scale"
+        else:
+            yield node.name, None
+    for node in graph.nodes(DEQUANTIZE):
+        producer = graph.view.producer(node.input[0])
+        if producer is None and not graph.view.is_constant(node.input[0]):
+            yield node.name, "it reads a graph input"
+        elif producer is not None and producer.op_type != QUANTIZE:
+            yield node.name, f"it reads {producer.op_type} {producer.name}, not a QuantizeLinear"
+
+
+def one_quantizer(graph: Context) -> Check:
+    tensors: dict[str, list[NodeProto]] = {}
+    for node in graph.nodes(QUANTIZE):
+        tensors.setdefault(node.input[0], []).append(node)
+    for tensor, nodes in tensors.items():
+        before = graph.dequantizer(tensor)
+        if len(nodes) > 1:
+            yield nodes[0].name, f"{len(nodes)} QuantizeLinear read {tensor}"
+        elif before is not None:
+            yield nodes[0].name, f"it quantizes again what {before.name} dequantized"
+        else:
+            yield nodes[0].name, None
+
+
+def convolution_inputs(graph: Context) -> Check:
+    for node in graph.convolutions:
+        if graph.is_float(node):
+            continue
+        sides = zip(("input", "weight"), node.input, strict=False)
+        missing = [kind for kind, name in sides if not graph.dequantizer(name)]
+        verb = "are" if len(missing) > 1 else "is"
+        yield node.name, f"its {' and '.join(missing)} {verb} not quantized" if missing else None
+
+
+def before_activation(graph: Context) -> Check:
+    for node in graph.nodes(*WEIGHTED, "Sigmoid"):
+        broken = None
+        for quantizer in graph.quantizers(node.output[0]):
+            behind = graph.view.readers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
+            readers = [*behind, *graph.view.consumers(node.output[0])]
+            activation = next((item for item in readers if item.op_type == "Mul" or graph.is_activation(item)), None)
+            if activation is not None:
+                broken = f"{quantizer.name} stands between it and {activation.name}"
+        yield node.name, broken
+
+
+def concat(graph: Context) -> Check:
+    for node in graph.nodes("Concat"):
+        yield from _same_scale(graph, node)
+
+
+def moving(graph: Context) -> Check:
+    for node in graph.view.nodes:
+        if node.op_type != "Concat" and graph.is_moving(node):
+            yield from _same_scale(graph, node)
+
+
+def _same_scale(graph: Context, node: NodeProto) -> Check:
+    """Inputs and result of a node that moves values have one scale, as soon as the result is read as INT8."""
+    inputs = graph.inputs(node)
+    before = [item for item in map(graph.dequantizer, inputs) if item]
+    after = [item for name in node.output for item in graph.quantizers(name)]
+    if not before and not after:
+        return
+    leaving = [name for name in node.output if not graph.quantizers(name) and not graph.reads_float(name)]
+    if after and len(before) < len(inputs):
+        floating = next(name for name in inputs if not graph.dequantizer(name))
+        yield node.name, f"its input {floating} is not quantized, its result is"
+    elif leaving and len(before) == len(inputs):
+        yield node.name, f"its input is quantized, its result {leaving[0]} is not"
+    elif after and len(found := {graph.scale(item).scale for item in (*before, *after)}) > 1:
+        kinds = {2: np.float16, 4: np.float32}  # by the bytes of one number
+        numbers = sorted(float(np.frombuffer(s, kinds[len(s)])[0]) for s in found if len(s) in kinds)
+        yield node.name, f"{len(found)} scales meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
+    else:
+        yield node.name, None
+
+
+def average_pool(graph: Context) -> Check:
+    for node in graph.nodes(*POOLS):
+        before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
+        if after and not before:
+            yield node.name, "its result is quantized, its input is not"
+        elif before and not after and not graph.reads_float(node.output[0]):
+            yield node.name, "its input is quantized, its result is not"
+        elif before or after:
+            yield node.name, None
+
+
+def residual(graph: Context) -> Check:
+    for node in graph.nodes("Add"):
+        inputs = graph.inputs(node)
+        quantized = [name for name in inputs if graph.dequantizer(name)]
+        if len(inputs) < 2 or graph.is_float(node) or not (quantized or graph.quantizers(node.output[0])):
+            continue
+        fused = [name for name in inputs if name not in quantized and _fuses_into_add(graph, name)]
+        if not quantized:
+            yield node.name, "neither input is quantized"
+        elif len(quantized) + len(fused) < len(inputs):
+            other = next(name for name in inputs if name not in quantized and name not in fused)
+            yield node.name, f"its input {other} is neither quantized nor a convolution's own result"
+        else:
+            yield node.name, None
+
+
+def _fuses_into_add(graph: Context, tensor: str) -> bool:
+    """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
+    node = graph.view.producer(tensor)
+    chained = node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
+    return (chained or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
+
+
+def types(graph: Context) -> Check:
+    if graph.typing != "strong":
+        return
+    for node in graph.nodes(*WEIGHTED):
+        verb, wanted = ("decodes", np.float32) if node.output[0] in graph.decoders else ("computes", np.float16)
+        kind = graph.float_type(node)
+        same = kind == wanted
+        yield node.name, None if same else f"it {verb} in {np.dtype(kind).name}, not in {np.dtype(wanted).name}"
+
+
+def decoding(graph: Context) -> Check:
+    for node in graph.nodes(*WEIGHTED):
+        if node.output[0] in graph.decoders:
+            quantized = graph.dequantizer(node.input[0]) or graph.dequantizer(node.input[1])
+            yield node.name, "DFL's convolution is quantized" if quantized else None
+    for node in graph.activations:
+        if node.input[0] in graph.decoding and not _around_decoder(graph, node):
+            yield node.name, "it quantizes boxes or scores"
+
+
+def _around_decoder(graph: Context, node: NodeProto) -> bool:
+    readers = graph.view.readers_through(node.output[0], frozenset({DEQUANTIZE}))
+    return any(reader.output[0] in graph.decoders for reader in readers)
+
+
+def float_islands(graph: Context) -> Check:
+    quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
+    needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
+    known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
+    for node in graph.view.nodes:
+        between = node.output[0] in needed and any(name in quantized for name in node.input)
+        if not between or node.op_type in known or graph.is_moving(node) or graph.is_float(node):
+            continue
+        fuses = graph.is_activation(node) and _behind_computation(graph, node)
+        yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
+
+
+def _behind_computation(graph: Context, node: NodeProto) -> bool:
+    """Whether an activation fuses into what it follows; a quantizer between the two breaks another rule."""
+    tensor = graph.before_activation(node.output[0])
+    if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.view.producer(dequantizer.input[0])):
+        tensor = quantizer.input[0]
+    source = graph.view.producer(tensor)
+    return source is not None and source.op_type in (*WEIGHTED, "Add")
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("scales", "every scale is positive and finite, or TensorRT refuses the file", scales),
+    Rule("symmetric", "every zero point is INT8 0: TensorRT knows no other", symmetric),
+    Rule("granularity", "weights have a scale an output channel, activations one: what INT8 kernels take", granularity),
+    Rule("pairs", "a QuantizeLinear feeds DequantizeLinear of the same scale, or values change", pairs),
+    Rule("one quantizer", "two on one tensor are one kernel too many", one_quantizer),
+    Rule("convolutions", "input and weight of each convolution are quantized, or it runs in float", convolution_inputs),
+    Rule("activation", "nothing stands between a convolution and its activation: they fuse", before_activation),
+    Rule("concat", "inputs and result of a Concat have one scale, or they are requantized", concat),
+    Rule("moving", "what only moves values stands between equal scales: it runs in INT8 or vanishes", moving),
+    Rule("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
+    Rule("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
+    Rule("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
+    Rule("types", "strongly typed: FP16 up to the last convolutions, or TensorRT runs them in FP32; then FP32", types),
+    Rule("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
+)

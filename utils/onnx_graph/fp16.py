@@ -1,0 +1,66 @@
+"""A pass that turns the float body of a network to FP16.
+
+What becomes FP16 is decided by rule, not by running data: everything up to and including the last convolutions of the
+head. What follows (DFL, boxes in pixels, scores) stays FP32: FP16 has steps of half a pixel above 512. Input and output
+stay FP32 as well, so that a file in FP16 is fed like one in FP32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
+from utils.onnx_graph.qdq_view import Context
+
+KEPT_INPUTS = {"Resize": (1, 2)}  # float arguments that are not data: the operator wants FP32
+LARGEST = float(np.finfo(np.float16).max)
+
+
+@pure
+def to_half(model: ModelProto) -> None:
+    """FP16 from the picture to the last convolutions, with a Cast where a tensor crosses the border."""
+    graph = Context(model)
+    body = graph.view.upstream([node.output[0] for node in graph.last_convolutions])
+    floats = _float_tensors(model)
+    nodes: list[NodeProto] = []
+    casts: dict[str, str] = {}
+    stored: dict[str, str] = {}
+    for node in list(model.graph.node):
+        inside = bool(set(node.output) & body)
+        names: dict[str, str] = {}
+        for position, name in enumerate(node.input):
+            if name not in floats or node.op_type == "Shape" or position in KEPT_INPUTS.get(node.op_type, ()):
+                continue
+            if inside and graph.view.is_constant(name):
+                names[name] = stored.setdefault(name, f"{name}/half")
+            elif inside and name in graph.view.inputs:
+                names[name] = _cast(name, TensorProto.FLOAT16, casts, nodes)
+            elif not inside and name in body and not graph.view.is_constant(name):
+                names[name] = _cast(name, TensorProto.FLOAT, casts, nodes)
+        rename_inputs(node, names)
+        nodes.append(node)
+    for name, half in stored.items():
+        value = np.clip(graph.view.array(name), -LARGEST, LARGEST).astype(np.float16)
+        model.graph.initializer.append(numpy_helper.from_array(value, half))
+    set_nodes(model, nodes)
+    del model.graph.value_info[:]  # the types in it are those from before
+    drop_unused(model)
+
+
+def _float_tensors(model: ModelProto) -> set[str]:
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    computed = {
+        value.name
+        for value in [*inferred.value_info, *inferred.input, *inferred.output]
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    return computed | {tensor.name for tensor in inferred.initializer if tensor.data_type == TensorProto.FLOAT}
+
+
+def _cast(name: str, to: int, casts: dict[str, str], nodes: list[NodeProto]) -> str:
+    if name not in casts:
+        casts[name] = f"{name}/cast"
+        nodes.append(helper.make_node("Cast", [name], [casts[name]], name=f"{name}/Cast", to=to))
+    return casts[name]

@@ -1,0 +1,299 @@
+"""Channels of quantized tensors in blocks of 32, so that INT8 kernels can write into a Concat and read a part of one.
+
+TensorRT's fast INT8 kernels keep 32 channels of a pixel together. A Concat of parts of 120 channels, or a Split of 240
+in halves, cuts through such blocks, and every part has to be copied. Here parts whose neighbours would begin inside a
+block get channels of zero weight up to the next multiple of 32, which the kernels compute in any case. Convolutions
+that read them have zero weights there: the results are the same.
+
+    graph, layouts = align_channels(graph)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.int8_kernels import INT8_VECTOR
+from utils.onnx_graph.qdq_passes import own_quantizers
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_bounds, channel_counts
+
+# Each result channel comes from the same channel of the input, whatever the others hold.
+CHANNELWISE = frozenset({
+    QUANTIZE, DEQUANTIZE, "Add", "AveragePool", "Identity", "LeakyRelu", "MaxPool", "Mul", "Relu", "Resize", "Sigmoid",
+})  # fmt: skip
+GROWTH = 2  # a part becomes so many times as wide, at most; wider ones were not measured
+
+Part = tuple[str, int]  # a tensor and the first of some of its channels
+
+
+@dataclass(frozen=True)
+class _Link:
+    """`count` channels of `one` from `start` on are those of `other` from `other_start` on."""
+
+    one: str
+    start: int
+    other: str
+    other_start: int
+    count: int
+
+
+def align_channels(model: ModelProto) -> tuple[ModelProto, dict[str, Layout]]:
+    """Widen parts of Concats and Splits to whole blocks, see above; only where quantized tensors are concerned.
+
+    Returns:
+        The new graph; and the layout of each tensor that became wider, by the name of its quantizer.
+    """
+    graph = _Graph(model)
+    layouts = graph.layouts()
+    result = ModelProto()
+    result.CopyFrom(model)
+    if layouts:
+        _Rewriter(result, layouts, graph.channels).run()
+    names = {node.name: node.input[0] for node in graph.view.nodes if node.op_type == QUANTIZE}
+    return result, {name: layouts[tensor] for name, tensor in names.items() if tensor in layouts}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the channels of a tensor lie after widening.
+
+    Attributes:
+        places: int64 `[C]`, of the channels that were there before.
+        count: of channels now.
+        cuts: channel at which a part begins (and C, the end) → where that is now.
+    """
+
+    places: np.ndarray
+    count: int
+    cuts: Mapping[int, int]
+
+    def spread(self, array: np.ndarray, axis: int, filling: float = 0) -> np.ndarray:
+        """An array with its entries along an axis at their new places, and `filling` between them."""
+        shape = list(array.shape)
+        shape[axis] = self.count
+        result = np.full(shape, filling, array.dtype)
+        index: list[slice | np.ndarray] = [slice(None)] * array.ndim
+        index[axis] = self.places
+        result[tuple(index)] = array
+        return result
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Where a graph's activation quantizer comes from.
+
+    Attributes:
+        call: which of torch's calls of activation quantizers it is, from 0.
+        channels: which of torch's channels the graph's tensor holds; None: all.
+        layout: where these lie if the graph's tensor is wider.
+    """
+
+    call: int
+    channels: slice | None = None
+    layout: Layout | None = None
+
+
+class _Graph:
+    """Which channels of which tensors are the same, and which of them can become more."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.view = GraphView(model)
+        self.channels = channel_counts(model)
+        self.initializers = {tensor.name for tensor in model.graph.initializer}
+        self.links: list[_Link] = []
+        self.fixed = self.view.inputs | self.view.outputs
+        for node in self.view.nodes:
+            found = self._links_of(node)
+            if found is None:
+                self.fixed |= {*node.input, *node.output}
+            else:
+                self.links += found
+
+    def layouts(self) -> dict[str, Layout]:
+        """Of the tensors that become wider."""
+        cuts = self._cuts()
+        parts = {name: list(zip(sorted(found), sorted(found)[1:], strict=False)) for name, found in cuts.items()}
+        roots = self._classes(cuts)
+        fixed = {roots[name, start] for name in self.fixed if name in parts for start, _ in parts[name]}
+        int8 = {node.output[0] for node in self.view.nodes if node.op_type == QUANTIZE}
+        quantized = {roots[name, start] for name in int8 if name in parts for start, _ in parts[name]}
+        wider = {
+            roots[name, start]
+            for name, found in parts.items()
+            for start, end in found[:-1]  # nothing follows the last
+            if end - start < _whole(end - start) <= GROWTH * (end - start)
+        }
+        wider = (wider & quantized) - fixed
+        return {
+            name: _layout([(end - start, roots[name, start] in wider) for start, end in found])
+            for name, found in parts.items()
+            if any(roots[name, start] in wider for start, _ in found)
+        }
+
+    def _links_of(self, node: NodeProto) -> list[_Link] | None:
+        """None if the node's channels must stay as they are."""
+        output = node.output[0]
+        if node.op_type in CHANNELWISE:
+            count = self._count(output)
+            inputs = [name for name in node.input if name and not self.view.is_constant(name)]
+            constants = [value for name in node.input if (value := self.view.array(name)) is not None]
+            same = count > 0 and all(self._count(name) == count for name in inputs)
+            if not same or (node.op_type != "Resize" and any(value.size != 1 for value in constants)):
+                return None
+            return [_Link(name, 0, output, 0, count) for name in inputs]
+        if node.op_type == "Concat" and attribute(node, "axis") == 1:
+            return self._side_by_side(output, node.input)
+        if node.op_type == "Split" and attribute(node, "axis", 0) == 1:
+            return self._side_by_side(node.input[0], node.output)
+        if node.op_type == "Slice" and (bounds := channel_bounds(node, self.view)) is not None:
+            start, end = bounds
+            end = min(end, self._count(node.input[0]))
+            return [_Link(node.input[0], start, output, 0, end - start)] if self._count(output) == end - start else None
+        return [] if node.op_type == "Conv" and self._is_free(node) else None
+
+    def _side_by_side(self, whole: str, parts: Iterable[str]) -> list[_Link] | None:
+        links, start = [], 0
+        for name in parts:
+            if not self._count(name):
+                return None
+            links.append(_Link(name, 0, whole, start, self._count(name)))
+            start += self._count(name)
+        return links if start == self._count(whole) else None
+
+    def _is_free(self, node: NodeProto) -> bool:
+        """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
+        quantizers = own_quantizers(node, self.view)
+        if attribute(node, "group", 1) != 1 or quantizers is None:
+            return False
+        weight, scale = quantizers[0].input[:2]
+        bias = self.view.array(node.input[2]) if len(node.input) > 2 else np.zeros(0)
+        return weight in self.initializers and np.ndim(self.view.array(scale)) == 1 and bias is not None
+
+    def _count(self, name: str) -> int:
+        return self.channels.get(name, 0)
+
+    def _cuts(self) -> dict[str, set[int]]:
+        """Where parts begin, with both ends, for every tensor that a link names."""
+        cuts: dict[str, set[int]] = defaultdict(set)
+        by_tensor: dict[str, list[_Link]] = defaultdict(list)
+        for link in self.links:
+            by_tensor[link.one].append(link)
+            by_tensor[link.other].append(link)
+            for name in (link.one, link.other):
+                cuts[name] |= {0, self._count(name)}
+            cuts[link.one] |= {link.start, link.start + link.count}
+            cuts[link.other] |= {link.other_start, link.other_start + link.count}
+        waiting = list(cuts)
+        while waiting:
+            for link in by_tensor[waiting.pop()]:
+                shift = link.other_start - link.start
+                ours = {cut for cut in cuts[link.one] if link.start <= cut <= link.start + link.count}
+                theirs = {cut - shift for cut in cuts[link.other] if 0 <= cut - link.other_start <= link.count}
+                if theirs - ours:
+                    cuts[link.one] |= theirs
+                    waiting.append(link.one)
+                if ours - theirs:
+                    cuts[link.other] |= {cut + shift for cut in ours}
+                    waiting.append(link.other)
+        return cuts
+
+    def _classes(self, cuts: Mapping[str, set[int]]) -> dict[Part, Part]:
+        """Each part → a representative of all parts that hold the same channels."""
+        parents: dict[Part, Part] = {(name, cut): (name, cut) for name, found in cuts.items() for cut in found}
+
+        def root(part: Part) -> Part:
+            while parents[part] != part:
+                parents[part] = parents[parents[part]]
+                part = parents[part]
+            return part
+
+        for link in self.links:
+            for cut in cuts[link.one]:
+                if link.start <= cut < link.start + link.count:
+                    parents[root((link.one, cut))] = root((link.other, cut - link.start + link.other_start))
+        return {part: root(part) for part in parents}
+
+
+def _whole(count: int) -> int:
+    """The next multiple of a block."""
+    return -(-count // INT8_VECTOR) * INT8_VECTOR
+
+
+def _layout(parts: Iterable[tuple[int, bool]]) -> Layout:
+    """Of parts of so many channels, each with whether it becomes wider."""
+    places, cuts, old, new = [], {0: 0}, 0, 0
+    for count, wider in parts:
+        places.append(np.arange(new, new + count))
+        old, new = old + count, new + (_whole(count) if wider else count)
+        cuts[old] = new
+    return Layout(np.concatenate(places), new, cuts)
+
+
+class _Rewriter:
+    """Gives a graph wider tensors, in place."""
+
+    def __init__(self, model: ModelProto, layouts: Mapping[str, Layout], channels: Mapping[str, int]) -> None:
+        self.model, self.layouts, self.view = model, layouts, GraphView(model)
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.counts = {**channels, **{name: layout.count for name, layout in layouts.items()}}
+
+    def run(self) -> None:
+        for node in self.model.graph.node:
+            if not any(name in self.layouts for name in (*node.input, *node.output)):
+                continue
+            if node.op_type == "Conv":
+                self._convolution(node)
+            elif node.op_type == "Split":
+                sizes = [self.counts[name] for name in node.output]
+                node.input[:] = [node.input[0], self._store(f"{node.name}/sizes", np.array(sizes))]
+                for item in [item for item in node.attribute if item.name == "num_outputs"]:
+                    node.attribute.remove(item)  # from opset 18; it goes with equal sizes only
+            elif node.op_type == "Slice":
+                cuts = self.layouts[node.input[0]].cuts
+                for position, name in ((1, "start"), (2, "end")):
+                    old = min(int(self._array(node.input[position]).item()), max(cuts))
+                    node.input[position] = self._store(f"{node.name}/{name}", np.array([cuts[old]]))
+            elif node.op_type == "Resize" and len(node.input) > 3:
+                sizes = self._array(node.input[3]).copy()
+                sizes[1] = self.counts[node.output[0]]
+                node.input[3] = self._store(f"{node.name}/sizes", sizes)
+        del self.model.graph.value_info[:]  # the old shapes
+        drop_unused(self.model)
+
+    def _convolution(self, node: NodeProto) -> None:
+        quantizers = own_quantizers(node, self.view)
+        assert quantizers is not None, "only such tensors become wider"
+        before, after = self.layouts.get(node.input[0]), self.layouts.get(node.output[0])
+        stored = quantizers[0].input[0]
+        weight = self._array(stored)
+        if before is not None:
+            weight = before.spread(weight, 1)
+        if after is not None:
+            weight = after.spread(weight, 0)
+        self.tensors[stored].CopyFrom(numpy_helper.from_array(weight, stored))
+        if after is None:
+            return
+        scale, zero_point = map(self._array, quantizers[0].input[1:])
+        name = quantizers[0].name
+        parameters = (
+            self._store(f"{name}/scale", after.spread(scale, 0, scale.max())),
+            self._store(f"{name}/zero_point", after.spread(zero_point, 0)),
+        )
+        for quantizer in quantizers:
+            quantizer.input[1:] = parameters
+        if len(node.input) > 2:
+            node.input[2] = self._store(f"{node.name}/bias", after.spread(self._array(node.input[2]), 0))
+
+    def _array(self, name: str) -> np.ndarray:
+        value = self.view.array(name)
+        assert value is not None, f"{name} is constant where tensors become wider"
+        return value
+
+    def _store(self, name: str, value: np.ndarray) -> str:
+        self.model.graph.initializer.append(numpy_helper.from_array(value, name))
+        return name

@@ -1,0 +1,203 @@
+"""What the verifier's rules ask about a Q/DQ graph: what is quantized how, and what the recipe leaves in float."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto
+
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
+
+WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
+POOLS = ("AveragePool", "GlobalAveragePool")
+MOVING = frozenset({"Concat", "Flatten", "MaxPool", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+ACTIVATIONS = frozenset(
+    {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Tanh"}
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Parameters of a quantizer, comparable: scale as bytes, zero point as bytes, axis (None: one scale a tensor)."""
+
+    scale: bytes
+    zero_point: bytes
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class FloatParts:
+    """What the recipe leaves in float."""
+
+    patterns: tuple[str, ...] = ()
+    head: str = "int8"  # int8 | last-conv-float | float
+
+    @classmethod
+    def from_metadata(cls, entries: dict[str, str]) -> FloatParts:
+        """Read the recipe that the exporter wrote into the file; without one, everything must be quantized.
+
+        Raises:
+            ValueError: the recipe in the file is not JSON.
+        """
+        recipe = json.loads(entries.get("recipe") or "{}")
+        return cls(tuple(recipe.get("float", ())), recipe.get("head", "int8"))
+
+
+@dataclass(frozen=True)
+class Context:
+    """A graph and the questions that rules ask about it. Tensor arguments are names."""
+
+    model: ModelProto
+    floats: FloatParts = field(default_factory=FloatParts)
+    typing: str = ""  # weak | strong, as the exporter wrote it into the file; '': a file of others
+
+    @cached_property
+    def view(self) -> GraphView:
+        return GraphView(self.model)
+
+    def nodes(self, *types: str) -> list[NodeProto]:
+        """The nodes of these types, in graph order."""
+        return [node for node in self.view.nodes if node.op_type in types]
+
+    @cached_property
+    def activations(self) -> list[NodeProto]:
+        """QuantizeLinear nodes of tensors that are computed (not weights)."""
+        return [node for node in self.nodes(QUANTIZE) if not self.view.is_constant(node.input[0])]
+
+    def scale(self, node: NodeProto) -> Scale:
+        """Parameters of a QuantizeLinear or DequantizeLinear."""
+        scale = self.view.array(node.input[1])
+        zero = self.view.array(node.input[2]) if len(node.input) > 2 else None
+        return Scale(
+            node.input[1].encode() if scale is None else scale.tobytes(),
+            b"" if zero is None else zero.astype(np.int32).tobytes(),
+            None if scale is not None and scale.size == 1 else attribute(node, "axis", 1),
+        )
+
+    def dequantizer(self, tensor: str) -> NodeProto | None:
+        """The DequantizeLinear that writes a tensor, None if something else does."""
+        node = self.view.producer(tensor)
+        return node if node is not None and node.op_type == DEQUANTIZE else None
+
+    def quantizers(self, tensor: str) -> list[NodeProto]:
+        """The QuantizeLinear nodes that read a tensor."""
+        return [node for node in self.view.consumers(tensor) if node.op_type == QUANTIZE]
+
+    def inputs(self, node: NodeProto) -> list[str]:
+        """The tensors that a node computes with, without constants and shape arguments."""
+        first = node.input if node.op_type in ("Concat", "Add") else node.input[:1]
+        return [name for name in first if name and not self.view.is_constant(name)]
+
+    def is_moving(self, node: NodeProto) -> bool:
+        """Whether a node only moves values: its result has the scale of its input."""
+        return node.op_type in MOVING or (
+            node.op_type == "Resize" and attribute(node, "mode", b"nearest") == b"nearest"
+        )
+
+    def is_activation(self, node: NodeProto) -> bool:
+        """Whether a node applies an activation: an operator of its own, or the product that ends SiLU."""
+        return node.op_type in ACTIVATIONS or self._silu_input(node) is not None
+
+    def _silu_input(self, node: NodeProto) -> str | None:
+        """x of x · sigmoid(x)."""
+        if node.op_type != "Mul":
+            return None
+        for gate, value in (tuple(node.input), tuple(reversed(node.input))):
+            producer = self.view.producer(gate)
+            if producer is not None and producer.op_type == "Sigmoid" and producer.input[0] == value:
+                return value
+        return None
+
+    def before_activation(self, tensor: str) -> str:
+        """The tensor that an activation was applied to; the same tensor when none was."""
+        node = self.view.producer(tensor)
+        while node is not None and self.is_activation(node):
+            tensor = self._silu_input(node) or node.input[0]
+            node = self.view.producer(tensor)
+        return tensor
+
+    def from_weighted(self, tensor: str) -> bool:
+        """Whether a tensor is a convolution's result, with or without activation."""
+        node = self.view.producer(self.before_activation(tensor))
+        return node is not None and node.op_type in WEIGHTED
+
+    def weight_name(self, node: NodeProto) -> str:
+        """The initializer that holds a convolution's weight, behind its quantizer."""
+        name = node.input[1]
+        while (producer := self.view.producer(name)) is not None and producer.op_type in (QUANTIZE, DEQUANTIZE):
+            name = producer.input[0]
+        return name
+
+    def float_type(self, node: NodeProto) -> Any:
+        """The NumPy type that a convolution computes in: its dequantized weight's, which is its scale's."""
+        dequantizer = self.dequantizer(node.input[1])
+        value = self.view.array(dequantizer.input[1] if dequantizer is not None else node.input[1])
+        return None if value is None else value.dtype
+
+    def path(self, node: NodeProto) -> str:
+        """Path of the torch module that a node belongs to: from its weight's name, else from its scope."""
+        if node.op_type in WEIGHTED and (weight := self.weight_name(node)).endswith((".weight", ".weight_quantized")):
+            return weight.rpartition(".")[0]
+        return module_path(node.name)
+
+    # --- what may stay in float ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def decoders(self) -> frozenset[str]:
+        """Names of the convolutions of DFL: they read a Softmax, through operators that only move values."""
+        found = set()
+        for node in self.nodes("Softmax"):
+            readers = self.view.readers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE})
+            found |= {reader.output[0] for reader in readers if reader.op_type in WEIGHTED}
+        return frozenset(found)
+
+    @cached_property
+    def convolutions(self) -> list[NodeProto]:
+        """Every convolution but DFL's."""
+        return [node for node in self.nodes(*WEIGHTED) if node.output[0] not in self.decoders]
+
+    @cached_property
+    def last_convolutions(self) -> list[NodeProto]:
+        """Those whose results no further convolution reads: the ends of the head."""
+        outputs = [node.output[0] for node in self.convolutions]
+        inner = self.view.upstream([node.input[0] for node in self.convolutions])
+        return [node for node, output in zip(self.convolutions, outputs, strict=True) if output not in inner]
+
+    @cached_property
+    def _last_results(self) -> frozenset[str]:
+        return frozenset(node.output[0] for node in self.last_convolutions)
+
+    @cached_property
+    def decoding(self) -> set[str]:
+        """The tensors from the results of the last convolutions on."""
+        return self.view.downstream([node.output[0] for node in self.last_convolutions])
+
+    @cached_property
+    def head(self) -> str:
+        """Path of the head: the longest one that all last convolutions share."""
+        paths = [self.path(node).split(".") for node in self.last_convolutions]
+        shared = []
+        for parts in zip(*paths, strict=False):
+            if len(set(parts)) > 1:
+                break
+            shared.append(parts[0])
+        return ".".join(shared[:2])
+
+    def is_float(self, node: NodeProto) -> bool:
+        """Whether the recipe leaves a node in float."""
+        if self.floats.head == "last-conv-float" and node.output[0] in self._last_results:
+            return True
+        parts = self.path(node).split(".")
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        patterns = [*self.floats.patterns, *([self.head] if self.floats.head == "float" and self.head else [])]
+        return any(fnmatchcase(path, pattern) for path in paths for pattern in patterns)
+
+    def reads_float(self, tensor: str) -> bool:
+        """Whether all that read a tensor, through operators that move values, is float by recipe or decoding."""
+        readers = list(self.view.readers_through(tensor, MOVING | {"Resize"}))
+        return all(self.is_float(node) or set(node.output) & self.decoding for node in readers)

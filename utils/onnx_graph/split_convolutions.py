@@ -1,0 +1,191 @@
+"""A convolution whose result is joined whole and also read in parts becomes one convolution for each part.
+
+ELAN blocks compute `concat(y, c, d)`, where y is the result of their first convolution and c comes from y's second
+half. TensorRT lets a convolution write its result right into a Concat, but not when something else reads a part of it:
+then y is copied. Two convolutions of half the channels each write where they are read. They read their input once more,
+which costs less than the copy (docs/placement.md). The results are the same.
+
+    graph, parts = separate_parts(graph)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from utils.onnx_graph.editing import drop_unused, rename_inputs, set_nodes
+from utils.onnx_graph.qdq_passes import QUANTIZERS, merge_quantizers, own_quantizers
+from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.view import GraphView, attribute, channel_bounds
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A convolution with a quantized result that Concats read whole and others in parts.
+
+    Attributes:
+        nodes: the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order.
+        weights: QuantizeLinear and DequantizeLinear of its weights.
+        bounds: first channels of the parts, and the end.
+        taken: names of parts that a Split or Slice makes → which part.
+    """
+
+    nodes: list[NodeProto]
+    weights: tuple[NodeProto, NodeProto]
+    bounds: list[int]
+    taken: dict[str, int]
+
+    @property
+    def result(self) -> str:
+        return str(self.nodes[-1].output[0])
+
+
+def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, slice]]]:
+    """Compute the parts of quantized results that are cut one by one, see above.
+
+    Returns:
+        The new graph; and its new activation quantizers by name, each with the one that it is a part of, and the
+        channels.
+    """
+    context = Context(model)
+    cuts = [cut for quantizer in context.activations if (cut := _find(quantizer, context)) is not None]
+    result = ModelProto()
+    result.CopyFrom(model)
+    if not cuts:
+        return result, {}
+    made = {cut.nodes[0].output[0]: _parts(cut, result, context.view) for cut in cuts}
+    renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
+    whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
+    nodes: list[NodeProto] = []
+    for node in result.graph.node:
+        nodes += [*made.get(node.output[0], []), node]
+    for node in nodes:
+        if node.op_type == "Concat":
+            node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
+        rename_inputs(node, renamed)
+    set_nodes(result, nodes)
+    parts = {
+        _name(cut.nodes[-2], index): (cut.nodes[-2].name, slice(*bounds))
+        for cut in cuts
+        for index, bounds in enumerate(pairwise(cut.bounds))
+    }
+    result = merge_quantizers(result)  # a part that had a quantizer of its own
+    drop_unused(result)
+    return result, parts
+
+
+def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
+    """What a quantizer's result is made of, if it is cut as described."""
+    view = context.view
+    readers = view.consumers(quantizer.output[0])
+    if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
+        return None
+    conv = view.producer(context.before_activation(quantizer.input[0]))
+    if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1 or len(readers) != 1:
+        return None
+    weights = own_quantizers(conv, view)
+    chain = _chain(conv.output[0], quantizer, view)
+    if weights is None or chain is None or any(len(node.input) < 3 for node in weights):
+        return None
+    weight = view.array(weights[0].input[0])
+    count = 0 if weight is None else len(weight)
+    if any(np.shape(view.array(name)) != (count,) for name in (*weights[0].input[1:], *conv.input[2:])):
+        return None
+    taken = _taken(readers[0].output[0], count, view)
+    if not taken:
+        return None
+    bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
+    parts = {part: index for index, part in enumerate(pairwise(bounds))}
+    if any(part not in parts for part in taken.values()):  # one part contains another
+        return None
+    nodes = [conv, *chain, quantizer, readers[0]]
+    if any(set(node.output) & view.outputs for node in nodes) or set(taken) & view.outputs:
+        return None
+    return _Cut(nodes, weights, bounds, {name: parts[part] for name, part in taken.items()})
+
+
+def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto] | None:
+    """The activation between a convolution's result and its quantizer; None if others read what is between."""
+    names, waiting = set(), [quantizer.input[0]]
+    while waiting:
+        name = waiting.pop()
+        node = view.producer(name)
+        if name == start or node is None or node.output[0] in names:
+            continue
+        names.add(node.output[0])
+        waiting += node.input
+    chain = [node for node in view.nodes if node.output[0] in names]
+    inside = names | {quantizer.output[0]}
+    for name in (start, *names):
+        if any(reader.output[0] not in inside for reader in view.consumers(name)):
+            return None
+    constants = (view.array(name) for node in chain for name in node.input)
+    return None if any(value is not None and value.size != 1 for value in constants) else chain
+
+
+def _taken(tensor: str, count: int, view: GraphView) -> dict[str, tuple[int, int]]:
+    """Parts that Splits and Slices make of a tensor: name → first channel and end.
+
+    Empty if no Concat reads it whole, or if something reads it that is neither.
+    """
+    taken: dict[str, tuple[int, int]] = {}
+    joined = False
+    for node in view.consumers(tensor):
+        axis = attribute(node, "axis", 0)
+        if node.op_type == "Concat" and axis == 1:
+            joined = True
+        elif node.op_type == "Slice" and (bounds := channel_bounds(node, view)) is not None:
+            taken[node.output[0]] = (bounds[0], min(bounds[1], count))
+        elif node.op_type == "Split" and axis == 1 and (sizes := _sizes(node, count, view)) is not None:
+            ends = np.cumsum([0, *sizes]).tolist()
+            taken |= {name: part for name, part in zip(node.output, pairwise(ends), strict=True) if name}
+        else:
+            return {}
+    return taken if joined else {}
+
+
+def _sizes(node: NodeProto, count: int, view: GraphView) -> list[int] | None:
+    """Of a Split's parts; None if they are not known."""
+    if len(node.input) > 1:
+        sizes = view.array(node.input[1])
+        return None if sizes is None else [int(size) for size in sizes]
+    return None if count % len(node.output) else [count // len(node.output)] * len(node.output)
+
+
+def _parts(cut: _Cut, model: ModelProto, view: GraphView) -> list[NodeProto]:
+    """New nodes, named as before and numbered; their constants go into the model."""
+    conv, (quantizer, dequantizer) = cut.nodes[0], cut.weights
+    nodes = []
+    for index, bounds in enumerate(pairwise(cut.bounds)):
+        weight = _numbered(quantizer.input[0], index)
+        names = {name: f"{name}.{index}" for node in (quantizer, dequantizer, *cut.nodes) for name in node.output}
+        names |= {quantizer.input[0]: weight} | dict.fromkeys(conv.input[2:], f"{weight}/bias")
+        for node in cut.weights:  # equal parameters, perhaps by other names
+            names |= {node.input[1]: f"{weight}/scale", node.input[2]: f"{weight}/zero_point"}
+        for name in (*quantizer.input, *conv.input[2:]):
+            value = view.array(name)
+            assert value is not None, f"{name} is constant"
+            model.graph.initializer.append(numpy_helper.from_array(value[slice(*bounds)], names[name]))
+        for node in (quantizer, dequantizer, *cut.nodes):
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            copy.name = _name(node, index) if node not in cut.weights else f"{weight}/{node.op_type}"
+            copy.output[:] = [names[name] for name in node.output]
+            rename_inputs(copy, names)
+            nodes.append(copy)
+    return nodes
+
+
+def _name(node: NodeProto, index: int) -> str:
+    """`/model.2/cv1/act/Mul` → `.../Mul.0`, `/model.2/cv1/act/Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`."""
+    tensor, slash, kind = node.name.rpartition("/")
+    return f"{tensor}.{index}/{kind}" if slash and kind in QUANTIZERS else f"{node.name}.{index}"
+
+
+def _numbered(weight: str, index: int) -> str:
+    """`model.2.cv1.conv.weight` → `model.2.cv1.conv.0.weight`: the name still says which module it belongs to."""
+    path, dot, last = weight.rpartition(".")
+    return f"{path}.{index}.{last}" if dot else f"{weight}.{index}"

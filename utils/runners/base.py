@@ -1,0 +1,153 @@
+"""What runs a network: named inputs to named outputs, the same for PyTorch, ONNX Runtime and TensorRT.
+
+The public methods check the state and the feeds, and say what was received and what was expected; a subclass only runs
+the network. (The idea is Polygraphy's `BaseRunner`.)
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from utils.core.errors import InputError, QatError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: `shape` has None where any size goes, `dtype` is torch's name for it, such as 'float32'."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of this shape fits."""
+        return len(shape) == len(self.shape) and all(
+            want is None or want == got for want, got in zip(self.shape, shape, strict=True)
+        )
+
+
+class Runner(ABC):
+    """A network ready to run, and a context manager: what it holds is released at the end of the `with` block.
+
+    Attributes:
+        inputs, outputs: by name, shape and dtype.
+        metadata: what the file says about itself: stride, names, task, ... (texts).
+        limits: input → least and largest shape, where a network of variable size takes no other.
+        device: where feeds are wanted and outputs come out.
+        description: what runs it, and on what, in words.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        device: torch.device,
+        description: str,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.metadata = dict(metadata)
+        self.limits: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.device = device
+        self.description = description
+        self._open = True
+
+    def __enter__(self) -> Runner:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what the network holds; closing twice is fine."""
+        if self._open:
+            self._open = False
+            self._close()
+
+    def infer(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the network once.
+
+        Args:
+            feeds: one tensor for each input, of its dtype and shape; those on another device are copied.
+
+        Returns:
+            One tensor on `device` for each output. They may be overwritten by the next call.
+
+        Raises:
+            InputError: names, dtype or shape of a feed are not what the network takes.
+            QatError: the runner is closed.
+        """
+        self._check_open()
+        expected = ", ".join(map(str, self.inputs))
+        if set(feeds) != {spec.name for spec in self.inputs}:
+            raise InputError(f"received inputs {sorted(feeds)}; the network takes {expected}")
+        for spec in self.inputs:
+            tensor = feeds[spec.name]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype != spec.dtype or not spec.accepts(tensor.shape):
+                raise InputError(f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}")
+        return self._infer({spec.name: self._to_device(spec.name, feeds[spec.name]) for spec in self.inputs})
+
+    @property
+    def names(self) -> dict[int, str] | None:
+        """Class names by id, when the metadata has them: as JSON, or as the Python literal that upstream writes."""
+        value = _literal(self.metadata.get("names", ""))
+        if isinstance(value, (list, tuple)):
+            value = dict(enumerate(value))
+        if not isinstance(value, dict) or not all(str(key).isdigit() for key in value):
+            return None
+        return {int(key): str(name) for key, name in value.items()}
+
+    @property
+    def stride(self) -> int:
+        """Image sizes are multiples of it, in pixels; 32 when the metadata does not say."""
+        value = _literal(self.metadata.get("stride", ""))
+        return int(value) if isinstance(value, (int, float)) and value >= 1 else 32
+
+    @property
+    def imgsz(self) -> tuple[int, int] | None:
+        """(height, width) that the metadata names, in pixels."""
+        value = _literal(self.metadata.get("imgsz", ""))
+        pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (list, tuple)) else ()
+        return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(side, int) for side in pair) else None
+
+    def _to_device(self, name: str, feed: Tensor) -> Tensor:
+        """The feed where `_infer` wants it."""
+        return feed.to(self.device)
+
+    @abstractmethod
+    def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Run the network on checked feeds."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Release resources; called once."""
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise QatError(f"this runner ({self.description}) is closed; open the file again")
+
+
+def _literal(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None

@@ -1,0 +1,138 @@
+"""Runs an ONNX file in ONNX Runtime, on the CPU or, where its CUDA provider is installed, on a GPU."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from utils.core.device import device_name
+from utils.core.errors import DependencyError, InputError, no_file
+from utils.runners.base import Runner, TensorSpec
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float": "float32", "double": "float64"}  # others are called as in torch
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+class OnnxRuntimeRunner(Runner):
+    """An ONNX file; axes with a symbolic size are None in the specs."""
+
+    def __init__(self, path: str | Path, device: torch.device | str = "cpu", threads: int | None = None) -> None:
+        """Load the file.
+
+        Args:
+            device: on `cuda` without the CUDA provider it runs on the CPU, and says so.
+            threads: of one operator; None leaves it to ONNX Runtime.
+
+        Raises:
+            InputError: the file is missing, damaged, or uses something that this ONNX Runtime does not know.
+            DependencyError: ONNX Runtime is not installed.
+        """
+        session, device = _session(Path(path), torch.device(device), threads)
+        used = f", {threads or _cores()} threads" if device.type == "cpu" else ""
+        self._session: Any = session
+        self._path = Path(path)
+        super().__init__(
+            inputs=[_spec(argument) for argument in session.get_inputs()],
+            outputs=[_spec(argument) for argument in session.get_outputs()],
+            metadata=session.get_modelmeta().custom_metadata_map,
+            device=device,
+            description=f"ONNX Runtime {_version()}, {device_name(device)}{used}",
+        )
+
+    def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
+        arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in feeds.items()}
+        names = [spec.name for spec in self.outputs]
+        try:
+            results = self._session.run(names, arrays)
+        except _runtime_errors() as error:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise InputError(f"{self._path} does not run on {shapes}: {_short(error)}") from error
+        return {name: torch.from_numpy(array).to(self.device) for name, array in zip(names, results, strict=True)}
+
+    def _close(self) -> None:
+        del self._session
+
+
+def _session(
+    path: Path, device: torch.device, threads: int | None
+) -> tuple[onnxruntime.InferenceSession, torch.device]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
+    if not path.is_file():
+        raise InputError(no_file(path, "expected an ONNX file"))
+    if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
+        logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
+        device = torch.device("cpu")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads or 0
+    providers: list[Any] = [(_CUDA, {"device_id": device.index or 0}), _CPU] if device.type == "cuda" else [_CPU]
+    try:
+        session = open_session(str(path), options, providers)
+    except _runtime_errors() as error:
+        raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {_short(error)}") from error
+    if device.type == "cuda" and session.get_providers()[0] != _CUDA:
+        logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
+        device = torch.device("cpu")
+    return session, device
+
+
+def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) -> Any:
+    """A session on a path or a serialized graph.
+
+    ONNX Runtime (seen in 1.31) makes an operator that it then refuses out of a Concat between FP16 quantizers,
+    as a strongly typed file has them; without its rewriting of quantizers it runs such a file, in float.
+    """
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
+
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+    except InvalidGraph:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        return onnxruntime.InferenceSession(source, options, providers=providers)
+
+
+def _runtime_errors() -> tuple[type[Exception], ...]:
+    """ONNX Runtime's exceptions, which share no base class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    found = [value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception)]
+    return (*found, RuntimeError, ValueError)
+
+
+def _short(error: Exception) -> str:
+    """ONNX Runtime's message on one line, without its error code and the path that precede it."""
+    text = " ".join(str(error).split()).rsplit(" : ", 1)[-1]
+    return re.sub(r"^(\[ONNXRuntimeError\] |Load model from .*? failed: ?)", "", text)[:300]
+
+
+def _spec(argument: Any) -> TensorSpec:
+    kind = argument.type.removeprefix("tensor(").removesuffix(")")
+    shape = tuple(size if isinstance(size, int) and size > 0 else None for size in argument.shape)
+    return TensorSpec(argument.name, shape, _DTYPES.get(kind, kind))
+
+
+def _version() -> str:
+    import onnxruntime
+
+    return onnxruntime.__version__
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,14 @@
+"""TensorRT: from an ONNX file to an engine, running it, timing it, looking inside.
+
+tensorrt_api.py    the only importer of TensorRT; what its version can do
+onnx_summary.py    what a builder has to know about an ONNX file
+build_config.py    how an engine is built, and whether file, version and GPU go together
+builder.py         builds with TensorRT's Python module; progress.py: its progress bar
+trtexec.py         builds and times with NVIDIA's program
+engine_file.py     engines on disk, and the note beside each
+context.py         an engine's execution context with buffers
+runner.py          the Runner on it
+timing.py          kernels alone; stopwatch.py: as a caller sees them
+benchmark.py       engines over batch sizes
+inspector.py       layers of an engine; layer_report.py: in words; layer_graph.py: drawn
+"""

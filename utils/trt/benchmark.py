@@ -1,0 +1,223 @@
+"""Engines over batch sizes: INT8 against FP16 in one run and in turns, as rows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from utils.core.errors import InputError, QatError, no_file
+from utils.core.tasks import DETECT
+from utils.trt import inspector, layer_report, onnx_summary
+from utils.trt.build_config import BuildConfig
+from utils.trt.engine_file import ENGINE_SUFFIXES
+from utils.trt.stopwatch import Figures, StopwatchConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from utils.trt.context import Execution
+    from utils.trt.tensorrt_api import Api
+    from utils.trt.trtexec import Trtexec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that takes part: an ONNX file, of which engines are built, or an engine; `baseline` is the FP16 one."""
+
+    file: Path
+    baseline: bool = False
+
+    @property
+    def is_engine(self) -> bool:
+        return self.file.suffix.lower() in ENGINE_SUFFIXES
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine at one batch size.
+
+    Attributes:
+        nms: whether NMS is inside.
+        gain: speed against the baseline at the same batch, minus 1; None without one.
+        error: why there are no figures.
+        notes: what the engine's layers say about its speed.
+    """
+
+    model: str
+    batch: int
+    baseline: bool
+    precision: str = ""
+    nms: bool = False
+    figures: Figures | None = None
+    gain: float | None = None
+    error: str = ""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def images_per_second(self) -> float | None:
+        return None if self.figures is None else self.figures.qps * self.batch
+
+    def to_dict(self) -> dict[str, Any]:
+        known = {name: value for name, value in asdict(replace(self, figures=None)).items() if name != "figures"}
+        figures = None if self.figures is None else self.figures.to_dict()
+        return {**known, "images_per_second": self.images_per_second, "figures": figures}
+
+
+def prepare(
+    entries: Sequence[Entry], batch: int, size: tuple[int, int] | None, config: BuildConfig, api: Api
+) -> dict[Entry, Path | str]:
+    """An engine for each entry at this batch, built where it is missing or older than its ONNX file.
+
+    Args:
+        size: (height, width) in pixels, for files of variable size.
+
+    Returns:
+        The engine's file, or a text that says why there is none.
+    """
+    from utils.trt import tensorrt_api
+    from utils.trt.builder import build
+    from utils.trt.engine_file import is_current
+
+    gpu = tensorrt_api.gpu()
+    found: dict[Entry, Path | str] = {}
+    for entry in entries:
+        if entry.is_engine:
+            found[entry] = entry.file
+            continue
+        name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+        engine = entry.file.with_name(f"{name}.engine")
+        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+        if size is not None:
+            wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
+        try:
+            if not is_current(engine, entry.file, api, gpu):
+                build(entry.file, engine, wanted, api)
+            found[entry] = engine
+        except QatError as error:
+            found[entry] = str(error)
+    return found
+
+
+def check(entries: Sequence[Entry]) -> None:
+    """Check what would only be noticed after minutes.
+
+    Raises:
+        InputError: a file is missing or of no known kind, or the baseline holds quantizers.
+    """
+    for entry in entries:
+        if not entry.file.is_file():
+            raise InputError(no_file(entry.file, "expected an ONNX file or an engine"))
+        if entry.is_engine:
+            continue
+        if entry.file.suffix.lower() != ".onnx":
+            raise InputError(f"{entry.file} is neither an .onnx file nor an engine (.engine, .plan)")
+        if onnx_summary.read(entry.file).quantized and entry.baseline:
+            raise InputError(
+                f"--baseline {entry.file} holds quantizers; give the float model's ONNX, exported the same way"
+            )
+
+
+def measure(
+    engines: Mapping[Entry, Path | str],
+    batch: int,
+    size: tuple[int, int] | None,
+    config: StopwatchConfig,
+    api: Api,
+    device: torch.device,
+    program: Trtexec | None = None,
+) -> list[Row]:
+    """Rows of the engines at this batch, timed in turns by our own stopwatch, or by trtexec."""
+    rows = {entry: Row(entry.file.stem, batch, entry.baseline) for entry in engines}
+    with contextlib.ExitStack() as stack:
+        running: dict[Entry, Execution] = {}
+        for entry, engine in engines.items():
+            try:
+                if isinstance(engine, str):
+                    raise QatError(engine)
+                running[entry] = execution = stack.enter_context(_opened(engine, batch, size, api, device))
+                rows[entry] = _described(rows[entry], execution)
+            except QatError as error:
+                rows[entry] = replace(rows[entry], error=str(error))
+        figures = _with_trtexec(running, config, program) if program else _own(running, config)
+    for entry, found in figures.items():
+        rows[entry] = replace(rows[entry], figures=found)
+    return _against_baseline(list(rows.values()))
+
+
+@contextlib.contextmanager
+def _opened(
+    engine: Path, batch: int, size: tuple[int, int] | None, api: Api, device: torch.device
+) -> Iterator[Execution]:
+    from utils.trt.context import Execution
+
+    execution = Execution(engine, api, device)
+    try:
+        spec = execution.inputs[0]
+        least, most = execution.limits[spec.name]
+        if not least[0] <= batch <= most[0]:
+            raise InputError(f"{engine} takes batches of {least[0]} to {most[0]}")
+        execution.set_shapes({spec.name: (batch, most[1], *(size or most[2:]))})
+        yield execution
+    finally:
+        execution.close()
+
+
+def _described(row: Row, execution: Execution) -> Row:
+    summary = inspector.summarize(layer_report.layers_of(execution, runs=5))
+    precision = execution.note.precision or ("int8" if summary.counts.get("INT8") else "fp16")
+    names = {spec.name for spec in execution.outputs}
+    return replace(
+        row, precision=precision.upper(), nms=set(DETECT.detections) <= names,
+        notes=tuple(f"{row.model}, batch {row.batch}: {text}" for text in layer_report.advice(summary, precision)),
+    )  # fmt: skip
+
+
+def _own(running: Mapping[Entry, Execution], config: StopwatchConfig) -> dict[Entry, Figures]:
+    from utils.trt import stopwatch
+
+    by_name = {str(index): (entry, execution) for index, (entry, execution) in enumerate(running.items())}
+    figures = stopwatch.measure({name: execution for name, (_, execution) in by_name.items()}, config)
+    return {entry: figures[name] for name, (entry, _) in by_name.items()}
+
+
+def _with_trtexec(
+    running: Mapping[Entry, Execution], config: StopwatchConfig, program: Trtexec
+) -> dict[Entry, Figures]:
+    """Rounds of trtexec, in turns; of each engine the round with the median speed."""
+    from utils.trt.trtexec import parse_times
+
+    found: dict[Entry, list[Figures]] = {entry: [] for entry in running}
+    for _ in range(config.rounds):
+        for entry, execution in running.items():
+            name, buffer = execution.inputs[0].name, execution.buffers[execution.inputs[0].name]
+            flags = [f"--loadEngine={execution.path}", f"--warmUp={config.warm_up:g}",
+                     f"--duration={config.duration / config.rounds:g}"]  # fmt: skip
+            if None in execution.inputs[0].shape:
+                flags.append(f"--shapes={name}:{'x'.join(map(str, buffer.shape))}")
+            flags += ["--useCudaGraph"] * config.cuda_graph + ["--useSpinWait"] * config.spin_wait
+            flags += ["--noDataTransfers"] * (not config.transfers)
+            found[entry].append(Figures(*parse_times(program.run(flags))))
+    middle = {entry: median_low([one.qps for one in rounds]) for entry, rounds in found.items()}
+    return {entry: next(one for one in rounds if one.qps == middle[entry]) for entry, rounds in found.items()}
+
+
+def _against_baseline(rows: Sequence[Row]) -> list[Row]:
+    found = []
+    for row in rows:
+        same = [one for one in rows if one.baseline and one.figures and one.nms == row.nms]
+        if row.baseline or row.figures is None or not same or same[0].figures is None:
+            found.append(row)
+            continue
+        fp16 = same[0].figures
+        ours, theirs = (one.parts["compute"].median for one in (row.figures, fp16))
+        sentence = layer_report.not_faster(f"{row.model}, batch {row.batch}", ours, theirs)
+        notes = (*row.notes, *([sentence] if sentence and row.precision == "INT8" else []))
+        found.append(replace(row, gain=row.figures.qps / fp16.qps - 1, notes=notes))
+    return found

@@ -1,0 +1,182 @@
+"""What is decided before a build: typing, shapes, precision; and what is refused, because the build takes minutes.
+
+How the network is typed follows from the file and from what TensorRT can do ("Strongly Typed Networks", developer
+guide): a file whose float part is FP16 is built in its own types; one in FP32 by flags, where TensorRT has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from utils.core.errors import InputError
+from utils.trt.onnx_summary import OnnxFile
+from utils.trt.tensorrt_api import Gpu
+
+Precision = Literal["best", "fp16", "fp32"]
+Range = tuple[int, int, int]  # min, opt, max
+DEFAULT_BATCH: Range = (1, 8, 16)
+
+
+class Abilities(Protocol):
+    """What a builder can do: `tensorrt_api.Api`, or trtexec."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weakly_typed(self) -> bool: ...
+    @property
+    def strongly_typed(self) -> bool: ...
+    @property
+    def max_opset(self) -> int | None: ...
+    @property
+    def ahead_of_time(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """How an engine is built.
+
+    Attributes:
+        batch: pictures, min, opt and max; for a file of free batch (default: DEFAULT_BATCH).
+        height, width: pixels, min, opt and max; for a file of free size.
+        precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
+            network has the precision of its file.
+        workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free, over `shares`.
+        shares: builds that run side by side.
+        timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
+        tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS; if empty, those that the
+            environment variable TRT_TACTIC_SOURCES_OFF lists.
+        optimization_level: 0 to 5, TensorRT's own default if None.
+        timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
+        targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
+        allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
+        progress: show a progress bar.
+    """
+
+    batch: Range | None = None
+    height: Range | None = None
+    width: Range | None = None
+    precision: Precision = "best"
+    workspace: int | None = None
+    shares: int = 1
+    timing_cache: str | Path | None = None
+    tactic_sources_off: tuple[str, ...] = ()
+    optimization_level: int | None = None
+    timing_iterations: int | None = None
+    targets: tuple[str, ...] = ()
+    allow_fp32: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "height", "width"):
+            values = getattr(self, name)
+            if values is not None and not 0 < values[0] <= values[1] <= values[2]:
+                raise InputError(f"{name} {values}: expected min <= opt <= max, all positive")
+        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
+            raise InputError(f"optimization level {self.optimization_level} is outside 0 to 5")
+
+
+def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Literal["weak", "strong"]:
+    """How this TensorRT has to read this file.
+
+    Raises:
+        InputError: it cannot; the message says how to export the file instead.
+    """
+    if api.max_opset is not None and file.opset > api.max_opset:
+        raise InputError(
+            f"{file.path} has opset {file.opset}, and {api.name} reads up to {api.max_opset}; "
+            "export it with --typing weak --opset 17"
+        )
+    if file.quantized and config.precision != "best":
+        raise InputError(
+            f"{file.path} holds quantizers, so its engine is INT8; an {config.precision.upper()} engine to compare "
+            "with is built from the float model's ONNX"
+        )
+    if file.half_scales and not api.strongly_typed:
+        raise InputError(
+            f"{file.path} is strongly typed (its scales are FP16), which {api.name} does not read; "
+            "export it with --typing weak"
+        )
+    if file.half_scales or not api.weakly_typed or (file.half and file.quantized):
+        if not file.half and not config.allow_fp32 and config.precision != "fp32":
+            raise InputError(
+                f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
+                "export it with --typing strong (a float network too), or give --allow-fp32"
+            )
+        return "strong"
+    return "weak"
+
+
+def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> None:
+    """Check that there is something to build for.
+
+    Raises:
+        InputError: no GPU and no target, or a target that this TensorRT does not know.
+    """
+    known = api.ahead_of_time
+    unknown = [target for target in targets if target not in known]
+    if unknown and not known:
+        raise InputError(f"{api.name} builds only for the GPU it runs on; --target is for TensorRT-RTX")
+    if unknown:
+        raise InputError(f"{api.name} does not know {', '.join(unknown)}; it builds for {', '.join(known)}")
+    if gpu is None and not targets:
+        how = (
+            f"give --target with one of {', '.join(known)}"
+            if known
+            else "TensorRT-RTX builds ahead of time without one (requirements/rtx.txt, then --target SM89)"
+        )
+        raise InputError(f"torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; {how}")
+
+
+def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Input → min, opt and max shape, for the axes that are free; empty when none is.
+
+    Raises:
+        InputError: a range was asked for where the file is fixed, or a size is no multiple of the stride.
+    """
+    name, shape = file.image
+    wanted: tuple[Range | None, ...] = (config.batch, None, config.height, config.width)
+    words = ("batch", "channels", "height", "width")
+    stride = int(file.metadata.get("stride", "1")) if file.metadata.get("stride", "1").isdigit() else 1
+    axes: list[Range] = []
+    for size, asked, word in zip(shape, wanted, words, strict=True):
+        if size is not None:
+            if asked is not None and asked != (size, size, size):
+                raise InputError(
+                    f"{file.path} has a fixed {word} of {size}, and {'/'.join(map(str, asked))} was asked for; "
+                    f"export it for that {word}, or with --dynamic"
+                )
+            axes.append((size, size, size))
+            continue
+        if asked is None and word != "batch":
+            asked = _default_size(file, word)
+        asked = asked or DEFAULT_BATCH
+        if word in ("height", "width") and any(value % stride for value in asked):
+            raise InputError(f"{word} {'/'.join(map(str, asked))}: all must be multiples of {stride}, the stride")
+        axes.append(asked)
+    if None not in shape:
+        return {}
+    least, best, most = zip(*axes, strict=True)
+    return {name: (least, best, most)}
+
+
+def _default_size(file: OnnxFile, word: str) -> Range:
+    try:
+        height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
+        side = int(height if word == "height" else width)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file.path} does not say its image size; give --imgsz") from error
+    return (side, side, side)
+
+
+def precision_of(file: OnnxFile, config: BuildConfig, typing: str) -> str:
+    """What the engine computes in: 'int8', 'fp16' or 'fp32'."""
+    if file.quantized:
+        return "int8"
+    if typing == "strong":
+        return "fp16" if file.half else "fp32"
+    return "fp32" if config.precision == "fp32" else "fp16"

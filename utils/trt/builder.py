@@ -1,0 +1,196 @@
+"""ONNX file → TensorRT engine. What cannot work is refused before the build, which takes minutes.
+
+result = build("yolov9-c.onnx", "yolov9-c.engine", BuildConfig(batch=(1, 8, 8)))
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.core.errors import InputError, QatError
+from utils.core.files import atomic_path
+from utils.trt import onnx_summary, tensorrt_api
+from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
+from utils.trt.engine_file import EngineNote
+from utils.trt.onnx_summary import OnnxFile
+from utils.trt.progress import build_progress
+from utils.trt.tensorrt_api import Api, Gpu, Log
+
+logger = logging.getLogger(__name__)
+
+# A builder of each TensorRT that was used: with the last one gone TensorRT unloads its kernels, which takes the next
+# one ten seconds to load again.
+_KEPT: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What was built; `note` also lies beside the engine."""
+
+    path: Path
+    size_bytes: int
+    note: EngineNote
+
+
+def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | None = None) -> BuildResult:
+    """Build an engine; the file appears under its name only when it is whole.
+
+    Raises:
+        InputError: file, shapes, TensorRT and GPU do not fit each other, or the parser refuses the file.
+        QatError: TensorRT found no engine.
+    """
+    file = onnx_summary.read(onnx)
+    api = api or tensorrt_api.load()
+    gpu = tensorrt_api.gpu()
+    typing = choose_typing(file, api, config)
+    check_target(api, gpu, config.targets)
+    shapes = profile_shapes(file, config)
+    log, engine = api.log(), Path(engine)
+    builder = api.module.Builder(log.handle)
+    _KEPT.setdefault(api.name, builder)
+    network = builder.create_network(_network_flags(api, typing))
+    if file.plugins:
+        api.register_plugins(log)
+    parser = _parse(api, network, log, file)
+    setup = builder.create_builder_config()
+    _configure(api, setup, builder, config, file, typing, gpu)
+    if shapes:
+        profile = builder.create_optimization_profile()
+        for name, (least, best, most) in shapes.items():
+            profile.set_shape(name, least, best, most)
+        setup.add_optimization_profile(profile)
+    cache = cache_path(engine, config, api.name, gpu)
+    began = time.perf_counter()
+    with _timing_cache(api, setup, cache), build_progress(api, setup, log, engine.name, config.progress) as finished:
+        plan = builder.build_serialized_network(network, setup)
+        if plan is not None:
+            finished()
+    seconds = time.perf_counter() - began
+    del parser  # it holds the weights until here
+    if plan is None:
+        raise QatError(f"{api.name} could not build {file.path}: {log.reason('it gives no reason')}")
+    content = bytes(plan)
+    with atomic_path(engine) as temporary:
+        temporary.write_bytes(content)
+    note = EngineNote(
+        onnx=str(file.path),
+        api=api.name,
+        gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
+        typing=typing,
+        precision=precision_of(file, config, typing),
+        profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
+        metadata=dict(file.metadata),
+        plugins=file.plugins,
+        seconds=round(seconds, 1),
+        warnings=tuple(log.warnings),
+    )
+    note.save(engine)
+    logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
+    return BuildResult(engine, len(content), note)
+
+
+def _network_flags(api: Api, typing: str) -> int:
+    flags = api.module.NetworkDefinitionCreationFlag
+    value = 0
+    if hasattr(flags, "EXPLICIT_BATCH"):  # the default, and deprecated, from TensorRT 10
+        value |= 1 << int(flags.EXPLICIT_BATCH)
+    if typing == "strong" and api.weakly_typed:
+        value |= 1 << int(flags.STRONGLY_TYPED)
+    return value
+
+
+def _parse(api: Api, network: Any, log: Log, file: OnnxFile) -> Any:
+    parser = api.module.OnnxParser(network, log.handle)
+    if not parser.parse_from_file(str(file.path)):
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        reason = tensorrt_api.readable(errors[0].desc()) if errors else log.reason("no reason given")
+        known = bool(errors) and hasattr(errors[0], "node_operator")  # from TensorRT 10
+        where = f" (node {errors[0].node_name() or 'without a name'}, {errors[0].node_operator()})" if known else ""
+        raise InputError(f"{api.name} cannot parse {file.path}{where}: {reason}")
+    return parser
+
+
+def _configure(
+    api: Api, setup: Any, builder: Any, config: BuildConfig, file: OnnxFile, typing: str, gpu: Gpu | None
+) -> None:
+    flags = api.module.BuilderFlag
+    if typing == "weak":
+        precision = precision_of(file, config, typing)
+        if precision != "fp32":
+            setup.set_flag(flags.FP16)
+        setup.clear_flag(flags.TF32)  # what is left in FP32 wants its precision
+        if precision == "int8":
+            setup.set_flag(flags.INT8)
+    workspace = config.workspace
+    if workspace is None and gpu is not None:
+        workspace = int(gpu.free * 0.75 / config.shares)
+    if workspace is not None:
+        setup.set_memory_pool_limit(api.module.MemoryPoolType.WORKSPACE, workspace)
+    setup.profiling_verbosity = api.module.ProfilingVerbosity.DETAILED
+    off = config.tactic_sources_off or tuple(os.environ.get("TRT_TACTIC_SOURCES_OFF", "").replace(",", " ").split())
+    if off:
+        setup.set_tactic_sources(_tactic_sources(api, setup, off))
+    if config.optimization_level is not None:
+        setup.builder_optimization_level = config.optimization_level
+    if config.timing_iterations is not None:
+        setup.avg_timing_iterations = config.timing_iterations
+    if config.targets:
+        setup.num_compute_capabilities = len(config.targets)
+        for index, target in enumerate(config.targets):
+            setup.set_compute_capability(getattr(api.module.ComputeCapability, target), index)
+
+
+def _tactic_sources(api: Api, setup: Any, off: Sequence[str]) -> int:
+    sources = api.module.TacticSource
+    value = int(setup.get_tactic_sources())
+    for name in off:
+        source = getattr(sources, name.upper(), None)
+        if source is None:
+            raise InputError(f"{api.name} has no tactic source {name}; it has {', '.join(sources.__members__)}")
+        value &= ~(1 << int(source))
+    return value
+
+
+def cache_path(engine: Path, config: BuildConfig, api_name: str, gpu: Gpu | None) -> Path | None:
+    """The file of measured kernels: what `config` says, else beside the engine, by GPU and version."""
+    if config.timing_cache == "" or gpu is None:  # kernels are measured on a GPU
+        return None
+    if config.timing_cache is not None:
+        return Path(config.timing_cache)
+    key = re.sub(r"[^\w.]+", "-", f"{gpu.name}-{api_name}")
+    return engine.with_name(f"{key}.timing.cache")
+
+
+@contextmanager
+def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
+    """Let the build use the measurements in a file, and add its own to it afterwards."""
+    if path is None:
+        yield
+        return
+    stored = path.read_bytes() if path.is_file() else b""
+    cache = setup.create_timing_cache(stored)
+    if cache is None or not setup.set_timing_cache(cache, False):
+        logger.warning("%s is from another GPU or TensorRT; kernels are measured anew", path)
+        cache = setup.create_timing_cache(b"")
+        setup.set_timing_cache(cache, False)
+    yield
+    made = setup.get_timing_cache()
+    if made is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another build may have added to it
+        now = path.read_bytes() if path.is_file() else b""
+        if now and now != stored and (other := setup.create_timing_cache(now)) is not None:
+            made.combine(other, False)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(bytes(made.serialize()))

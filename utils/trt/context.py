@@ -1,0 +1,201 @@
+"""One execution context of an engine with buffers in torch's memory: shapes, runs, CUDA graphs, times by layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, cuda
+
+from utils.core.errors import InputError, QatError
+from utils.runners.base import TensorSpec
+from utils.trt import tensorrt_api
+from utils.trt.engine_file import EngineNote, load_engine
+from utils.trt.tensorrt_api import Api, Log
+
+Shape = tuple[int, ...]
+
+
+class Execution:
+    """An engine that is ready to run on shapes of its profile.
+
+    Attributes:
+        inputs, outputs: by name, shape (None where free) and dtype.
+        limits: input → min and max shape.
+        buffers: for the present shapes, one tensor for each input and output.
+        stream: what the engine runs on.
+    """
+
+    def __init__(self, path: str | Path, api: Api, device: torch.device) -> None:
+        """Load an engine.
+
+        Raises:
+            InputError: see `load_engine`; or the engine has inputs in host memory.
+        """
+        self.path, self.device, self.api = Path(path), device, api
+        self.log: Log = api.log()
+        self.note = EngineNote.load(self.path)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # TensorRT takes the current one
+        self.engine: Any = load_engine(path, api, self.log, tensorrt_api.gpu(device.index))
+        self.stream = cuda.Stream(device)
+        self.buffers: dict[str, Tensor] = {}
+        self._storage: dict[str, Tensor] = {}
+        self._context: Any = None
+        self._graph: Any = None
+        modes = api.module.TensorIOMode
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        host = api.module.TensorLocation.HOST
+        if any(self.engine.get_tensor_location(name) == host for name in names):
+            raise InputError(f"{path} wants inputs in host memory (shape tensors), which is not supported")
+        self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
+        self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
+        self.limits = {spec.name: self._limits(spec.name) for spec in self.inputs}
+        self._start()
+        if all(None not in spec.shape for spec in self.inputs):
+            self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
+
+    def set_shapes(self, shapes: Mapping[str, Shape]) -> None:
+        """Make buffers for inputs of these shapes; nothing happens when they are the present ones.
+
+        Raises:
+            InputError: a shape is outside the engine's profile.
+        """
+        if self.buffers and all(tuple(self.buffers[name].shape) == tuple(shape) for name, shape in shapes.items()):
+            return
+        for name, shape in shapes.items():
+            least, most = self.limits[name]
+            inside = len(shape) == len(least) and all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True))
+            if not inside or not self._context.set_input_shape(name, tuple(shape)):
+                raise InputError(
+                    f"{self.path} takes {name} from {list(least)} to {list(most)}, not {list(shape)}; "
+                    "build an engine for that shape"
+                )
+        self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
+        for spec in (*self.inputs, *self.outputs):
+            shape = tuple(self._context.get_tensor_shape(spec.name))
+            if any(size < 0 for size in shape):
+                raise InputError(
+                    f"{self.path}: the size of output {spec.name} depends on the data; it is not supported"
+                )
+            self.buffers[spec.name] = self._view(spec, shape)
+            self._context.set_tensor_address(spec.name, self.buffers[spec.name].data_ptr())
+
+    def _start(self) -> None:
+        """A fresh context, in place of the one before."""
+        self._graph = self._context = None  # released first: contexts of 8.6 cannot share a profile
+        self._context = self.engine.create_execution_context()
+        if self._context is None:
+            raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
+        free = any(None in spec.shape for spec in self.inputs)
+        # TensorRT chooses the profile by itself for an engine's first context only
+        if free and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
+            raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
+
+    def best_shape(self, name: str) -> Shape:
+        """The shape of an input that the engine was optimised for."""
+        return self._profile(name)[1]
+
+    def run(self) -> None:
+        """Enqueue one run on `stream`, without waiting.
+
+        Raises:
+            QatError: TensorRT could not enqueue it.
+        """
+        if not self._context.execute_async_v3(self.stream.cuda_stream):
+            raise QatError(f"{self.path} failed to run: {self.log.reason('it gives no reason')}")
+
+    def graph(self) -> Any:
+        """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change."""
+        if self._graph is None:
+            self.run()  # the first run after a change of shapes allocates, which a capture must not
+            self.stream.synchronize()
+            captured = cuda.CUDAGraph()
+            # "thread_local": the data loader's thread pins memory meanwhile, which would spoil a global capture
+            with cuda.graph(captured, stream=self.stream, capture_error_mode="thread_local"):
+                self.run()
+            self._graph = captured
+        return self._graph
+
+    def layer_times(self, runs: int = 20) -> dict[str, float]:
+        """Mean milliseconds of each layer, by name as the inspector names it; measured one by one, without a graph.
+
+        Empty where TensorRT has no IProfiler (TensorRT-RTX).
+        """
+        times: dict[str, list[float]] = defaultdict(list)
+        base: Any = getattr(self.api.module, "IProfiler", None)
+        if base is None:
+            return {}
+
+        class Profiler(base):
+            def __init__(self) -> None:
+                base.__init__(self)
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                times[layer_name].append(ms)
+
+        profiler = Profiler()
+        self._start()  # a context keeps its profiler: this one is only for that
+        self._context.profiler = profiler
+        self._bind()
+        for index in range(runs + 3):
+            if index == 3:
+                times.clear()  # warm
+            self.run()
+            self.stream.synchronize()
+        self._start()
+        self._bind()
+        return {name: sum(values) / runs for name, values in times.items()}
+
+    def _bind(self) -> None:
+        """Tell a fresh context of the present shapes and buffers."""
+        for spec in self.inputs:
+            self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
+        for name, buffer in self.buffers.items():
+            self._context.set_tensor_address(name, buffer.data_ptr())
+
+    def information(self) -> str:
+        """The engine inspector's JSON for the present shapes."""
+        self.run()  # until then 8.6 says "N/A due to dynamic shapes" for types and formats
+        self.stream.synchronize()
+        inspector = self.engine.create_engine_inspector()
+        inspector.execution_context = self._context
+        return str(inspector.get_engine_information(self.api.module.LayerInformationFormat.JSON))
+
+    def close(self) -> None:
+        """Release the engine and its buffers."""
+        self.stream.synchronize()
+        self._graph = None
+        self.buffers, self._storage = {}, {}
+        self._context = self.engine = None
+
+    def _spec(self, name: str) -> TensorSpec:
+        shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
+        return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
+
+    def _limits(self, name: str) -> tuple[Shape, Shape]:
+        least, _, most = self._profile(name)
+        return least, most
+
+    def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
+        """Least, best and largest shape; an input of fixed shape has one, also where TensorRT has no profile for it."""
+        fixed = tuple(self.engine.get_tensor_shape(name))
+        if min(fixed) >= 0:
+            return fixed, fixed, fixed
+        least, best, most = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
+        return least, best, most
+
+    def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
+        """A tensor of this shape, in memory that is used again for other shapes."""
+        count = max(torch.Size(shape).numel(), 1)
+        stored = self._storage.get(spec.name)
+        if stored is None or stored.numel() < count:
+            most = self.limits.get(spec.name, ((), ()))[1]
+            count = max(count, torch.Size(most).numel())
+            with torch.inference_mode(False):  # else they could not be written to outside of inference mode
+                stored = torch.zeros(count, dtype=getattr(torch, spec.dtype), device=self.device)
+            self._storage[spec.name] = stored
+        return stored[: torch.Size(shape).numel()].view(shape)

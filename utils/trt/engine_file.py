@@ -1,0 +1,120 @@
+"""Engines on disk: the plan, a note beside it about what it was built from, by what and for what; refusals in words.
+
+A plan says nothing about classes or image sizes, and TensorRT's refusal of a plan of another version is hard to read.
+So `X.engine` is accompanied by `X.engine.json`; an engine without one (built by trtexec) is loaded as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.core.errors import InputError, no_file
+from utils.core.files import atomic_path
+from utils.trt.tensorrt_api import Api, Gpu, Log
+
+ENGINE_SUFFIXES = (".engine", ".plan")
+
+
+@dataclass(frozen=True)
+class EngineNote:
+    """What is known about an engine.
+
+    Attributes:
+        onnx: the file it was built from.
+        api: name and version of what built it.
+        gpu: name of the GPU it was built on, or the architectures it was built for ahead of time.
+        typing: 'weak' or 'strong'.
+        precision: 'int8', 'fp16' or 'fp32', as it was asked for.
+        profile: input → min, opt, max shape.
+        metadata: the ONNX file's.
+        plugins: whether it uses TensorRT's own plugins.
+        seconds: that the build took.
+        warnings: TensorRT's.
+    """
+
+    onnx: str = ""
+    api: str = ""
+    gpu: str = ""
+    typing: str = ""
+    precision: str = ""
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    plugins: bool = False
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    def save(self, engine: Path) -> None:
+        with atomic_path(note_path(engine)) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, engine: Path) -> EngineNote:
+        """The note beside an engine; an empty one where there is none.
+
+        Raises:
+            InputError: the note is damaged.
+        """
+        path = note_path(engine)
+        if not path.is_file():
+            return cls()
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**content, "warnings": tuple(content.get("warnings", ()))})
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path} is damaged: {error}; delete it, or build the engine again") from error
+
+
+def note_path(engine: Path) -> Path:
+    return engine.with_name(f"{engine.name}.json")
+
+
+def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None) -> bool:
+    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU."""
+    if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
+        return False
+    note = EngineNote.load(engine)
+    return note.api == api.name and (gpu is None or gpu.name in note.gpu)
+
+
+def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
+    """Deserialize an engine; code inside plans is never allowed to run on the host.
+
+    Returns:
+        The ICudaEngine; its runtime is kept alive as its attribute's owner by TensorRT's bindings.
+
+    Raises:
+        InputError: it is missing, truncated, no engine, or of another TensorRT or GPU.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(no_file(path, "expected a TensorRT engine"))
+    note = EngineNote.load(path)
+    if gpu is None:
+        raise InputError(f"{path} needs an NVIDIA GPU, and torch sees none; the .onnx it was built from runs on a CPU")
+    if note.plugins or not note.api:
+        with contextlib.suppress(*(() if note.plugins else (InputError,))):
+            api.register_plugins(log)
+    runtime = api.module.Runtime(log.handle)
+    try:
+        engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    except (RuntimeError, TypeError) as error:
+        log.errors.append(" ".join(str(error).split()))
+        engine = None
+    if engine is None:
+        raise InputError(f"{path}: {_why_refused(note, api, gpu, log)}")
+    return engine
+
+
+def _why_refused(note: EngineNote, api: Api, gpu: Gpu, log: Log) -> str:
+    again = f"build it again here from {note.onnx or 'its .onnx'}"
+    if note.api and note.api != api.name:
+        return f"this engine was built by {note.api}, and here is {api.name}; {again}"
+    if note.gpu and gpu.name not in note.gpu and gpu.architecture not in note.gpu:
+        return f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture}); {again}"
+    reason = log.reason("it is no engine, or it is truncated")
+    return f"{api.name} on {gpu.name} cannot load this engine: {reason}; {again}"

@@ -1,0 +1,147 @@
+"""An engine in words: its layers as a table, how much of it is INT8, what reformatting costs, and what that means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.core.errors import InputError
+from utils.core.files import atomic_path
+from utils.trt import inspector
+from utils.trt.inspector import PRECISIONS, Layer, Summary
+
+if TYPE_CHECKING:
+    from utils.trt.context import Execution
+
+MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not called an INT8 engine
+
+
+def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
+    """The layers of an engine on its present shapes, with their milliseconds where TensorRT measures them."""
+    return inspector.with_times(inspector.parse(execution.information()), execution.layer_times(runs))
+
+
+def rows(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    """One entry for each layer that runs something, in order, as it is stored in `ENGINE.layers.json`.
+
+    `ms` is None where nothing was measured, `share` a fraction of all layers' time; `inputs` and `outputs` say type and
+    format.
+    """
+    total = sum(layer.ms or 0.0 for layer in layers)
+    return [
+        {
+            "name": layer.name,
+            "type": layer.type,
+            "kind": layer.kind,
+            "precision": layer.precision,
+            "ms": layer.ms,
+            "share": (layer.ms or 0.0) / total if total else None,
+            "tactic": layer.tactic,
+            "inputs": [_tensor(tensor) for tensor in layer.inputs],
+            "outputs": [_tensor(tensor) for tensor in layer.outputs],
+        }
+        for layer in layers
+        if layer.kind != "idle"
+    ]
+
+
+def _tensor(tensor: inspector.Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "type": tensor.dtype, "format": tensor.format}
+
+
+def save(layers: Sequence[Layer], path: Path) -> Path:
+    """Write `rows` as JSON."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(rows(layers), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def from_rows(content: Sequence[Mapping[str, Any]]) -> list[Layer]:
+    """The layers that `rows` described.
+
+    Raises:
+        InputError: they are described differently.
+    """
+    try:
+        return [
+            Layer(row["name"], row["type"], row["kind"], row["precision"], _tensors(row["inputs"]),
+                  _tensors(row["outputs"]), row["tactic"], row["ms"])
+            for row in content
+        ]  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise InputError(f"these are no layers as inspect_engine.py writes them: {error!r}") from error
+
+
+def _tensors(content: Sequence[Mapping[str, Any]]) -> tuple[inspector.Tensor, ...]:
+    return tuple(inspector.Tensor(row["name"], tuple(row["shape"]), row["type"], row["format"]) for row in content)
+
+
+def text(summary: Summary, title: str, precision: str = "") -> list[str]:
+    """The report's lines: shares by precision, reformatting, the slowest layers, and what that means.
+
+    Args:
+        precision: that the engine was built for, such as 'int8'.
+    """
+    computing = sum(summary.counts.values())
+    lines = [title, "", f"{'':<14}{'layers':>8}{'share':>8}{'ms':>10}{'share':>8}"]
+    for name in (name for name in PRECISIONS if name in summary.counts):
+        count = summary.counts[name]
+        lines.append(f"{name:<14}{count:>8}{count / computing:>8.0%}" + _time(summary.ms, name, summary.total_ms))
+    for kind, count in summary.reformats.items():
+        lines.append(f"{kind:<14}{count:>8}{'':>8}" + _time(summary.reformat_ms, kind, summary.total_ms))
+    coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {computing} computing layers"
+    if summary.int8_time is not None:
+        coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
+    lines += ["", coverage]
+    if summary.slowest:
+        lines += ["", "Slowest layers:"]
+        lines += [f"  {layer.ms:8.4f} ms  {_share(layer.ms, summary.total_ms):>4}  {layer.precision or layer.kind:<10}"
+                  f"  {short(layer.name)}" for layer in summary.slowest]  # fmt: skip
+    found = advice(summary, precision)
+    return [*lines, *(["", *found] if found else [])]
+
+
+def advice(summary: Summary, precision: str) -> list[str]:
+    """Sentences on what stands in INT8's way, for an engine that was built for `precision`."""
+    found = []
+    low_time = summary.int8_time is not None and summary.int8_time < MOSTLY
+    if precision == "int8" and (summary.int8_layers < MOSTLY or low_time):
+        time = "" if summary.int8_time is None else f" and {summary.int8_time:.0%} of the time"
+        found.append(
+            f"This engine was built for INT8 and is mostly not INT8: {summary.int8_layers:.0%} of its layers{time}. "
+            "Look at the slowest layers: those without INT8 have no Q/DQ in front, or TensorRT found them faster so."
+        )
+    spent = sum((summary.reformat_ms or {}).values())
+    if summary.total_ms and spent > 0.15 * summary.total_ms:
+        found.append(
+            f"{spent / summary.total_ms:.0%} of the time only changes the form of tensors (copy, cast, requantize): "
+            "tensors that meet in a Concat or Add do not share one scale, or change their layout."
+        )
+    return found
+
+
+def not_faster(name: str, ms: float, fp16_ms: float) -> str:
+    """A sentence if an INT8 engine takes no less time than the FP16 one, else ''."""
+    if ms < fp16_ms:
+        return ""
+    return (
+        f"{name}: INT8 is not faster than FP16 here, {ms:.3f} ms against {fp16_ms:.3f} ms ({fp16_ms / ms:.2f}x). "
+        "Small networks and small batches are bound by starting kernels and by memory, not by arithmetic; "
+        "scripts/inspect_engine.py shows which layers take the time."
+    )
+
+
+def short(name: str, limit: int = 110) -> str:
+    """A fused layer's name with its middle left out."""
+    name = " ".join(name.split())
+    return name if len(name) <= limit else f"{name[: limit // 2]} ... {name[-limit // 2 :]}"
+
+
+def _time(ms: Mapping[str, float] | None, key: str, total: float | None) -> str:
+    return "" if ms is None else f"{ms.get(key, 0.0):>10.4f}{_share(ms.get(key), total):>8}"
+
+
+def _share(ms: float | None, total: float | None) -> str:
+    return "" if ms is None or not total else f"{ms / total:.0%}"

@@ -1,0 +1,100 @@
+"""What a builder has to know about an ONNX file before the long build: inputs, opset, typing, metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.core.errors import DependencyError, InputError, no_file
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """An ONNX file in words.
+
+    Attributes:
+        inputs, outputs: name → shape; None where the size is free.
+        opset: version of the operators.
+        quantized: whether there are QuantizeLinear or DequantizeLinear nodes.
+        half: whether weights or scales are FP16: the types of a strongly typed network are in the file.
+        half_scales: whether quantizers have FP16 scales (opset 19), which weakly typed TensorRT does not read.
+        plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
+        metadata: its properties.
+    """
+
+    path: Path
+    inputs: dict[str, tuple[int | None, ...]]
+    outputs: dict[str, tuple[int | None, ...]]
+    opset: int
+    quantized: bool
+    half: bool
+    half_scales: bool
+    plugins: bool
+    metadata: Mapping[str, str]
+
+    @property
+    def image(self) -> tuple[str, tuple[int | None, ...]]:
+        """Name and shape of the input that takes pictures, `[B, 3, H, W]`.
+
+        Raises:
+            InputError: there is not exactly one such input.
+        """
+        found = [(name, shape) for name, shape in self.inputs.items() if len(shape) == 4]
+        if len(found) != 1 or len(self.inputs) != 1:
+            raise InputError(f"{self.path} takes {dict(self.inputs)}; expected one input [batch, 3, height, width]")
+        return found[0]
+
+
+def read(path: str | Path) -> OnnxFile:
+    """Read a file's description.
+
+    Raises:
+        InputError: the file is missing, is no ONNX, or is truncated.
+        DependencyError: onnx is not installed.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise DependencyError("reading ONNX files needs onnx: pip install onnx") from error
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf raises several unrelated types
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: {str(error).splitlines()[0]}") from error
+    if not model.graph.input or not model.graph.node:
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: it holds no network")
+    return describe(model, path)
+
+
+def describe(model: Any, path: Path) -> OnnxFile:
+    """The same for a loaded ModelProto."""
+    graph = model.graph
+    stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        for item in node.attribute if node.op_type == "Constant" else ():
+            if item.name == "value":
+                stored[node.output[0]] = item.t.data_type
+    half_type = 10  # TensorProto.FLOAT16
+    quantizers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    scales = {stored.get(node.input[1]) for node in quantizers}
+    weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv" and len(node.input) > 1}
+    return OnnxFile(
+        path=path,
+        inputs={value.name: _shape(value) for value in graph.input if value.name not in stored},
+        outputs={value.name: _shape(value) for value in graph.output},
+        opset=max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
+        quantized=bool(quantizers),
+        half=half_type in scales or half_type in weights,
+        half_scales=half_type in scales,
+        plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+    )
+
+
+def _shape(value: Any) -> tuple[int | None, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)

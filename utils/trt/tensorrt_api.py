@@ -1,0 +1,244 @@
+"""The only importer of TensorRT: 8.6, 10, 11 as `tensorrt`, and TensorRT-RTX.
+
+What differs between versions is asked of the module (`Api.weakly_typed`, `Api.ahead_of_time`, ...), so that nothing
+else compares version numbers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from utils.core.device import select_device
+from utils.core.errors import DependencyError, InputError
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+MODULES = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
+# TensorRT's name of a data type → torch's
+TORCH_TYPES = {
+    "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8",
+    "INT32": "int32", "INT64": "int64", "BOOL": "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Api:
+    """A TensorRT module, and what it can do."""
+
+    module: Any
+
+    @property
+    def version(self) -> str:
+        return str(getattr(self.module, "__version__", "unknown"))
+
+    @property
+    def name(self) -> str:
+        """Such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
+        product = "TensorRT-RTX" if "rtx" in self.module.__name__ else "TensorRT"
+        return f"{product} {self.version}"
+
+    @cached_property
+    def weakly_typed(self) -> bool:
+        """Whether builder flags choose the precision (until TensorRT 10.x); else the ONNX file alone does."""
+        return hasattr(self.module.BuilderFlag, "FP16")
+
+    @cached_property
+    def strongly_typed(self) -> bool:
+        """Whether a network can be built in the types that the ONNX file has (from TensorRT 9)."""
+        return not self.weakly_typed or hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+    @cached_property
+    def ahead_of_time(self) -> tuple[str, ...]:
+        """Architectures that engines can be built for without such a GPU, such as 'SM89'; TensorRT-RTX only."""
+        capability = getattr(self.module, "ComputeCapability", None)
+        if capability is None or not hasattr(self.module.IBuilderConfig, "set_compute_capability"):
+            return ()
+        return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
+
+    @cached_property
+    def max_opset(self) -> int | None:
+        """The last ONNX operator set that the parser reads; None where no file of ours exceeds it.
+
+        The parser of 8.6 ends at 17; those that know strong typing read all that torch exports.
+        """
+        return None if self.strongly_typed else 17
+
+    @property
+    def progress_monitor(self) -> type | None:
+        """IProgressMonitor, from TensorRT 10."""
+        return getattr(self.module, "IProgressMonitor", None)
+
+    def register_plugins(self, log: Log) -> None:
+        """Make TensorRT's own plugins known, before a file or an engine that uses them is read.
+
+        Raises:
+            InputError: there are none (TensorRT-RTX), or they do not load.
+        """
+        register = getattr(self.module, "init_libnvinfer_plugins", None)
+        if register is None or not register(log.handle, ""):
+            raise InputError(f"{self.name} has no plugins here; export with --nms onnx, or without NMS")
+
+    def torch_type(self, dtype: Any) -> str:
+        """Name of torch's data type for TensorRT's.
+
+        Raises:
+            InputError: torch has none.
+        """
+        name = str(getattr(dtype, "name", dtype))
+        if name not in TORCH_TYPES:
+            raise InputError(f"{self.name}'s data type {name} is none of {', '.join(TORCH_TYPES)}")
+        return TORCH_TYPES[name]
+
+    def log(self) -> Log:
+        """A new logger for TensorRT's objects; keep it as long as them."""
+        return Log(self.module)
+
+
+class Log:
+    """TensorRT's messages as lines of our log: errors and warnings once each, without source positions.
+
+    TensorRT keeps the first logger that a process gives it for all its objects: there is one, and every Log hears it.
+
+    Attributes:
+        handle: the object that TensorRT takes.
+        errors, warnings: what was said since this was made.
+        watch: is called with everything else that is said, as it comes.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+        self.watch: Callable[[str], None] | None = None
+        self.handle = _handle(module)
+        self.handle.listeners.add(self)
+
+    def add(self, severity: str, text: str) -> bool:
+        """Take a message; whether it is a new one that matters."""
+        kept = {"ERROR": self.errors, "INTERNAL_ERROR": self.errors, "WARNING": self.warnings}.get(severity)
+        if kept is None or text in kept:
+            return False
+        kept.append(text)
+        return True
+
+    def reason(self, default: str) -> str:
+        """Why something failed: the last error."""
+        return self.errors[-1] if self.errors else default
+
+
+@cache
+def _handle(module: Any) -> Any:
+    class Handle(module.ILogger):
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)
+            self.listeners: WeakSet[Log] = WeakSet()
+
+        def log(self, severity: Any, message: str) -> None:
+            name, logs = str(getattr(severity, "name", severity)), list(self.listeners)
+            if name in ("VERBOSE", "INFO"):  # several for each kernel that is measured
+                for log in logs:
+                    if log.watch is not None:
+                        log.watch(message)
+                if not logger.isEnabledFor(logging.DEBUG):
+                    return
+            text = readable(message)
+            new = [log.add(name, text) for log in logs]
+            # errors are raised by whoever notices the failure
+            level = logging.WARNING if name == "WARNING" and any(new) else logging.DEBUG
+            logger.log(level, "TensorRT: %s", text)
+
+    return Handle()
+
+
+def readable(message: str) -> str:
+    """A message without source file, function and error code in front, on one line."""
+    text = " ".join(message.split())
+    text = re.sub(r"^(?:\S+\.(?:cpp|h|cu|inl):\d+:\s*)+", "", text)
+    text = re.sub(r"^(?:\d+: )?(?:\[[^\]]*\.(?:cpp|h|cu)::[^\]]*\] )?(?:Error Code \d+: )?", "", text)
+    return text[:500]
+
+
+def installed() -> str | None:
+    """Name of the first TensorRT module that is installed; nothing is imported."""
+    return next((name for name in MODULES if importlib.util.find_spec(name) is not None), None)
+
+
+def load(name: str | None = None) -> Api:
+    """Import TensorRT, or the module of that name.
+
+    Raises:
+        DependencyError: it is not installed, or its libraries do not load.
+    """
+    name = name or installed()
+    if name is None:
+        raise DependencyError(
+            "TensorRT is not installed: where there is a GPU, run install_dependencies.sh --tensorrt in the folder "
+            "of this overlay's clone; where there is none, pip install -r requirements/rtx.txt there, for --target"
+        )
+    try:
+        return Api(importlib.import_module(name))
+    except (ImportError, OSError, AttributeError) as error:
+        raise DependencyError(f"{name} is installed but cannot be imported: {' '.join(str(error).split())}") from error
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that torch sees.
+
+    Attributes:
+        name: such as 'NVIDIA H200'.
+        architecture: such as 'SM90'.
+        free: bytes of memory.
+    """
+
+    name: str
+    architecture: str
+    free: int
+
+
+def use_device(text: str) -> torch.device:
+    """The device that `--device` names; a GPU becomes the one that TensorRT builds on.
+
+    Raises:
+        InputError: it does not exist.
+    """
+    import torch
+
+    device = select_device(text)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def engine_device(text: str) -> torch.device:
+    """The same for programs that run engines; the CPU only where there is no GPU, for which others find the words.
+
+    Raises:
+        InputError: it does not exist, or is the CPU beside a GPU.
+    """
+    import torch
+
+    device = use_device(text)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise InputError(f"--device {text}: engines are built and run on a GPU; leave it out, or give the GPU's number")
+    return device
+
+
+def gpu(index: int | None = None) -> Gpu | None:
+    """The GPU, None where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(index)
+    return Gpu(torch.cuda.get_device_name(index), f"SM{major}{minor}", int(torch.cuda.mem_get_info(index)[0]))

@@ -1,0 +1,181 @@
+"""NVIDIA's trtexec as builder and as stopwatch, where it is installed and asked for.
+
+What its version takes is read from its own help: from TensorRT 11 on there is no `--fp16` and no `--int8`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from shutil import which
+
+from utils.core.errors import DependencyError, QatError
+from utils.core.files import atomic_path
+from utils.trt import onnx_summary, tensorrt_api
+from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
+from utils.trt.builder import cache_path
+from utils.trt.engine_file import EngineNote
+from utils.trt.timing import Summary
+
+logger = logging.getLogger(__name__)
+
+PLACES = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")  # packages and containers of NVIDIA's
+FIGURES = {"Latency": "latency", "Enqueue Time": "enqueue", "H2D Latency": "h2d", "GPU Compute Time": "compute",
+           "D2H Latency": "d2h"}  # fmt: skip
+_VALUE = re.compile(r"(min|max|mean|median|percentile\((\d+)%\)) = ([\d.eE+-]+) ms")
+
+
+@dataclass(frozen=True)
+class Trtexec:
+    """The program at `path`, and what it can do."""
+
+    path: str
+
+    @cached_property
+    def _help(self) -> str:
+        done = subprocess.run([self.path, "--help"], capture_output=True, text=True, check=False, errors="replace")
+        return done.stdout + done.stderr
+
+    @cached_property
+    def version(self) -> str:
+        """Such as '8.6.1': from 10 on it prints 101300 for 10.13.0, before 8601 for 8.6.1."""
+        found = re.search(r"TensorRT v(\d+)", self._help)
+        if not found:
+            return "unknown"
+        digits = found.group(1)
+        parts = (digits[:-4], digits[-4:-2], digits[-2:]) if len(digits) > 4 else (digits[:-3], digits[-3], digits[-2:])
+        return ".".join(str(int(part)) for part in parts)
+
+    @property
+    def name(self) -> str:
+        return f"TensorRT {self.version}"
+
+    @property
+    def weakly_typed(self) -> bool:
+        return self.knows("--fp16")
+
+    @property
+    def strongly_typed(self) -> bool:
+        return self.knows("--stronglyTyped") or not self.weakly_typed
+
+    @property
+    def max_opset(self) -> int | None:
+        return None if self.strongly_typed else 17
+
+    @property
+    def ahead_of_time(self) -> tuple[str, ...]:
+        return ()
+
+    def knows(self, flag: str) -> bool:
+        """Whether its help lists the flag."""
+        return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
+
+    def run(self, arguments: Sequence[str]) -> str:
+        """Run it, and return what it printed.
+
+        Raises:
+            QatError: it failed; the message has its last error.
+        """
+        logger.info("%s %s", self.path, " ".join(arguments))
+        done = subprocess.run([self.path, *arguments], capture_output=True, text=True, check=False, errors="replace")
+        text = done.stdout + done.stderr
+        if done.returncode:
+            errors = re.findall(r"\[E\] (.*)", text)
+            raise QatError(f"trtexec failed: {tensorrt_api.readable(errors[0]) if errors else 'it gives no reason'}")
+        return text
+
+
+def find() -> Trtexec:
+    """The installed one.
+
+    Raises:
+        DependencyError: there is none.
+    """
+    path = which("trtexec") or next((place for place in PLACES if Path(place).is_file()), None)
+    if path is None:
+        raise DependencyError(
+            "trtexec is not on the PATH; the TensorRT wheel does not bring it, NVIDIA's packages and containers do. "
+            "Without --trtexec the engine is built by TensorRT's Python module"
+        )
+    return Trtexec(path)
+
+
+def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Trtexec) -> EngineNote:
+    """Build an engine as `builder.build` does.
+
+    Raises:
+        InputError: see `builder.build`.
+        QatError: trtexec failed.
+    """
+    file, engine = onnx_summary.read(onnx), Path(engine)
+    gpu = tensorrt_api.gpu()
+    typing = choose_typing(file, program, config)
+    check_target(program, gpu, config.targets)
+    shapes = profile_shapes(file, config)
+    precision = precision_of(file, config, typing)
+    began = time.perf_counter()
+    flags = _build_flags(program, config, typing, precision, cache_path(engine, config, program.name, gpu))
+    with atomic_path(engine) as temporary:
+        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(shapes)])
+        seconds = time.perf_counter() - began
+    note = EngineNote(
+        onnx=str(file.path), api=program.name, gpu=gpu.name if gpu else "", typing=typing, precision=precision,
+        profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
+        metadata=dict(file.metadata), plugins=file.plugins, seconds=round(seconds, 1),
+    )  # fmt: skip
+    note.save(engine)
+    return note
+
+
+def _build_flags(program: Trtexec, config: BuildConfig, typing: str, precision: str, cache: Path | None) -> list[str]:
+    flags = ["--profilingVerbosity=detailed", "--noTF32"]
+    if typing == "strong" and program.weakly_typed:
+        flags.append("--stronglyTyped")
+    if typing == "weak":
+        flags += {"int8": ["--fp16", "--int8"], "fp16": ["--fp16"], "fp32": []}[precision]
+    flags.append("--skipInference" if program.knows("--skipInference") else "--buildOnly")
+    if cache is not None:
+        flags.append(f"--timingCacheFile={cache}")
+    if config.workspace is not None:
+        flags.append(f"--memPoolSize=workspace:{config.workspace >> 20}")
+    if config.optimization_level is not None:
+        flags.append(f"--builderOptimizationLevel={config.optimization_level}")
+    if config.tactic_sources_off:
+        flags.append("--tacticSources=" + ",".join(f"-{name.upper()}" for name in config.tactic_sources_off))
+    return flags
+
+
+def _shape_flags(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+    texts = {name: ["x".join(map(str, shape)) for shape in triple] for name, triple in shapes.items()}
+    return [
+        f"--{word}Shapes=" + ",".join(f"{name}:{triple[index]}" for name, triple in texts.items())
+        for index, word in enumerate(("min", "opt", "max"))
+        if texts
+    ]
+
+
+def parse_times(text: str) -> tuple[float, dict[str, Summary]]:
+    """Queries per second, and figures in milliseconds, from what trtexec prints after timing an engine.
+
+    Raises:
+        QatError: the figures are not there.
+    """
+    speed = re.search(r"Throughput: ([\d.]+) qps", text)
+    if not speed:
+        raise QatError("trtexec printed no throughput")
+    figures = {}
+    for line in text.splitlines():
+        match = re.search(r"\] (\w[\w ]*): min = ", line) or re.match(r"(\w[\w ]*): min = ", line)
+        if match and match.group(1) in FIGURES:
+            values = {name: float(value) for name, _, value in _VALUE.findall(line)}
+            p90, p95, p99 = (values.get(f"percentile({q}%)", float("nan")) for q in (90, 95, 99))
+            figures[FIGURES[match.group(1)]] = Summary(
+                values["min"], values["max"], values["mean"], values["median"], p90, p95, p99, 0
+            )
+    return float(speed.group(1)), figures
