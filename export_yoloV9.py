@@ -54,6 +54,7 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
     if len(args.size) > 2:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
+    from utils.core.tasks import IMAGES
     from utils.jobs.export import Request, deliver, output_files
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export import ExportConfig
@@ -65,7 +66,7 @@ def export(args: argparse.Namespace) -> None:
     )  # fmt: skip
     files = output_files(args.weights, args.output, [output_formats.deepstream()])
     network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print)
-    height, width = result.inputs["images"][2:]
+    height, width = result.inputs[IMAGES][2:]
     texts = {
         deepstream.LABELS: deepstream.labels(network.names),
         deepstream.CONFIG: deepstream.infer_config(

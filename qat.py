@@ -17,13 +17,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
+from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
 from utils.core.errors import InputError
 from utils.jobs.options import (
     GRANULARITIES,
     METRICS,
-    QUANTIZERS,
     CalibrateOptions,
     EvalOptions,
     QuantizeOptions,

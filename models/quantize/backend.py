@@ -1,7 +1,7 @@
 """The one door to the quantizer library.
 
-A quantizer is a module that rounds a tensor to INT8 and back ("fake quantization"): symmetric, zero point 0, levels
--128..127, scale = amax / 127, gradient passed straight through where the input is in range. It is the library's
+A quantizer is a module that rounds a tensor to INT8 and back ("fake quantization"): symmetric, zero point 0, quantized
+values -128..127, scale = amax / 127, gradient passed straight through where the input is in range. It is the library's
 `TensorQuantizer`, which carries amax and its switches; the rounding itself is torch's fused `fake_quantize` operator,
 which both libraries can call: it needs no compiled extension, is several times faster than elementwise code on a CPU,
 and torch's exporter writes it as QuantizeLinear + DequantizeLinear.
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.quantize.recipe import QUANTIZERS
 from utils.core.errors import DependencyError, InputError
+from utils.core.number_types import INT8, IntegerType
 
-QUANTIZERS = ("modelopt", "pytorch-quantization")
-LEVELS = 127  # amax maps to this level
 SMALLEST_AMAX = 1e-4  # a tensor or channel of zeros still needs a positive, finite scale
 LARGEST_SCALE = torch.finfo(torch.float16).max
 
@@ -43,7 +43,7 @@ def create(channels: int | None = None, library: str = "modelopt") -> nn.Module:
 
 
 def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
-    """Set the magnitude that maps to level 127: a scalar, or `[channels, 1, 1, 1]`; see `representable`.
+    """Set the magnitude of the largest quantized value, a scalar or `[channels, 1, 1, 1]`; see `representable`.
 
     Raises:
         ValueError: amax is not finite.
@@ -57,20 +57,20 @@ def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
         quantizer.register_buffer("_amax", amax)
 
 
-def representable(amax: Tensor) -> Tensor:
-    """The smallest amax, not below the given one (float32), whose scale amax / 127 is a float16 number.
+def representable(amax: Tensor, kind: IntegerType = INT8) -> Tensor:
+    """The smallest amax, not below the given one (float32), whose scale is a float16 number.
 
     So that a strongly typed file, whose scales are FP16, rounds to the same integers as a weakly typed one and as
     torch. It is larger by 0.1 % at most for normal numbers; below, a step of float16 is 6e-8.
     """
-    scale = (amax / LEVELS).clamp(max=LARGEST_SCALE)
+    scale = (amax / kind.quant_max).clamp(max=LARGEST_SCALE)
     half = scale.to(torch.float16)
     above = (half.view(torch.int16) + (half.float() < scale).to(torch.int16)).view(torch.float16)
-    return above.float() * LEVELS
+    return above.float() * kind.quant_max
 
 
 def get_amax(quantizer: Any) -> Tensor:
-    """The magnitude that maps to level 127, float32."""
+    """The magnitude that maps to the largest quantized value, float32."""
     return quantizer._amax
 
 
@@ -84,29 +84,29 @@ def quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module in model.named_modules() if is_quantizer(module))
 
 
-def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
-    """Round to INT8 levels and back.
+def fake_quantize(x: Tensor, amax: Tensor, kind: IntegerType = INT8) -> Tensor:
+    """Round to quantized values and back.
 
     Args:
         x: float tensor; half precision is computed in float32, as TensorRT's scales are.
         amax: scalar, or `[channels, 1, 1, 1]` for a weight.
     """
-    scale = amax / LEVELS
+    scale = amax / kind.quant_max
     if x.dtype != torch.float32:
         x = x.float()
     if x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.jit.is_tracing():
-        return _rounded(x, scale)
+        return _rounded(x, scale, kind)
     scale = scale.reshape(-1)
     if amax.dim() == 0:
         zero = torch.zeros(1, dtype=torch.int32, device=x.device)
-        return torch.fake_quantize_per_tensor_affine(x, scale, zero, -128, 127)
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero, kind.quant_min, kind.quant_max)
     zero = torch.zeros(scale.numel(), dtype=torch.int32, device=x.device)
-    return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -128, 127)
+    return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, kind.quant_min, kind.quant_max)
 
 
-def _rounded(x: Tensor, scale: Tensor) -> Tensor:
+def _rounded(x: Tensor, scale: Tensor, kind: IntegerType) -> Tensor:
     """What torch's operator computes, without the mask for its gradient: on a CPU a tenth of the time."""
-    return x.mul(1 / scale).round_().clamp_(-128, LEVELS).mul_(scale)
+    return x.mul(1 / scale).round_().clamp_(kind.quant_min, kind.quant_max).mul_(scale)
 
 
 @cache
@@ -130,7 +130,9 @@ def _modelopt() -> Callable[[int | None], nn.Module]:
     register_quant_backend(name, lambda inputs, quantizer: fake_quantize(inputs, quantizer._amax))
 
     def make(axis: int | None) -> nn.Module:
-        return TensorQuantizer(QuantizerAttributeConfig(num_bits=8, axis=axis, narrow_range=False, backend=name))
+        return TensorQuantizer(
+            QuantizerAttributeConfig(num_bits=INT8.bits, axis=axis, narrow_range=False, backend=name)
+        )
 
     return make
 
@@ -159,7 +161,7 @@ def _pytorch_quantization() -> Callable[[int | None], nn.Module]:
     FusedTensorQuantizer.__name__ = "TensorQuantizer"
 
     def make(axis: int | None) -> nn.Module:
-        return FusedTensorQuantizer(QuantDescriptor(num_bits=8, axis=axis, narrow_range=False))
+        return FusedTensorQuantizer(QuantDescriptor(num_bits=INT8.bits, axis=axis, narrow_range=False))
 
     return make
 

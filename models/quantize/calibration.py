@@ -25,13 +25,13 @@ from models.quantize import backend
 from models.quantize.placement import quantizers_off, scale_key
 from models.quantize.recipe import Calibration, parse_method
 from utils.core.errors import QatError
+from utils.core.number_types import INT8
 
 logger = logging.getLogger(__name__)
 
 BINS = 4096
 CANDIDATES = 200  # amax values tried by mse and entropy, from 1/32 of the maximum to all of it
 SMALLEST_FRACTION = 1 / 32
-LEVELS = backend.LEVELS
 
 
 @dataclass
@@ -187,8 +187,8 @@ def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
     candidates = _candidates(largest.clamp(min=1e-30))
     errors = []
     for amax in candidates.unbind(1):
-        scale = (amax / LEVELS)[:, None]
-        rounded = (centers / scale).round().clamp(max=LEVELS) * scale
+        scale = (amax / INT8.quant_max)[:, None]
+        rounded = (centers / scale).round().clamp(max=INT8.quant_max) * scale
         errors.append(((rounded - centers).square() * counts).sum(1))
     best = torch.stack(errors, 1).argmin(1, keepdim=True)
     return candidates.gather(1, best).squeeze(1)
@@ -202,7 +202,7 @@ def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
     """
     counts = counts.clone()
     counts[:, 0] = counts[:, 1]
-    number = len(counts)
+    number, levels = len(counts), INT8.quant_max + 1
     ends = (torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, device=counts.device) * BINS).long()
     used = (largest / top * BINS).ceil().long().clamp(1, BINS)  # bins that can hold values
     divergences = counts.new_full((number, CANDIDATES), float("inf"))
@@ -210,10 +210,10 @@ def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
         kept = counts[:, :end]
         reference = kept.clone()
         reference[:, -1] += counts[:, end:].sum(1)
-        level = (torch.arange(end, device=counts.device) * (LEVELS + 1) // end).expand(number, -1)
+        level = (torch.arange(end, device=counts.device) * levels // end).expand(number, -1)
         filled = (kept > 0).to(counts.dtype)
-        mass = counts.new_zeros(number, LEVELS + 1).scatter_add_(1, level, kept)
-        bins = counts.new_zeros(number, LEVELS + 1).scatter_add_(1, level, filled)
+        mass = counts.new_zeros(number, levels).scatter_add_(1, level, kept)
+        bins = counts.new_zeros(number, levels).scatter_add_(1, level, filled)
         spread = (mass / bins.clamp(min=1)).gather(1, level) * filled
         divergences[:, place] = _divergence(reference, spread)
     divergences[ends[None, :] > used[:, None] + BINS // CANDIDATES] = float("inf")  # beyond the maximum

@@ -9,8 +9,7 @@ from torch import nn
 
 from models.quantize import flow, rules
 from utils.core.errors import QatError
-
-IMAGE = "images"  # the name of the picture, which no module computes
+from utils.core.tasks import IMAGES
 
 
 @dataclass(eq=False)
@@ -48,7 +47,7 @@ def read(model: Any) -> Graph:
     graph = Graph()
     reader = _Reader(graph)
     results = graph.results
-    value: Any = Value(IMAGE, "")
+    value: Any = Value(IMAGES, "")
     for index, layer in enumerate(model.model):
         sources = layer.f
         if sources != -1:

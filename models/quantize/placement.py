@@ -18,9 +18,10 @@ from typing import Any
 from torch import nn
 
 from models.quantize import backend, modules, rules
-from models.quantize.graph import IMAGE, Graph, Value, read
+from models.quantize.graph import Graph, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
+from utils.core.tasks import IMAGES
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +108,10 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         for value in operation.inputs
         if value in sources and operation.kind == "conv" and convolutions[operation.path] == "int8"
     }
-    picture = next((value for value in lacking.values() if value.name == IMAGE), None)
+    picture = next((value for value in lacking.values() if value.name == IMAGES), None)
     if picture is not None:
         readers_of_picture = tuple(path for path, value in lacking.items() if value is picture)
-        tensors.insert(0, QuantizedTensor(IMAGE, "", "", scale_of[picture].name, False, readers_of_picture))
+        tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[picture].name, False, readers_of_picture))
     inside = _inside_unknown(model, graph, recipe)
     return Plan(
         tensors=tuple(tensors),
@@ -150,7 +151,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
         if tensor.owner:
             _place(model, tensor, site)
     for path in plan.picture_readers:
-        model.get_submodule(path).input_site = modules.Site(scales[scale_key(IMAGE)])
+        model.get_submodule(path).input_site = modules.Site(scales[scale_key(IMAGES)])
     for path in plan.fallback:
         name = scale_key(f"{path}.input")
         scales[name] = backend.create(library=library)

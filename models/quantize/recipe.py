@@ -21,6 +21,7 @@ from typing import Any
 
 from utils.core.errors import RecipeError
 
+QUANTIZERS = ("modelopt", "pytorch-quantization")  # libraries, see backend.py
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
 AUTO = "auto"  # try them, keep the best
 HEAD_OPTIONS = ("int8", "last-conv-float", "float")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+IMAGES = "images"  # name of the network's input, `[B, 3, H, W]`
+
 
 @dataclass(frozen=True)
 class Task:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import DataError, InputError
+from utils.core.text_tables import Column, aligned
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
@@ -333,11 +334,10 @@ def _per_class(scores: ClassScores, data: DataConfig, images: int, single_cls: b
 
 def table(result: EvalResult, *, per_class: bool) -> list[str]:
     """The result as upstream's val.py prints it, and what it was measured on."""
-    columns = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
-    lines = [f"{'Class':>22}" + "".join(f"{column:>11}" for column in columns)]
-    lines.append(_line("all", result))
-    if per_class:
-        lines += [_line(one.name, one) for one in result.per_class]
+    names = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+    columns = [Column("Class", width=22), *(Column(name, width=11) for name in names)]
+    rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
+    lines = aligned(columns, rows, gap="")
     if result.ap_coco is not None:
         lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
     if result.left_out:
@@ -347,6 +347,6 @@ def table(result: EvalResult, *, per_class: bool) -> list[str]:
     return lines
 
 
-def _line(name: str, row: EvalResult | ClassResult) -> str:
-    scores = "".join(f"{value:>11.3g}" for value in (row.precision, row.recall, row.ap50, row.ap))
-    return f"{name:>22}{row.images:>11}{row.instances:>11}{scores}"
+def _cells(name: str, row: EvalResult | ClassResult) -> tuple[str, ...]:
+    scores = (f"{value:.3g}" for value in (row.precision, row.recall, row.ap50, row.ap))
+    return (name, str(row.images), str(row.instances), *scores)

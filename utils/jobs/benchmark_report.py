@@ -8,17 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.core import text_tables
 from utils.core.files import atomic_path
+from utils.core.text_tables import aligned, code, columns
 from utils.trt.benchmark import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADERS = ("model", "precision", "NMS", "batch", "latency", "p99", "qps", "images/s", "against FP16")
+COLUMNS = columns(
+    ("model", "precision", "NMS", "batch", "latency", "p99", "qps", "images/s", "against FP16"),
+    left=("model", "precision", "NMS"),
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The texts of a row, one for each of HEADERS; latency is the median in milliseconds."""
+    """The texts of a row, one for each of COLUMNS; latency is the median in milliseconds."""
     start = (row.model, row.precision, "inside" if row.nms else "without", str(row.batch))
     if row.figures is None:
         return (*start, "", "", "", "", row.error)
@@ -30,16 +35,13 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def text(rows: Sequence[Row]) -> str:
     """Aligned columns."""
-    lines = [HEADERS, *map(cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join(aligned(COLUMNS, map(cells, rows)))
 
 
 def markdown(rows: Sequence[Row], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
-    lines = [f"| {' | '.join(HEADERS)} |", f"|{'---|' * len(HEADERS)}"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |" for row in rows]
-    lines += ["", about, "", f"`{command}`", *(f"\n{note}" for row in rows for note in row.notes)]
+    lines = text_tables.markdown(COLUMNS, map(cells, rows))
+    lines += ["", about, "", code(command), *(f"\n{note}" for row in rows for note in row.notes)]
     return "\n".join(lines) + "\n"
 
 

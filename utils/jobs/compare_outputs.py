@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from utils.core.errors import DependencyError
+from utils.core.onnx_files import read_onnx
 from utils.core.tasks import DETECT
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.jobs.compare_tensors import Agreement, compare
@@ -97,7 +97,7 @@ def check(
     Raises:
         DependencyError: ONNX Runtime is not installed.
     """
-    graph = onnx.load(path)
+    graph = read_onnx(path)
     form = metadata_of(graph)
     file = _Session(graph)
     boxes: list[float] = []

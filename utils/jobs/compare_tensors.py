@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.flow import export_mode
+from utils.core.number_types import INT8
 from utils.core.tasks import DETECT
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.pad_channels import Traced
@@ -95,7 +96,13 @@ def _torch_levels(model: Any, images: Tensor, scales: Mapping[int, float]) -> tu
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         nonlocal count
         if count in scales:
-            levels[count] = (output.float() / scales[count]).round().clamp(-128, 127).to(torch.int8).numpy()
+            levels[count] = (
+                (output.float() / scales[count])
+                .round()
+                .clamp(INT8.quant_min, INT8.quant_max)
+                .to(getattr(torch, INT8.dtype))
+                .numpy()
+            )
         count += 1
 
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
@@ -127,8 +134,9 @@ def _cut(graph: ModelProto, order: Collection[str]) -> tuple[ModelProto, list[_C
     for node in cut.graph.node:
         node.input[:] = [fed.get(name, name) for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]
-    outputs = [(DETECT.prediction, TensorProto.FLOAT), *((place.integers, TensorProto.INT8) for place in places)]
-    cut.graph.input.extend(helper.make_tensor_value_info(place.fed, TensorProto.INT8, None) for place in places)
+    integers = TensorProto.DataType.Value(INT8.name)
+    outputs = [(DETECT.prediction, TensorProto.FLOAT), *((place.integers, integers) for place in places)]
+    cut.graph.input.extend(helper.make_tensor_value_info(place.fed, integers, None) for place in places)
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)
     return ModelProto.FromString(cut.SerializeToString()), places

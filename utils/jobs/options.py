@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.quantize.recipe import Recipe
+from models.quantize.recipe import QUANTIZERS, Recipe
 from utils.core.errors import InputError, RecipeError
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
-QUANTIZERS = ("modelopt", "pytorch-quantization")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
 FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
 GRANULARITIES = ("layer", "module", "quantizer")

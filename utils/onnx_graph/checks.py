@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from utils.core.number_types import INT8
 from utils.onnx_graph.qdq_view import POOLS, WEIGHTED, Context
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute
 
@@ -51,8 +52,8 @@ def scales(graph: Context) -> Check:
 def symmetric(graph: Context) -> Check:
     for node in _distinct(graph):
         zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
-        if zero is None or zero.dtype != np.int8:
-            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not INT8"
+        if zero is None or zero.dtype != INT8.dtype:
+            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not {INT8.name}"
         else:
             yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
 

@@ -25,6 +25,7 @@ from torch import nn
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
+from utils.core.tasks import DETECT, IMAGES
 from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
@@ -42,7 +43,7 @@ TYPINGS: dict[Typing, range] = {  # the operator sets that each may have
     "weak": range(13, 18),  # FP32: TensorRT 8.6 to 10.11 choose the types; 8.6 reads no newer operators
     "strong": range(19, 21),  # FP16 and FP32 as written: TensorRT 10.12 and later; FP16 scales came with 19
 }
-INPUT, OUTPUT = "images", "output0"
+INPUT, OUTPUT = IMAGES, DETECT.prediction
 Dynamic = Literal["none", "batch", "all"]
 AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
     "none": {},

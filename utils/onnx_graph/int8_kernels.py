@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from utils.core.number_types import INT8
 from utils.onnx_graph.editing import pure, set_nodes
-from utils.onnx_graph.qdq_passes import QUANTIZERS, weight_quantizers
+from utils.onnx_graph.qdq_passes import weight_quantizers
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_counts
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute, channel_counts
 
 INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
 FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most
@@ -79,7 +80,7 @@ def _is_int8_mean(node: NodeProto, context: Context) -> bool:
     source, quantizers = view.producer(node.input[0]), view.consumers(node.output[0])
     if source is None or source.op_type != DEQUANTIZE or {item.op_type for item in quantizers} != {QUANTIZE}:
         return False
-    readers = view.readers_through(node.output[0], frozenset(QUANTIZERS))
+    readers = view.readers_through(node.output[0], frozenset(QDQ))
     return not any(reader.op_type == "Mul" or context.is_activation(reader) for reader in readers)
 
 
@@ -91,11 +92,11 @@ def _depthwise_mean(pool: NodeProto, channels: int, model: ModelProto) -> list[N
     constants = {
         weight: values,
         f"{weight}/scale": np.full(channels, 2.0**-8, np.float32),
-        f"{weight}/zero_point": np.zeros(channels, np.int8),
+        f"{weight}/zero_point": np.zeros(channels, INT8.dtype),
     }
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     nodes, name = [], weight
-    for kind in QUANTIZERS:
+    for kind in QDQ:
         inputs, name = [name, *list(constants)[1:]], f"{weight}/{kind}_output_0"
         nodes.append(helper.make_node(kind, inputs, [name], name=f"{weight}/{kind}", axis=0))
     conv = helper.make_node(

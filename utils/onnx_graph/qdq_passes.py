@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
+from utils.core.number_types import INT8
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute
-
-QUANTIZERS = (QUANTIZE, DEQUANTIZE)
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute
 
 
 @pure
@@ -25,7 +24,7 @@ def scalar_scales(model: ModelProto) -> None:
     view = GraphView(model)
     scalars: dict[str, str] = {}
     for node in model.graph.node:
-        if node.op_type not in QUANTIZERS or attribute(node, "axis") is not None:
+        if node.op_type not in QDQ or attribute(node, "axis") is not None:
             continue
         for position in range(1, len(node.input)):
             name = node.input[position]
@@ -71,7 +70,7 @@ def merge_quantizers(model: ModelProto) -> None:
     kept = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
-        if node.op_type not in QUANTIZERS or set(node.output) & view.outputs:
+        if node.op_type not in QDQ or set(node.output) & view.outputs:
             kept.append(node)
             continue
         parameters = quantizer_parameters(node, view)
@@ -105,7 +104,7 @@ def share_scales(model: ModelProto) -> None:
     view = GraphView(model)
     first: dict[tuple[object, ...], str] = {}
     for node in model.graph.node:
-        if node.op_type not in QUANTIZERS:
+        if node.op_type not in QDQ:
             continue
         for position in range(1, len(node.input)):
             value = view.array(node.input[position])
@@ -124,10 +123,10 @@ def name_quantizers(model: ModelProto) -> None:
     A shared scale is named after the first tensor that has it.
     """
     view = GraphView(model)
-    taken = {node.name for node in view.nodes if node.op_type not in QUANTIZERS}
+    taken = {node.name for node in view.nodes if node.op_type not in QDQ}
     renamed: dict[str, str] = {}
     for node in model.graph.node:
-        if node.op_type not in QUANTIZERS:
+        if node.op_type not in QDQ:
             continue
         base = _quantized_tensor(node, view)
         node.name = _unique(f"{base}/{node.op_type}", taken)
@@ -178,7 +177,7 @@ def round_weights(model: ModelProto) -> None:
         weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
         if weight is not None and scale is not None:
             factor = _along_axis(node, weight, scale)
-            levels = np.clip(np.rint(weight * (np.float32(1) / factor)), -128, 127)
+            levels = np.clip(np.rint(weight * (np.float32(1) / factor)), INT8.quant_min, INT8.quant_max)
             rounded[node.input[0]] = (levels * factor).astype(weight.dtype)
     for tensor in model.graph.initializer:
         if tensor.name in rounded:
@@ -205,7 +204,7 @@ def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodePro
 def store_int8_weights(model: ModelProto) -> None:
     """Store quantized weights as INT8 initializers that feed DequantizeLinear directly: a file a quarter the size.
 
-    Rounds as QuantizeLinear does: half to even, saturated to [-128, 127].
+    Rounds as QuantizeLinear does: half to even, saturated.
 
     Not done by default, because TensorRT 8.6 asks for FP32 weights followed by a QuantizeLinear (developer guide,
     "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
@@ -229,9 +228,10 @@ def store_int8_weights(model: ModelProto) -> None:
 def _int8_weight(node: NodeProto, view: GraphView) -> np.ndarray | None:
     weight, scale = view.array(node.input[0]), view.array(node.input[1])
     zero_point = view.array(node.input[2]) if len(node.input) > 2 else None
-    if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
+    if weight is None or scale is None or zero_point is None or zero_point.dtype != INT8.dtype or zero_point.any():
         return None
-    return np.clip(np.rint(weight / _along_axis(node, weight, scale)), -128, 127).astype(np.int8)
+    integers = np.rint(weight / _along_axis(node, weight, scale))
+    return np.clip(integers, INT8.quant_min, INT8.quant_max).astype(INT8.dtype)
 
 
 def _along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:

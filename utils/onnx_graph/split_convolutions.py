@@ -17,9 +17,9 @@ import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused, rename_inputs, set_nodes
-from utils.onnx_graph.qdq_passes import QUANTIZERS, merge_quantizers, own_quantizers
+from utils.onnx_graph.qdq_passes import merge_quantizers, own_quantizers
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import GraphView, attribute, channel_bounds
+from utils.onnx_graph.view import QDQ, GraphView, attribute, channel_bounds
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _parts(cut: _Cut, model: ModelProto, view: GraphView) -> list[NodeProto]:
 def _name(node: NodeProto, index: int) -> str:
     """`/model.2/cv1/act/Mul` → `.../Mul.0`, `/model.2/cv1/act/Mul/QuantizeLinear` → `.../Mul.0/QuantizeLinear`."""
     tensor, slash, kind = node.name.rpartition("/")
-    return f"{tensor}.{index}/{kind}" if slash and kind in QUANTIZERS else f"{node.name}.{index}"
+    return f"{tensor}.{index}/{kind}" if slash and kind in QDQ else f"{node.name}.{index}"
 
 
 def _numbered(weight: str, index: int) -> str:

@@ -1,6 +1,6 @@
 """Does a Q/DQ graph have the properties that TensorRT turns into speed? (`python export_qat.py --verify FILE.onnx`)
 
-    report = verify(onnx.load("model.onnx"))
+    report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
 
 The properties are in `rules.py`. What the recipe in the file's metadata leaves in float is not held against it.
@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
 from onnx import ModelProto
 
-from utils.core.errors import InputError, no_file
+from utils.core.errors import InputError
+from utils.core.onnx_files import read_onnx
+from utils.core.text_tables import aligned, columns
 from utils.onnx_graph.checks import RULES, Rule
 from utils.onnx_graph.qdq_view import Context, FloatParts
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
@@ -94,32 +95,14 @@ def verify_file(path: str | Path) -> Report:
     Raises:
         InputError: the file is missing, is no ONNX, or has no quantizers.
     """
-    return verify(load(path))
-
-
-def load(path: str | Path) -> ModelProto:
-    """Read an ONNX file.
-
-    Raises:
-        InputError: it is missing, or it is not a whole and valid ONNX file.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
-    try:
-        model = onnx.load(path)
-        onnx.checker.check_model(model)
-    except Exception as error:  # protobuf and the checker raise several unrelated types
-        raise InputError(f"{path} is not an ONNX file, or it is truncated: {str(error).splitlines()[0]}") from error
-    return model
+    return verify(read_onnx(path, check=True))
 
 
 def table(report: Report, rules: tuple[Rule, ...] = RULES) -> str:
     """The report as text: one line a property, then the breaches."""
     breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in rules}
-    width = max(len(rule.name) for rule in rules)
-    lines = [f"{'property':<{width}}  checked  breaches  why"]
-    lines += [f"{r.name:<{width}}  {report.checked.get(r.name, 0):>7}  {breaches[r.name]:>8}  {r.why}" for r in rules]
+    rows = [(rule.name, str(report.checked.get(rule.name, 0)), str(breaches[rule.name]), rule.why) for rule in rules]
+    lines = aligned(columns(("property", "checked", "breaches", "why"), left=("property", "why")), rows)
     for finding in report.findings[:SHOWN]:
         lines.append(f"{finding.rule}: {finding.node}: {finding.message}")
     if len(report.findings) > SHOWN:

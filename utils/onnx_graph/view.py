@@ -11,6 +11,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QDQ = (QUANTIZE, DEQUANTIZE)
 
 
 class GraphView:

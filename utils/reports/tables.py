@@ -6,8 +6,8 @@ A number is never shown without what it was measured on, and what was not measur
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 
+from utils.core.text_tables import aligned, code, columns, markdown
 from utils.reports.schema import Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
@@ -60,17 +60,8 @@ def terminal_table(report: Report) -> str:
         return "(no results)"
     baseline = report.baseline()
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
-    table: list[tuple[str, ...]] = [(*HEADERS, "on")]
-    table += [(*cells(row, baseline), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    lines = [
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in table
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    rows = [(*cells(row, baseline), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
+    lines = aligned(columns((*HEADERS, "on"), left=["stage"]), rows, rule=True)
     lines += [f"[{_mark(index)}] {place or 'not recorded'}" for index, place in enumerate(places)]
     return "\n".join(lines)
 
@@ -78,24 +69,10 @@ def terminal_table(report: Report) -> str:
 def markdown_table(report: Report) -> str:
     """A Markdown table; text that Markdown would read as markup is escaped."""
     baseline = report.baseline()
-    header = (*HEADERS, "measured on", "file")
-    rule = ["---", *["---:"] * (len(HEADERS) - 1), "---", "---"]
-    lines = [_markdown_line(header), _markdown_line(rule)]
-    for row in report.rows:
-        file = "`" + row.file.replace("`", "'").replace("|", "\\|") + "`"
-        lines.append(_markdown_line([*(_escape(text) for text in (*cells(row, baseline), row.measured_on)), file]))
-    return "\n".join(lines)
-
-
-def _markdown_line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+    rows = [(*cells(row, baseline), row.measured_on, code(row.file)) for row in report.rows]
+    headers = (*HEADERS, "measured on", "file")
+    return "\n".join(markdown(columns(headers, left=["stage", "measured on", "file"]), rows))
 
 
 def _mark(index: int) -> str:
     return string.ascii_lowercase[index] if index < 26 else str(index + 1)
-
-
-def _escape(text: str) -> str:
-    for character in "\\`*_|<>[]":
-        text = text.replace(character, "\\" + character)
-    return " ".join(text.split())

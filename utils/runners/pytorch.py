@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from utils.core.device import device_name
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECT, IMAGES
 from utils.runners.base import Runner, TensorSpec
 
 
@@ -42,7 +42,7 @@ class TorchRunner(Runner):
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
         rows = None if names is None else 4 + len(names)
         super().__init__(
-            inputs=[TensorSpec("images", (None, 3, None, None), dtype)],
+            inputs=[TensorSpec(IMAGES, (None, 3, None, None), dtype)],
             outputs=[TensorSpec(DETECT.prediction, (None, rows, None), dtype)],
             metadata=metadata,
             device=device,
@@ -51,7 +51,7 @@ class TorchRunner(Runner):
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode():
-            result: Any = self._model(feeds["images"])
+            result: Any = self._model(feeds[IMAGES])
         while isinstance(result, (tuple, list)):
             result = result[0]
         return {DETECT.prediction: result}

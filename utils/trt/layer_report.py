@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
+from utils.core.text_tables import Column, aligned
 from utils.trt import inspector
 from utils.trt.inspector import PRECISIONS, Layer, Summary
 
 if TYPE_CHECKING:
     from utils.trt.context import Execution
 
+COLUMNS = (Column("", left=True, width=14), Column("layers", width=8), Column("share", width=8), Column("ms", width=10),
+           Column("share", width=8))  # fmt: skip
 MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not called an INT8 engine
 
 
@@ -85,12 +88,16 @@ def text(summary: Summary, title: str, precision: str = "") -> list[str]:
         precision: that the engine was built for, such as 'int8'.
     """
     computing = sum(summary.counts.values())
-    lines = [title, "", f"{'':<14}{'layers':>8}{'share':>8}{'ms':>10}{'share':>8}"]
-    for name in (name for name in PRECISIONS if name in summary.counts):
-        count = summary.counts[name]
-        lines.append(f"{name:<14}{count:>8}{count / computing:>8.0%}" + _time(summary.ms, name, summary.total_ms))
-    for kind, count in summary.reformats.items():
-        lines.append(f"{kind:<14}{count:>8}{'':>8}" + _time(summary.reformat_ms, kind, summary.total_ms))
+    rows = [
+        (name, str(summary.counts[name]), f"{summary.counts[name] / computing:.0%}",
+         *_time(summary.ms, name, summary.total_ms))
+        for name in PRECISIONS if name in summary.counts
+    ]  # fmt: skip
+    rows += [
+        (kind, str(count), "", *_time(summary.reformat_ms, kind, summary.total_ms))
+        for kind, count in summary.reformats.items()
+    ]
+    lines = [title, "", *aligned(COLUMNS, rows, gap="")]
     coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {computing} computing layers"
     if summary.int8_time is not None:
         coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
@@ -139,8 +146,8 @@ def short(name: str, limit: int = 110) -> str:
     return name if len(name) <= limit else f"{name[: limit // 2]} ... {name[-limit // 2 :]}"
 
 
-def _time(ms: Mapping[str, float] | None, key: str, total: float | None) -> str:
-    return "" if ms is None else f"{ms.get(key, 0.0):>10.4f}{_share(ms.get(key), total):>8}"
+def _time(ms: Mapping[str, float] | None, key: str, total: float | None) -> tuple[str, str]:
+    return ("", "") if ms is None else (f"{ms.get(key, 0.0):.4f}", _share(ms.get(key), total))
 
 
 def _share(ms: float | None, total: float | None) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.errors import InputError
+from utils.core.onnx_files import read_onnx
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,8 @@ def read(path: str | Path) -> OnnxFile:
         InputError: the file is missing, is no ONNX, or is truncated.
         DependencyError: onnx is not installed.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise DependencyError("reading ONNX files needs onnx: pip install onnx") from error
     path = Path(path)
-    if not path.is_file():
-        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
-    try:
-        model = onnx.load(path)
-    except Exception as error:  # protobuf raises several unrelated types
-        raise InputError(f"{path} is not an ONNX file, or it is truncated: {str(error).splitlines()[0]}") from error
-    if not model.graph.input or not model.graph.node:
-        raise InputError(f"{path} is not an ONNX file, or it is truncated: it holds no network")
-    return describe(model, path)
+    return describe(read_onnx(path), path)
 
 
 def describe(model: Any, path: Path) -> OnnxFile:

@@ -7,10 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from utils.core import text_tables
 from utils.core.files import atomic_path
+from utils.core.text_tables import aligned, code, columns
 from utils.jobs.compare_placement.engines import Row
 
-HEADERS = ("model", "batch", "variant", "ms", "p90", "images/s", "vs FP16", "INT8 time", "layers", "reformats")
+COLUMNS = columns(
+    ("model", "batch", "variant", "ms", "p90", "images/s", "vs FP16", "INT8 time", "layers", "reformats"),
+    left=("model", "variant", "layers", "reformats"),
+)
 
 
 def measured_on() -> dict[str, str]:
@@ -30,9 +35,9 @@ def measured_on() -> dict[str, str]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The texts of one row, one for each of HEADERS."""
+    """The texts of one row, one for each of COLUMNS."""
     if row.error:
-        return (row.model, str(row.batch), row.variant, *[""] * (len(HEADERS) - 4), row.error)
+        return (row.model, str(row.batch), row.variant, *[""] * (len(COLUMNS) - 4), row.error)
     layers = " + ".join(f"{count} {name}" for name, count in row.layers.items())
     forms = ", ".join(_form(name, count, row.reformat_ms) for name, count in row.reformats.items())
     spent = sum(row.reformat_ms.values())
@@ -57,22 +62,16 @@ def _form(name: str, count: int, ms: Mapping[str, float]) -> str:
 
 def text(rows: Sequence[Row]) -> str:
     """Aligned columns."""
-    lines = [HEADERS, *(cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join(aligned(COLUMNS, map(cells, rows)))
 
 
 def markdown(rows: Sequence[Row], about: Mapping[str, str], command: str) -> str:
     """A table, how it was made, and the slowest layers of each engine."""
     lines = [
-        f"| {' | '.join(HEADERS)} |",
-        f"|{'---|' * len(HEADERS)}",
-        *(f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |" for row in rows),
+        *text_tables.markdown(COLUMNS, map(cells, rows)),
         "",
         f"{about['gpu']}, {about['tensorrt']}, {about['date']}; {about['method']}.",
-        f"`{command}`",
+        code(command),
         "",
     ]
     for row in rows:
