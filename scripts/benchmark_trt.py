@@ -5,7 +5,7 @@
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), or an engine. --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with
-a baseline that has it inside too. trtexec takes the times where it is installed, else our own stopwatch does.
+a baseline that has it inside too. trtexec takes the times where it is installed, else our own loop does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph")
     times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
     times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
-    times.add_argument("--own-timing", action="store_true", help="our stopwatch, even where trtexec is installed")
+    times.add_argument("--own-timing", action="store_true", help="our own loop, even where trtexec is installed")
     builds = parser.add_argument_group("building")
     builds.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
     builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
@@ -67,14 +67,14 @@ def main(args: argparse.Namespace) -> int:
     from utils.jobs import benchmark_report
     from utils.trt import benchmark, tensorrt_api
     from utils.trt.build_config import BuildConfig, check_target
-    from utils.trt.stopwatch import StopwatchConfig
+    from utils.trt.timing import TimingConfig
 
     if min(args.batch_size) < 1 or (args.imgsz and (len(args.imgsz) > 2 or min(args.imgsz) < 1)):
         raise InputError("--batch-size and --imgsz must be positive, and --imgsz one or two numbers")
     size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
     entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
     benchmark.check(entries)
-    timing = StopwatchConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
+    timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                              not args.noDataTransfers)  # fmt: skip
     building = BuildConfig(tactic_sources_off=tuple(args.tactic_sources_off), timing_iterations=args.timing_iterations,
                            optimization_level=args.optimization_level)  # fmt: skip
@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
         "device": gpu,
         "tensorrt": api.name,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "method": _method(args, f"trtexec {program.version}" if program else "own stopwatch"),
+        "method": _method(args, f"trtexec {program.version}" if program else "own loop"),
     }
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{name}: {value}" for name, value in gpu.items()))
     folder = make_run_dir(args.project, args.name, args.exist_ok)

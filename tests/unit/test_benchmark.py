@@ -16,18 +16,17 @@ from trtexec_summary import SUMMARY
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.jobs import benchmark_report
-from utils.trt import benchmark, stopwatch, trtexec
+from utils.trt import benchmark, timing, trtexec
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
-from utils.trt.stopwatch import Figures, StopwatchConfig
-from utils.trt.timing import Summary
+from utils.trt.timing import Figures, Summary, TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import benchmark_trt
 
 CPU = torch.device("cpu")
-QUICK = StopwatchConfig(warm_up=1, duration=0.02, rounds=2)
+QUICK = TimingConfig(warm_up=1, duration=0.02, rounds=2)
 
 
 def execution(folder, monkeypatch, batch=2, name="a"):
@@ -45,15 +44,15 @@ def row(model="c", batch=8, baseline=False, ms=4.0, **more):
     return benchmark.Row(model, batch, baseline, figures=Figures(1000 / ms, parts), **{"precision": "INT8", **more})
 
 
-# the stopwatch
+# the loop
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_parts_of_a_query(tmp_path, monkeypatch, cuda_graph):
     running = execution(tmp_path, monkeypatch)
     before = len(running.api.module.calls)
-    config = StopwatchConfig(1, 0.02, 2, cuda_graph=cuda_graph)
-    figures = stopwatch.measure({"a": running}, config)["a"]
+    config = TimingConfig(1, 0.02, 2, cuda_graph=cuda_graph)
+    figures = timing.measure({"a": running}, config)["a"]
     assert {name: figures.parts[name].median for name in ("latency", "h2d", "compute", "d2h")} == {
         "latency": 3.0, "h2d": 1.0, "compute": 1.0, "d2h": 1.0,  # an event of the stand-in is a tick
     }  # fmt: skip
@@ -66,10 +65,10 @@ def test_parts_of_a_query(tmp_path, monkeypatch, cuda_graph):
 
 def test_copies_are_real_and_can_be_left_out(tmp_path, monkeypatch):
     running = execution(tmp_path, monkeypatch)
-    figures = stopwatch.measure({"a": running}, StopwatchConfig(0, 0.01, 1, transfers=False))["a"]
+    figures = timing.measure({"a": running}, TimingConfig(0, 0.01, 1, transfers=False))["a"]
     assert set(figures.parts) == {"latency", "compute", "enqueue"}
-    host = stopwatch._Host(running)
-    stopwatch._run(running, host, QUICK, 0.005, stopwatch._Samples())
+    host = timing._Host(running)
+    timing._run(running, host, QUICK, 0.005, 1, timing._Samples())
     assert host.memory["output0"].abs().sum() > 0
     assert torch.equal(host.memory["output0"], running.buffers["output0"])
 
@@ -78,17 +77,27 @@ def test_engines_take_turns(tmp_path, monkeypatch):
     running = {name: execution(tmp_path, monkeypatch, 1, name) for name in "ab"}
     order = []
     monkeypatch.setattr(
-        stopwatch, "_run", lambda execution, host, config, seconds, into: order.append((execution, round(seconds, 3)))
+        timing,
+        "_run",
+        lambda run, host, config, seconds, *rest: order.append((run, round(seconds, 3))),
     )
-    monkeypatch.setattr(stopwatch._Samples, "figures", lambda self, transfers: None)
-    stopwatch.measure(running, StopwatchConfig(200, 3, 3))
+    monkeypatch.setattr(timing._Samples, "figures", lambda self, transfers: None)
+    timing.measure(running, TimingConfig(200, 3, 3))
     a, b = running["a"], running["b"]
     expected = [a, b, b, a, a, b]
     assert order == [(one, seconds) for one in expected for seconds in (0.2, 1.0)]
 
 
+def test_so_many_queries_at_least_whatever_the_duration(tmp_path, monkeypatch):
+    running = execution(tmp_path, monkeypatch)
+    seen = []
+    config = TimingConfig(0, 0, 3, cuda_graph=True, transfers=False, iterations=10)
+    figures = timing.measure({"a": running}, config, lambda: seen.append(1))["a"]
+    assert (figures.parts["compute"].count, len(seen)) == (12, 3)
+
+
 def test_the_summary_has_trtexecs_lines():
-    parts = {name: Summary(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in stopwatch.PARTS}
+    parts = {name: Summary(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in timing.PARTS}
     lines = Figures(123.456, parts).lines()
     assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
     assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
@@ -98,10 +107,10 @@ def test_the_summary_has_trtexecs_lines():
     assert {name: (figure.min, figure.p99) for name, figure in figures.items()} == dict.fromkeys(parts, (1.0, 8.5))
 
 
-@pytest.mark.parametrize("changes", [{"warm_up": -1}, {"duration": 0}, {"rounds": 0}])
+@pytest.mark.parametrize("changes", [{"warm_up": -1}, {"duration": -1}, {"rounds": 0}, {"iterations": 0}])
 def test_times_that_mean_nothing(changes):
-    with pytest.raises(InputError, match="must be positive"):
-        StopwatchConfig(**changes)
+    with pytest.raises(InputError, match="must not be negative"):
+        TimingConfig(**changes)
 
 
 # rows

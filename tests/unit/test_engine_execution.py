@@ -122,25 +122,6 @@ def test_engine_of_another_version_or_gpu_or_truncated(tmp_path, monkeypatch):
         Execution(path, api, CPU)
 
 
-def test_engines_are_timed_in_turns(tmp_path, monkeypatch):
-    api = stand_in(monkeypatch)
-    running = {}
-    for name, batch in (("a", 1), ("b", 3)):
-        running[name] = Execution(engine(tmp_path, (batch, 3, 4, 4), name), api, CPU)
-    order = []
-    monkeypatch.setattr(timing, "measure", lambda execution, count: order.append((execution, count)) or [1.0] * count)
-    times = timing.alternate(running, iterations=10, rounds=3)
-    assert {name: len(values) for name, values in times.items()} == {"a": 12, "b": 12}
-    a, b = running["a"], running["b"]
-    assert order == [(a, 4), (b, 4), (b, 4), (a, 4), (a, 4), (b, 4)]
-
-
-def test_measure_gives_the_distance_of_neighbouring_events(tmp_path, monkeypatch):
-    api = stand_in(monkeypatch)
-    execution = Execution(engine(tmp_path), api, CPU)
-    assert timing.measure(execution, 5) == [1.0] * 5  # an event of the stand-in is a tick
-
-
 def test_summary_against_numpy():
     values = np.random.default_rng(0).gamma(2.0, size=301)
     found = timing.Summary.of(list(values))

@@ -11,11 +11,12 @@ import onnx
 import pytest
 
 from utils.core.errors import InputError
+from utils.core.onnx_files import read_onnx
 from utils.onnx_graph.checks import RULES
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.qdq_passes import store_int8_weights
-from utils.onnx_graph.verify import load, table, verify, verify_file
+from utils.onnx_graph.verify import table, verify, verify_file
 from utils.onnx_graph.view import module_path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -301,12 +302,12 @@ def test_files(tmp_path: Path):
     onnx.save(GOOD, tmp_path / "good.onnx")
     assert verify_file(tmp_path / "good.onnx").ok
     with pytest.raises(InputError, match="does not exist"):
-        load(tmp_path / "none.onnx")
+        read_onnx(tmp_path / "none.onnx")
     content = (tmp_path / "good.onnx").read_bytes()
     for name, part in {"truncated": content[: len(content) // 2], "text": b"not a network", "empty": b""}.items():
         (tmp_path / name).write_bytes(part)
         with pytest.raises(InputError, match="not an ONNX file"):
-            load(tmp_path / name)
+            read_onnx(tmp_path / name)
 
 
 def test_table_names_breaches():

@@ -80,14 +80,14 @@ def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags
     dtype = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     file = write_onnx(tmp_path / "a.onnx", quantized=quantized, dtype=dtype, opset=19 if half else 17)
     config = BuildConfig(batch=(1, 4, 8), workspace=2 << 30, timing_cache=str(tmp_path / "t"), optimization_level=2,
-                         tactic_sources_off=("cudnn",))  # fmt: skip
+                         tactic_sources_off=("cudnn",), timing_iterations=4)  # fmt: skip
     note = trtexec.build(file, tmp_path / "a.engine", config, program)
     words = set(asked())
     assert flags <= words
     assert not without & words
     assert {f"--onnx={file}", "--minShapes=images:1x3x64x96", "--optShapes=images:4x3x64x96",
             "--maxShapes=images:8x3x64x96", "--memPoolSize=workspace:2048", f"--timingCacheFile={tmp_path / 't'}",
-            "--builderOptimizationLevel=2", "--tacticSources=-CUDNN",
+            "--builderOptimizationLevel=2", "--tacticSources=-CUDNN", "--avgTiming=4",
             "--profilingVerbosity=detailed"} <= words  # fmt: skip
     assert (tmp_path / "a.engine").read_text() == "plan\n"
     assert note == EngineNote.load(tmp_path / "a.engine")
@@ -99,6 +99,13 @@ def test_timing_cache_is_on_by_default(install, tmp_path):
     program, asked = install("8.6")
     trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
     assert f"--timingCacheFile={tmp_path / 'Fake-GPU-TensorRT-8.6.1.timing.cache'}" in asked()
+
+
+def test_tactic_sources_of_the_environment(install, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRT_TACTIC_SOURCES_OFF", "CUBLAS,cudnn")
+    program, asked = install("8.6")
+    trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
+    assert "--tacticSources=-CUBLAS,-CUDNN" in asked()
 
 
 def test_refusals_come_before_it_is_called(install, tmp_path):

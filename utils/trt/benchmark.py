@@ -15,7 +15,7 @@ from utils.core.tasks import DETECT
 from utils.trt import inspector, layer_report, onnx_summary
 from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import ENGINE_SUFFIXES
-from utils.trt.stopwatch import Figures, StopwatchConfig
+from utils.trt.timing import Figures, TimingConfig
 
 if TYPE_CHECKING:
     import torch
@@ -128,12 +128,12 @@ def measure(
     engines: Mapping[Entry, Path | str],
     batch: int,
     size: tuple[int, int] | None,
-    config: StopwatchConfig,
+    config: TimingConfig,
     api: Api,
     device: torch.device,
     program: Trtexec | None = None,
 ) -> list[Row]:
-    """Rows of the engines at this batch, timed in turns by our own stopwatch, or by trtexec."""
+    """Rows of the engines at this batch, timed in turns by our own loop, or by trtexec."""
     rows = {entry: Row(entry.file.stem, batch, entry.baseline) for entry in engines}
     with contextlib.ExitStack() as stack:
         running: dict[Entry, Execution] = {}
@@ -179,17 +179,15 @@ def _described(row: Row, execution: Execution) -> Row:
     )  # fmt: skip
 
 
-def _own(running: Mapping[Entry, Execution], config: StopwatchConfig) -> dict[Entry, Figures]:
-    from utils.trt import stopwatch
+def _own(running: Mapping[Entry, Execution], config: TimingConfig) -> dict[Entry, Figures]:
+    from utils.trt import timing
 
     by_name = {str(index): (entry, execution) for index, (entry, execution) in enumerate(running.items())}
-    figures = stopwatch.measure({name: execution for name, (_, execution) in by_name.items()}, config)
+    figures = timing.measure({name: execution for name, (_, execution) in by_name.items()}, config)
     return {entry: figures[name] for name, (entry, _) in by_name.items()}
 
 
-def _with_trtexec(
-    running: Mapping[Entry, Execution], config: StopwatchConfig, program: Trtexec
-) -> dict[Entry, Figures]:
+def _with_trtexec(running: Mapping[Entry, Execution], config: TimingConfig, program: Trtexec) -> dict[Entry, Figures]:
     """Rounds of trtexec, in turns; of each engine the round with the median speed."""
     from utils.trt.trtexec import parse_times
 

@@ -7,6 +7,7 @@ guide): a file whose float part is FP16 is built in its own types; one in FP32 b
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from utils.trt.tensorrt_api import Gpu
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 DEFAULT_BATCH: Range = (1, 8, 16)
+SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
 
 
 class Abilities(Protocol):
@@ -49,7 +51,7 @@ class BuildConfig:
         shares: builds that run side by side.
         timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
         tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS; if empty, those that the
-            environment variable TRT_TACTIC_SOURCES_OFF lists.
+            environment variable TRT_TACTIC_SOURCES_OFF lists (`sources_off`).
         optimization_level: 0 to 5, TensorRT's own default if None.
         timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
@@ -70,6 +72,11 @@ class BuildConfig:
     targets: tuple[str, ...] = ()
     allow_fp32: bool = False
     progress: bool = True
+
+    @property
+    def sources_off(self) -> tuple[str, ...]:
+        """The tactic sources that are not to be used: those given, or those of the environment variable."""
+        return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
 
     def __post_init__(self) -> None:
         for name in ("batch", "height", "width"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -136,9 +135,8 @@ def _configure(
     if workspace is not None:
         setup.set_memory_pool_limit(api.module.MemoryPoolType.WORKSPACE, workspace)
     setup.profiling_verbosity = api.module.ProfilingVerbosity.DETAILED
-    off = config.tactic_sources_off or tuple(os.environ.get("TRT_TACTIC_SOURCES_OFF", "").replace(",", " ").split())
-    if off:
-        setup.set_tactic_sources(_tactic_sources(api, setup, off))
+    if config.sources_off:
+        setup.set_tactic_sources(_tactic_sources(api, setup, config.sources_off))
     if config.optimization_level is not None:
         setup.builder_optimization_level = config.optimization_level
     if config.timing_iterations is not None:

@@ -1,4 +1,4 @@
-"""NVIDIA's trtexec as builder and as stopwatch, where it is installed and asked for.
+"""NVIDIA's trtexec as builder and for timing, where it is installed and asked for.
 
 What its version takes is read from its own help: from TensorRT 11 on there is no `--fp16` and no `--int8`.
 """
@@ -146,8 +146,10 @@ def _build_flags(program: Trtexec, config: BuildConfig, typing: str, precision: 
         flags.append(f"--memPoolSize=workspace:{config.workspace >> 20}")
     if config.optimization_level is not None:
         flags.append(f"--builderOptimizationLevel={config.optimization_level}")
-    if config.tactic_sources_off:
-        flags.append("--tacticSources=" + ",".join(f"-{name.upper()}" for name in config.tactic_sources_off))
+    if config.timing_iterations is not None:
+        flags.append(f"--avgTiming={config.timing_iterations}")
+    if config.sources_off:
+        flags.append("--tacticSources=" + ",".join(f"-{name.upper()}" for name in config.sources_off))
     return flags
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.cli import setup_logging
 from utils.core.device import select_device
@@ -18,7 +18,12 @@ from utils.jobs.compare_placement.variants import VARIANTS, Job
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 
+if TYPE_CHECKING:
+    from utils.trt.timing import Summary
+
 logger = logging.getLogger(__name__)
+
+WARM_UP = 20.0  # milliseconds before each round that do not count
 
 
 @dataclass(frozen=True)
@@ -149,12 +154,14 @@ def _measure_group(
         for job in group:
             if not rows[job].error:
                 try:
-                    running[job.variant] = _random_input(Execution(job.engine, api, device))
+                    running[job.variant] = Execution(job.engine, api, device)
                 except QatError as error:
                     rows[job] = Row(job.model, job.batch, job.variant, error=str(error))
         title = f"{group[0].model}, batch {group[0].batch}"
         with tqdm(total=rounds * len(running), desc=title, unit="round", leave=False) as bar:
-            times = timing.alternate(running, iterations, rounds, lambda: bar.update() and None)
+            config = timing.TimingConfig(WARM_UP, 0, rounds, cuda_graph=True, transfers=False, iterations=iterations)
+            figures = timing.measure(running, config, bar.update)
+            times = {name: found.parts["compute"] for name, found in figures.items()}
         for job in group:
             if job.variant in running:
                 rows[job] = _row(job, running[job.variant], times[job.variant], times.get(VARIANTS[0]))
@@ -164,22 +171,15 @@ def _measure_group(
     return list(rows.values())
 
 
-def _random_input(execution: Any) -> Any:
-    for spec in execution.inputs:
-        execution.buffers[spec.name].uniform_()
-    return execution
+def _row(job: Job, execution: Any, summary: Summary, baseline: Summary | None) -> Row:
+    from utils.trt import inspector, layer_report
 
-
-def _row(job: Job, execution: Any, times: list[float], baseline: list[float] | None) -> Row:
-    from utils.trt import inspector, layer_report, timing
-
-    summary = timing.Summary.of(times)
     layers = layer_report.layers_of(execution)
     layer_report.save(layers, job.engine.with_suffix(".layers.json"))
     found = inspector.summarize(layers)
     return Row(
         model=job.model, batch=job.batch, variant=job.variant, ms=summary.median, p90=summary.p90,
-        ratio=None if baseline is None else timing.Summary.of(baseline).median / summary.median,
+        ratio=None if baseline is None else baseline.median / summary.median,
         layers=found.counts, layer_ms=found.ms or {}, reformats=found.reformats, reformat_ms=found.reformat_ms or {},
         profile_ms=found.total_ms, int8_time=found.int8_time,
         slowest=[(layer.name, layer.precision or layer.kind, layer.ms or 0.0) for layer in found.slowest],
