@@ -1,7 +1,7 @@
 """Find amax of activations: statistics are gathered once, then any method is computed from them.
 
-The float network runs over some batches; for each scale, a histogram of magnitudes and the exact maximum are kept on
-the device. All searches work on all scales at once.
+The float network runs over some batches; for each tensor, a histogram of magnitudes, and for each scale the exact
+maximum are kept on the device. All searches work on all scales at once.
 
 Methods (Wu et al., "Integer Quantization for Deep Learning Inference", 2020, section 3):
 max: the largest magnitude; percentile: the magnitude below which p percent of the values lie; mse: the smallest mean
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,18 +31,19 @@ from utils.core.number_types import INT8
 logger = logging.getLogger(__name__)
 
 BINS = 4096
+EXACT = 1 << 24  # torch.histc counts in float32, which is exact up to this number
 CANDIDATES = 200  # amax values tried by mse and entropy, from 1/32 of the maximum to all of it
 SMALLEST_FRACTION = 1 / 32
 
 
 @dataclass
 class Histogram:
-    """Magnitudes of one scale's tensors.
+    """Magnitudes of the tensors that share one scale, each counted by itself.
 
     Attributes:
-        counts: float64 `[BINS]` over 0..top.
+        counts: float64 `[tensors, BINS]` over 0..top.
         top: upper edge of the last bin; it doubles when a larger value comes, and pairs of bins merge.
-        largest: the exact maximum.
+        largest: the exact maximum over all tensors.
     """
 
     counts: Tensor
@@ -50,16 +52,21 @@ class Histogram:
 
     @classmethod
     def empty(cls, top: float, device: torch.device) -> Histogram:
-        """Bins over 0..top, or over 0..1 where all values are zero."""
-        return cls(torch.zeros(BINS, dtype=torch.float64, device=device), top or 1.0, 0.0)
+        """Bins over 0..top, or over 0..1 where all values are zero; no tensor was counted yet."""
+        return cls(torch.zeros(0, BINS, dtype=torch.float64, device=device), top or 1.0, 0.0)
 
-    def add(self, magnitude: Tensor, largest: float | None = None) -> None:
-        """Count another tensor of magnitudes."""
+    def add(self, magnitude: Tensor, largest: float | None = None, tensor: int = 0) -> None:
+        """Count magnitudes of the tensor with this number: the tensors come in the same order in every forward."""
         largest = float(magnitude.max()) if largest is None else largest
         while largest > self.top:
-            self.counts = torch.cat((self.counts.reshape(-1, 2).sum(1), self.counts.new_zeros(BINS // 2)))
+            merged = self.counts.reshape(-1, BINS // 2, 2).sum(2)
+            self.counts = torch.cat((merged, torch.zeros_like(merged)), 1)
             self.top *= 2
-        self.counts += torch.histc(magnitude, BINS, 0, self.top)
+        if tensor >= len(self.counts):
+            missing = self.counts.new_zeros(tensor + 1 - len(self.counts), BINS)
+            self.counts = torch.cat((self.counts, missing))
+        for part in magnitude.flatten().split(EXACT):
+            self.counts[tensor] += torch.histc(part, BINS, 0, self.top)
         self.largest = max(self.largest, largest)
 
 
@@ -72,22 +79,27 @@ class Statistics:
     def amax(self, method: str, percentile: float = 99.999) -> dict[str, Tensor]:
         """Amax (scalar, float32) of every scale.
 
+        A tensor counts for what it is and not for its size: percentile is the largest over the tensors of a scale, so
+        that none is clipped more often than asked; mse and entropy take every tensor with the same weight.
+
         Args:
             method: max, percentile, mse or entropy.
             percentile: of the magnitudes, 50..100.
         """
-        names = list(self.histograms)
-        counts = torch.stack([self.histograms[name].counts for name in names])  # [N, BINS]
-        top = counts.new_tensor([self.histograms[name].top for name in names])
-        largest = counts.new_tensor([self.histograms[name].largest for name in names])
+        names, histograms = list(self.histograms), list(self.histograms.values())
+        top = torch.tensor([one.top for one in histograms], dtype=torch.float64)
+        largest = torch.tensor([one.largest for one in histograms], dtype=torch.float64)
+        device = histograms[0].counts.device
+        top, largest = top.to(device), largest.to(device)
         if method == "max":
             found = largest
         elif method == "percentile":
-            found = _percentile(counts, top, percentile)
-        elif method == "mse":
-            found = _mse(counts, top, largest)
-        elif method == "entropy":
-            found = _entropy(counts, top, largest)
+            owner = torch.tensor([index for index, one in enumerate(histograms) for _ in one.counts], device=device)
+            each = _percentile(torch.cat([one.counts for one in histograms]), top[owner], percentile)
+            found = torch.zeros_like(top).scatter_reduce(0, owner, each, "amax")
+        elif method in ("mse", "entropy"):
+            counts = torch.stack([(one.counts / one.counts.sum(1, keepdim=True)).sum(0) for one in histograms])
+            found = _mse(counts, top, largest) if method == "mse" else _entropy(counts, top, largest)
         else:
             raise ValueError(f"no calibration method {method!r}")
         found = torch.minimum(found, largest).float()
@@ -114,13 +126,17 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     """
     statistics = Statistics()
     quantizers: Any = model.activation_quantizers
-    handles = [module.register_forward_pre_hook(_counter(statistics, name)) for name, module in quantizers.items()]
+    calls: Counter[str] = Counter()  # of each quantizer in the present forward: which of its tensors comes next
+    handles = [
+        module.register_forward_pre_hook(_counter(statistics, calls, name)) for name, module in quantizers.items()
+    ]
     seen = 0
     try:
         with quantizers_off(model), torch.inference_mode():
             for images in tqdm(
                 _first(batches, limit), total=limit, desc="calibration", unit="batch", disable=not progress
             ):
+                calls.clear()
                 model(images)
                 seen += 1
     finally:
@@ -156,7 +172,7 @@ def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:
         yield images
 
 
-def _counter(statistics: Statistics, name: str) -> Any:
+def _counter(statistics: Statistics, calls: Counter[str], name: str) -> Any:
     def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         magnitude = inputs[0].detach().float().abs()
         largest = float(magnitude.max())  # NaN if there is one
@@ -164,7 +180,8 @@ def _counter(statistics: Statistics, name: str) -> Any:
             raise QatError(f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights")
         if name not in statistics.histograms:
             statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
-        statistics.histograms[name].add(magnitude, largest)
+        statistics.histograms[name].add(magnitude, largest, calls[name])
+        calls[name] += 1
 
     return count
 

@@ -74,6 +74,45 @@ def test_batches_and_a_growing_range_give_the_same_statistics():
         assert float(cut.amax(method)["t"]) == pytest.approx(float(whole.amax(method)["t"]), rel=0.02)
 
 
+def test_a_small_tensor_is_not_clipped_more_often_than_a_large_one_that_shares_its_scale():
+    small, large = NORMAL[:5000] * 4, NORMAL
+    together = Histogram.empty(1.0, NORMAL.device)
+    together.add(large.abs(), tensor=0)
+    together.add(small.abs(), tensor=1)
+    found = Statistics({"t": together})
+    alone = [float(statistics(values).amax("percentile", 99.0)["t"]) for values in (small, large)]
+    shared = float(found.amax("percentile", 99.0)["t"])
+    assert shared == pytest.approx(max(alone), rel=0.01)
+    assert float((small.abs() > shared).float().mean()) <= 0.0101
+    pooled = statistics(torch.cat([large, small]))  # what counting both together gives
+    assert float((small.abs() > pooled.amax("percentile", 99.0)["t"]).float().mean()) > 0.2
+    repeated = Histogram.empty(1.0, NORMAL.device)  # the same shape in a tensor forty times as large
+    repeated.add(large.abs(), tensor=0)
+    repeated.add(small.abs().repeat(40), tensor=1)
+    for method in ("mse", "entropy"):
+        assert float(found.amax(method)["t"]) == pytest.approx(
+            float(Statistics({"t": repeated}).amax(method)["t"]), rel=1e-6
+        )
+
+
+def test_a_bin_counts_beyond_float32s_whole_numbers():
+    one = Histogram.empty(1.0, torch.device("cpu"))
+    number = calibration.EXACT + 4096
+    one.add(torch.full((1,), 0.5).expand(number), largest=0.5)
+    assert float(one.counts.sum()) == number
+
+
+def test_tensors_of_a_scale_are_told_apart_in_every_batch():
+    network = chain()
+    placement.apply(network, placement.plan(network, Recipe()))
+    found = calibration.collect(network, [torch.rand(2, 3, 32, 32)] * 3, 3, progress=False)
+    plan = network.quantization_plan
+    for name, tensors in plan.scales.items():
+        counted = [tensor for tensor in plan.tensors if tensor.name in tensors and not tensor.redundant]
+        assert len(found.histograms[placement.scale_key(name)].counts) == len(counted)
+    assert max(len(one.counts) for one in found.histograms.values()) > 1
+
+
 def test_all_scales_at_once_as_one_by_one():
     together = Statistics({name: histogram(values) for name, values in SAMPLES.items()})
     for method in ("max", "percentile", "mse", "entropy"):
