@@ -314,6 +314,16 @@ class TestProfile:
             selection.read_profile(tmp_path / "missing.json")
 
 
+    def test_modules_of_a_fused_kernel_count_alike_however_often_it_names_them(self):
+        name = (
+            "model.4.cv1.conv.weight + model.4.cv1.conv.weight/QuantizeLinear + /model.4/cv1/conv/Conv + "
+            "PWN(/model.4/cv1/act/Sigmoid, /model.4/cv1/act/Mul) + /model.5/cv1/conv/Conv + "
+            "/model.22/cv2.0/cv2.0.2/Conv"
+        )
+        units = {one: [one] for one in ("model.4", "model.5.cv1", "model.22.cv2.0.2")}
+        shares = selection.time_shares(units, [(name, 3.0)])
+        assert shares == pytest.approx({"model.4": 1 / 3, "model.5.cv1": 1 / 3, "model.22.cv2.0.2": 1 / 3})
+
 class TestState:
     def test_it_loads_what_was_saved(self, tmp_path):
         state = AnalysisState({"weights": "a.pt"}, Recipe().to_dict(), "hash", {"model.0": 1.5})

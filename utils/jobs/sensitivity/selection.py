@@ -144,8 +144,9 @@ def read_profile(path: str | Path) -> list[tuple[str, float]]:
 def time_shares(units: Mapping[str, Sequence[str]], profile: Sequence[tuple[str, float]]) -> dict[str, float]:
     """Unit → its share of an engine's time, 0..1.
 
-    A kernel counts for the modules that its name mentions (`/model.4/cv1/conv/Conv`), in equal parts if TensorRT fused
-    several; what mentions none, such as a conversion of formats, counts only in the total.
+    A kernel counts for the modules that its name mentions, such as `model.4.cv1` in `/model.4/cv1/conv/Conv`: in equal
+    parts if TensorRT fused several, however often it names each. What mentions none, such as a conversion of formats,
+    counts only in the total.
 
     Args:
         units: unit → paths of the modules that it stands for.
@@ -153,7 +154,7 @@ def time_shares(units: Mapping[str, Sequence[str]], profile: Sequence[tuple[str,
     total = sum(ms for _, ms in profile)
     shares = dict.fromkeys(units, 0.0)
     for name, ms in profile:
-        mentioned = [_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)]
+        mentioned = {_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)}
         for unit, paths in units.items():
             hits = sum(any(f"{one}.".startswith(f"{path}.") for path in paths) for one in mentioned)
             if hits:
@@ -162,10 +163,15 @@ def time_shares(units: Mapping[str, Sequence[str]], profile: Sequence[tuple[str,
 
 
 def _module_path(scope: str) -> str:
-    """Torch's scope → the module's path: `model.3/cv2/cv2.0/m/m.0/cv1/conv` → `model.3.cv2.0.m.0.cv1.conv`."""
+    """A node or weight → the module that a recipe names: `model.3/cv2/cv2.0/m/m.0/conv/Conv` → `model.3.cv2.0.m.0`.
+
+    Convolution, activation, weight and quantizers of one such module are one mention.
+    """
     parts: list[str] = []
-    for part in scope.split("/"):
+    for part in scope.strip("/").split("/"):
         if parts and part.startswith(f"{parts[-1]}."):  # an element of a list is called after the list
             parts.pop()
         parts.append(part)
-    return ".".join(parts)
+    names = ".".join(parts).split(".")
+    inside = [name in ("conv", "act", "weight", "bias") or name[:1].isupper() for name in names]
+    return ".".join(names[: inside.index(True)] if True in inside else names)
