@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from utils.core.errors import InputError
 
@@ -24,17 +21,11 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 15.0])
     0.5
     """
-    ranks = [_ranks(np.asarray(values, dtype=float)) for values in (a, b)]
-    if len(ranks[0]) < 2 or any(rank.std() == 0 for rank in ranks):
+    if len(a) < 2 or len(set(a)) == 1 or len(set(b)) == 1:
         return None
-    x, y = (rank - rank.mean() for rank in ranks)
-    return round(float((x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum())), 12)
+    from scipy.stats import spearmanr
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return ((last - counts + 1 + last) / 2)[inverse]
+    return round(float(spearmanr(a, b).statistic), 12)
 
 
 @dataclass(frozen=True)
