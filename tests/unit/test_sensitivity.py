@@ -236,6 +236,12 @@ class TestRankCorrelation:
         assert rank_correlation([1.0, 1.0], [2.0, 3.0]) is None
 
 
+def sum_of(candidates: list[Candidate]):
+    """The cost of several units that have nothing in common."""
+    costs = {one.name: one.cost for one in candidates}
+    return lambda names: sum(costs[name] for name in names)
+
+
 SETTINGS = {"reference": 0.7, "start": 0.6, "target_drop": 0.002, "budget": 0.5}  # AP in float and in INT8
 
 
@@ -254,7 +260,7 @@ class TestChoice:
         costs = {"dear": 0.4, "cheap": 0.1, "cheaper": 0.05, "none": 0.001}
         candidates = [Candidate(name, gain, costs[name]) for name, gain in gains.items()]
         calls: list = []
-        found = choose(candidates, self.additive(gains, calls), **SETTINGS)
+        found = choose(candidates, self.additive(gains, calls), sum_of(candidates), **SETTINGS)
         assert found.names == ("cheaper", "cheap")
         assert found.ap == pytest.approx(0.699)
         assert found.cost == pytest.approx(0.15)
@@ -264,25 +270,35 @@ class TestChoice:
     def test_what_the_target_does_not_need_is_left_out(self):
         gains = {"small": 0.01, "large": 0.1}
         candidates = [Candidate("small", 0.01, 0.002), Candidate("large", 0.1, 0.1)]
-        assert choose(candidates, self.additive(gains), **SETTINGS).names == ("large",)
+        assert choose(candidates, self.additive(gains), sum_of(candidates), **SETTINGS).names == ("large",)
 
     def test_the_budget_holds(self):
         gains = {"a": 0.05, "b": 0.05}
-        found = choose([Candidate("a", 0.05, 0.3), Candidate("b", 0.05, 0.4)], self.additive(gains), **SETTINGS)
+        candidates = [Candidate("a", 0.05, 0.3), Candidate("b", 0.05, 0.4)]
+        found = choose(candidates, self.additive(gains), sum_of(candidates), **SETTINGS)
         assert found.names == ("a",)
         assert found.why == "what is left would exceed the budget of float time"
 
+    def test_what_units_have_in_common_costs_once(self):
+        gains = {"a": 0.05, "b": 0.0499}
+        candidates = [Candidate("a", 0.05, 0.3), Candidate("b", 0.0499, 0.4)]
+        found = choose(candidates, self.additive(gains), lambda names: {1: 0.3, 2: 0.45}[len(names)], **SETTINGS)
+        assert (found.names, found.cost) == (("a", "b"), 0.45)
+
     def test_units_that_do_not_help_together_are_not_taken(self):
-        found = choose([Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)], lambda names: 0.64, **SETTINGS)
+        candidates = [Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)]
+        found = choose(candidates, lambda names: 0.64, sum_of(candidates), **SETTINGS)
         assert found.names == ("a",)
         assert found.why == "no further unit gains AP"
 
     def test_no_time_left(self):
-        found = choose([Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)], lambda names: None, **SETTINGS)
+        candidates = [Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)]
+        found = choose(candidates, lambda names: None, sum_of(candidates), **SETTINGS)
         assert (found.names, found.why) == (("a",), "the time budget is used up")
 
     def test_nothing_lost_nothing_chosen(self):
-        found = choose([Candidate("a", 0.05, 0.1)], self.additive({"a": 0.05}), **SETTINGS | {"start": 0.699})
+        candidates = [Candidate("a", 0.05, 0.1)]
+        found = choose(candidates, self.additive({"a": 0.05}), sum_of(candidates), **SETTINGS | {"start": 0.699})
         assert found.names == ()
 
 
@@ -297,6 +313,16 @@ class TestProfile:
         units = {name: [name] for name in ("model.4", "model.14", "model.4.cv2.0.m.0.cv1", "model.1")}
         shares = selection.time_shares(units, profile)
         assert shares == pytest.approx({"model.4": 0.4, "model.14": 0.1, "model.4.cv2.0.m.0.cv1": 0.1, "model.1": 0})
+
+    def test_modules_of_a_fused_kernel_count_alike_however_often_it_names_them(self):
+        name = (
+            "model.4.cv1.conv.weight + model.4.cv1.conv.weight/QuantizeLinear + /model.4/cv1/conv/Conv + "
+            "PWN(/model.4/cv1/act/Sigmoid, /model.4/cv1/act/Mul) + /model.5/cv1/conv/Conv + "
+            "/model.22/cv2.0/cv2.0.2/Conv"
+        )
+        units = {one: [one] for one in ("model.4", "model.5.cv1", "model.22.cv2.0.2")}
+        shares = selection.time_shares(units, [(name, 3.0)])
+        assert shares == pytest.approx({"model.4": 1 / 3, "model.5.cv1": 1 / 3, "model.22.cv2.0.2": 1 / 3})
 
     @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
     def test_a_list_of_layers_is_read(self, tmp_path, wrap):
@@ -313,16 +339,6 @@ class TestProfile:
         with pytest.raises(InputError, match="--profile"):
             selection.read_profile(tmp_path / "missing.json")
 
-
-    def test_modules_of_a_fused_kernel_count_alike_however_often_it_names_them(self):
-        name = (
-            "model.4.cv1.conv.weight + model.4.cv1.conv.weight/QuantizeLinear + /model.4/cv1/conv/Conv + "
-            "PWN(/model.4/cv1/act/Sigmoid, /model.4/cv1/act/Mul) + /model.5/cv1/conv/Conv + "
-            "/model.22/cv2.0/cv2.0.2/Conv"
-        )
-        units = {one: [one] for one in ("model.4", "model.5.cv1", "model.22.cv2.0.2")}
-        shares = selection.time_shares(units, [(name, 3.0)])
-        assert shares == pytest.approx({"model.4": 1 / 3, "model.5.cv1": 1 / 3, "model.22.cv2.0.2": 1 / 3})
 
 class TestState:
     def test_it_loads_what_was_saved(self, tmp_path):

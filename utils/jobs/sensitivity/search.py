@@ -123,11 +123,21 @@ class Search:
             found, whole = self._confirming.run(label, {label: self._together((*taken.names, *names))})
             return found[label] if whole else None
 
+        def cost_of(names: tuple[str, ...]) -> float:
+            return self._cost_together((*taken.names, *names)) - taken.cost
+
         candidates = [selection.Candidate(name, gain, _cost(self.costs[name])) for name, gain in gains.items()]
         return selection.choose(
-            candidates, evaluate, reference=self.ap["float"], start=taken.ap,
+            candidates, evaluate, cost_of, reference=self.ap["float"], start=taken.ap,
             target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,
         )  # fmt: skip
+
+    def _cost_together(self, names: tuple[str, ...]) -> float:
+        """Share of the network's cost of these units, what they have in common counted once."""
+        if not names:
+            return 0.0
+        together = self._groups.union([self._by_name[name] for name in names])
+        return _cost(self._cost_of([together])[together.name])
 
     def _together(self, names: tuple[str, ...]) -> State:
         paths = itertools.chain.from_iterable(self._by_name[name].convolutions for name in names)

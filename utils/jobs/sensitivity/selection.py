@@ -30,7 +30,10 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A unit that may stay in float: AP gained when it alone does, and its share of the network's cost (0..1)."""
+    """A unit that may stay in float: AP gained when it alone does, and its share of the network's cost (0..1).
+
+    Several together cost what `choose`'s `cost_of` says: units that overlap cost less than their sum.
+    """
 
     name: str
     gain: float
@@ -50,6 +53,7 @@ class Selection:
 def choose(
     candidates: Sequence[Candidate],
     evaluate: Callable[[tuple[str, ...]], float | None],
+    cost_of: Callable[[tuple[str, ...]], float],
     *,
     reference: float,
     start: float,
@@ -60,6 +64,7 @@ def choose(
 
     Args:
         evaluate: AP with these units in float; None if there is no time left to find out.
+        cost_of: their share of the network's cost, 0..1.
         reference, start: AP of the float network, and of the one that is all INT8.
         target_drop: AP that may be lost.
         budget: share of the network's cost that may run in float.
@@ -75,10 +80,11 @@ def choose(
     for one in order:
         if ap >= goal:
             break
-        if sum(each.cost for each in chosen) + one.cost > budget:
+        names = (*(each.name for each in chosen), one.name)
+        if cost_of(names) > budget:
             why = "what is left would exceed the budget of float time"
             continue
-        found = start + one.gain if not chosen else evaluate((*(each.name for each in chosen), one.name))
+        found = start + one.gain if not chosen else evaluate(names)
         if found is None:
             why = "the time budget is used up"
             break
@@ -88,7 +94,8 @@ def choose(
     if ap >= goal:
         why = f"the AP loss is within {target_drop:g}"
         chosen, ap = _without_needless(chosen, ap, goal, evaluate, start)
-    return Selection(tuple(one.name for one in chosen), ap, sum(one.cost for one in chosen), why)
+    names = tuple(one.name for one in chosen)
+    return Selection(names, ap, cost_of(names), why)
 
 
 def _without_needless(

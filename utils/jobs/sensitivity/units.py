@@ -12,7 +12,7 @@ gone keeps all convolutions in float that ask for it, and `patterns` names these
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,12 @@ class Units:
             if sum(not set(readers).isdisjoint(unit.convolutions) for unit in self.all) > 1:
                 found.setdefault(readers, self._group(f"what reads {name}", readers, self._operations(readers)))
         return list(found.values())
+
+    def union(self, units: Sequence[Unit]) -> Unit:
+        """All of these units as one, what they have in common taken once."""
+        paths = dict.fromkeys(path for unit in units for path in unit.convolutions)
+        patterns = dict.fromkeys(pattern for unit in units for pattern in unit.patterns)
+        return self._group("+".join(unit.name for unit in units), tuple(paths), tuple(patterns))
 
     def _groups(self) -> Iterable[Unit]:
         """Layers, or modules: each a set of convolutions."""
