@@ -25,6 +25,7 @@ from tqdm import tqdm
 from models.quantize import backend
 from models.quantize.placement import quantizers_off, scale_key
 from models.quantize.recipe import Calibration, parse_method
+from utils.core.device import full_float32
 from utils.core.errors import QatError
 from utils.core.number_types import INT8
 
@@ -132,7 +133,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     ]
     seen = 0
     try:
-        with quantizers_off(model), torch.inference_mode():
+        with quantizers_off(model), torch.inference_mode(), full_float32():
             for images in tqdm(
                 _first(batches, limit), total=limit, desc="calibration", unit="batch", disable=not progress
             ):

@@ -13,6 +13,7 @@ quantizer costs no more than rounding it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from models.quantize import backend
 from models.quantize.modules import QuantConv2d, Site
 from models.quantize.placement import Plan
+from utils.core.device import full_float32
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Layerwise:
 
     def __enter__(self) -> Layerwise:
         self._on = self.everything
+        self._stack = ExitStack()
+        self._stack.enter_context(full_float32())
         for name in filter(self._switches.__contains__, self._result):
             self._switches[name].turn(False)
         return self
@@ -108,6 +112,7 @@ class Layerwise:
         self._set(self.everything, range(len(self._layers)))
         for name in filter(self._switches.__contains__, self._result):
             self._switches[name].turn(True)
+        self._stack.close()
 
     def run(
         self, images: Tensor, state: State, known: Run | None = None, rescaled: frozenset[str] = frozenset()

@@ -10,8 +10,10 @@ from torch import nn
 
 from models.quantize import backend, calibration, placement
 from models.quantize.calibration import Histogram, Statistics
+from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Calibration, Recipe
 from utils.core.errors import QatError
+from utils.runners.pytorch import TorchRunner
 
 GENERATOR = torch.Generator().manual_seed(3)
 NORMAL = torch.randn(200_000, generator=GENERATOR)
@@ -143,6 +145,20 @@ def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors
             original(images)
     shared = next(name for name in network.activation_quantizers if name == "model/0")
     assert backend.get_amax(network.activation_quantizers[shared]) == backend.representable(max(seen))
+
+
+def test_statistics_are_gathered_in_full_float32(monkeypatch):
+    network = chain()
+    placement.apply(network, placement.plan(network, Recipe()))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen = []
+    network.model[0].register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+    calibration.collect(network, [torch.rand(1, 3, 32, 32)], 1, progress=False)
+    with TorchRunner(network, "cpu") as runner:
+        runner.infer({"images": torch.rand(1, 3, 32, 32)})
+    with Layerwise(network) as partial, torch.inference_mode():
+        partial.run(torch.rand(1, 3, 32, 32), partial.everything)
+    assert (seen, torch.backends.cudnn.allow_tf32) == ([False] * 3, True)
 
 
 def test_no_pictures_and_weights_that_are_not_finite_are_refused():

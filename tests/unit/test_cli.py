@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import stat
@@ -134,3 +135,15 @@ def test_file_gets_the_users_usual_permissions(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+
+
+def test_full_float32_switches_tf32_off_and_puts_it_back(monkeypatch):
+    settings = torch.backends.cudnn, torch.backends.cuda.matmul
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = [setting.allow_tf32 for setting in settings]
+    with device.full_float32():
+        assert [setting.allow_tf32 for setting in settings] == [False, False]
+    assert [setting.allow_tf32 for setting in settings] == before
+    with contextlib.suppress(ZeroDivisionError), device.full_float32():
+        _ = 1 / 0
+    assert [setting.allow_tf32 for setting in settings] == before

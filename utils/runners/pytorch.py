@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.core.device import device_name
+from utils.core.device import device_name, full_float32
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, IMAGES
 from utils.runners.base import Runner, TensorSpec
@@ -50,7 +50,7 @@ class TorchRunner(Runner):
         )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
-        with torch.inference_mode():
+        with torch.inference_mode(), full_float32():
             result: Any = self._model(feeds[IMAGES])
         while isinstance(result, (tuple, list)):
             result = result[0]
