@@ -8,6 +8,7 @@ tensors that an operation only moves are joined into one scale by union-find.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -286,26 +287,18 @@ def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, lis
 
 def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
     """Each wanted tensor → the first tensor of those that it shares its scale with."""
-    parent = {value: value for value in wanted}
+    from scipy.cluster.hierarchy import DisjointSet
+
+    shared = DisjointSet(wanted)
     order: dict[Value, int] = {}
     for operation in graph.operations:
-        for value in (*operation.inputs, *operation.outputs):
+        values = (*operation.inputs, *operation.outputs)
+        for value in values:
             order.setdefault(value, len(order))
-
-    def find(value: Value) -> Value:
-        while parent[value] is not value:
-            parent[value] = parent[parent[value]]
-            value = parent[value]
-        return value
-
-    for operation in graph.operations:
-        if operation.kind != "move" or not any(value in wanted for value in operation.outputs):
-            continue
-        joined = [find(value) for value in (*operation.inputs, *operation.outputs) if value in wanted]
-        first = min(joined, key=order.__getitem__)
-        for root in joined:
-            parent[root] = first
-    return {value: find(value) for value in wanted}
+        if operation.kind == "move" and any(value in wanted for value in operation.outputs):
+            for one, other in itertools.pairwise(value for value in values if value in wanted):
+                shared.merge(one, other)
+    return {value: min(tensors, key=order.__getitem__) for tensors in shared.subsets() for value in tensors}
 
 
 def _has_site(value: Value) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torchvision
 from torch import Tensor
 
 from utils.core.errors import DataError, InputError
@@ -313,10 +314,9 @@ def labels_in_pictures(
         shape: of the batch, `[B, 3, H, W]`.
         shapes: where the originals lie.
     """
-    scale = targets.new_tensor([shape[-1], shape[-2]])
-    middle, half = targets[:, 2:4] * scale, targets[:, 4:] * scale / 2
+    scale = targets.new_tensor([shape[-1], shape[-2]] * 2)
     owner = targets[:, 0].long()
-    boxes = boxes_to_picture(torch.cat([middle - half, middle + half], 1), owner, shapes)
+    boxes = boxes_to_picture(torchvision.ops.box_convert(targets[:, 2:] * scale, "cxcywh", "xyxy"), owner, shapes)
     rows = torch.cat([targets[:, 1:2], boxes], 1).to(device)
     return list(rows.split(owner.bincount(minlength=len(shapes)).tolist()))
 

@@ -55,6 +55,7 @@ def suppress_together(
 ) -> list[Tensor]:
     """The same, computed for all pictures at once: many times as fast on a GPU, and slower on a CPU."""
     import torch
+    import torchvision
 
     from utils.evaluation.batched_nms import suppress_batch
 
@@ -67,8 +68,8 @@ def suppress_together(
         picture, anchor = (best > conf_thres).nonzero().unbind(1)
         score, label = best[picture, anchor], labels[picture, anchor]
     boxes = prediction[picture, :4, anchor].float()
-    middle, half = boxes[:, :2], boxes[:, 2:] / 2
-    rows = torch.cat([middle - half, middle + half, score[:, None], label[:, None].float()], 1)
+    corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
+    rows = torch.cat([corners, score[:, None], label[:, None].float()], 1)
     finite = rows[:, :4].isfinite().all(1)
     return suppress_batch(
         rows[finite], picture[finite], len(prediction), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
@@ -94,9 +95,9 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
 def _candidates(rows: Tensor, conf_thres: float, multi_label: bool) -> Tensor:
     """`[anchors, 4 + nc]` cxcywh and scores → `[n, 6]` xyxy, score, class for scores above the threshold."""
     import torch
+    import torchvision
 
-    middle, half, scores = rows[:, :2], rows[:, 2:4] / 2, rows[:, 4:]
-    boxes = torch.cat([middle - half, middle + half], 1)
+    boxes, scores = torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]
     if multi_label and scores.shape[1] > 1:
         anchor, label = (scores > conf_thres).nonzero().unbind(1)
         found = torch.cat([boxes[anchor], scores[anchor, label, None], label[:, None].float()], 1)

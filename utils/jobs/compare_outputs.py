@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torchvision
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
@@ -200,8 +201,7 @@ def _different(found: Tensor, expected: Tensor) -> int:
 
 def _corners(raw: Tensor) -> tuple[Tensor, Tensor]:
     """Boxes as corners `[B, anchors, 4]` and scores `[B, anchors, classes]`."""
-    middle, half = raw[:, :2], raw[:, 2:4] / 2
-    return torch.cat([middle - half, middle + half], 1).mT, raw[:, 4:].mT
+    return torchvision.ops.box_convert(raw[:, :4].mT, "cxcywh", "xyxy"), raw[:, 4:].mT
 
 
 class _Session:
