@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden import check_golden
 from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
 
@@ -46,12 +47,13 @@ def pair(config) -> tuple[nn.Module, nn.Module]:
     return upstream.call_fused(original), quantized
 
 
-def check(config, file: Path) -> None:
-    """Quantizers off: the float network's outputs. Saved and loaded again: the quantized one's."""
+def check(config, file: Path, golden: str) -> None:
+    """Its placement.txt. Quantizers off: the float network's outputs. Saved and loaded again: the quantized one's."""
     original, quantized = pair(config)
     plan = quantized.quantization_plan
     assert plan.unknown == {}
     assert plan.fallback == ()
+    check_golden(golden, placement.describe(plan))
     convolutions = {name for name, module in quantized.named_modules() if isinstance(module, nn.Conv2d)}
     assert convolutions - set(plan.convolutions) == {f"model.{len(quantized.model) - 1}.dfl.conv"}
     with placement.quantizers_off(quantized):
@@ -66,7 +68,7 @@ def check(config, file: Path) -> None:
 
 
 def test_demo_network_without_rounding_is_the_float_network_bit_for_bit(tmp_path):
-    check(DEMO, tmp_path / "int8.pt")
+    check(DEMO, tmp_path / "int8.pt", "placement/gelan-digits.txt")
 
 
 DEPLOYED = ["gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "gelan", "yolov7-af"]
@@ -75,7 +77,7 @@ SEGMENTERS = ["segment/gelan-c-seg", "segment/gelan-c-dseg", "segment/yolov7-af-
 
 @pytest.mark.parametrize("name", [*DEPLOYED, *SEGMENTERS])
 def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(name, upstream_yaml, tmp_path):
-    check(upstream_yaml(name), tmp_path / "int8.pt")
+    check(upstream_yaml(name), tmp_path / "int8.pt", f"placement/{Path(name).name}.txt")
 
 
 def test_every_class_in_upstreams_yamls_has_a_row_or_a_reason(checkout):
