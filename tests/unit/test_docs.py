@@ -1,0 +1,113 @@
+"""README and docs/: short enough to be read, linked together, and true as far as commands and names go."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, anchors, commands, problems, python_flags
+
+MOST_LINES = 150  # of README: what a new user reads in five minutes
+SUBJECTS = {
+    "benchmarks", "demo", "dependencies", "export", "placement", "recipe", "sensitivity", "tensorrt",
+}  # fmt: skip
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_readme_can_be_read_in_five_minutes():
+    assert len(readme().splitlines()) <= MOST_LINES
+
+
+def test_readme_links_to_every_page():
+    pages = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")}
+    assert {f"docs/{subject}.md" for subject in SUBJECTS} <= pages
+    assert pages <= set(LINK.findall(readme()))
+
+
+def test_readme_names_every_program_of_a_user():
+    text = readme()
+    for program in PYTHON_PROGRAMS:
+        if "/" not in program:
+            assert re.search(rf"`python {re.escape(program)}\b", text), program
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_page_says_what_is_so(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    found = problems(text, page.parent)
+    if page.name == "CHANGELOG.md":  # of earlier versions too, whose files and flags may be gone
+        found = [problem for problem in found if problem.startswith("the link")]
+    assert found == []
+
+
+def test_the_pages_commands_are_seen():
+    seen = {word.removeprefix("./") for page in PAGES for words in commands(page.read_text("utf-8")) for word in words}
+    assert {"qat.py", "export_qat.py", "val_trt.py", "reparameterization.py", "scripts/quickstart.sh"} <= seen
+    assert seen & {*PYTHON_PROGRAMS} > {"qat.py"}
+    assert seen & {*SHELL_PROGRAMS} > {"scripts/quickstart.sh"}
+
+
+def bash(line: str) -> str:
+    return f"# A page\n\n```bash\n{line}\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (bash("python qat.py quantize --weight a.pt --epoch-count 3"), "unrecognized arguments: --epoch-count 3"),
+        (bash("python qat.py train --weights a.pt"), "invalid choice: 'train'"),
+        (bash("python export_qat.py --imgsz large"), "invalid int value: 'large'"),
+        (bash("python export_qat.py --weights a.pt \\\n  --typing loose"), "invalid choice: 'loose'"),
+        (bash("python val_trt.py --data a.yaml"), "required: --engine-file"),
+        (bash("cd yolov9 && python quantize.py"), "quantize.py is no program of this repository"),
+        (bash("./scripts/quickstart.sh --fast"), "scripts/quickstart.sh has no --fast"),
+        (bash("scripts/generate_trt_engine.sh a.onnx 640 --tiny"), "generate_trt_engine.sh has no --tiny"),
+        (bash("curl https://example.org"), "curl is no program"),
+        (bash("pip install -r requirements/none.txt"), "there is no requirements/none.txt"),
+        ("`python qat.py eval --epochs`", "qat.py has no --epochs"),
+        ("`val_trt.py --engine`", "val_trt.py has no --engine"),
+        ("use `--fastest`", "no program has --fastest"),
+        ("see `utils/trt/gone.py`", "there is no utils/trt/gone.py"),
+        ("see `utils/gone/`", "there is no utils/gone/"),
+        ("see `alignment.py`", "there is no alignment.py"),
+        ("see `cleanup.vanish`", "cleanup.py has no vanish"),
+        ("[a](docs/gone.md)", "the link docs/gone.md leads to no file"),
+        ("![a](docs/gone.png)", "the link docs/gone.png leads to no file"),
+        ("# One heading\n[a](#another)", "the link #another leads to no heading"),
+        ("[a](docs/placement.md#gone)", "the link docs/placement.md#gone leads to no heading"),
+    ],
+)
+def test_what_is_not_so_is_found(text, problem):
+    found = problems(text)
+    assert len(found) >= 1
+    assert any(problem in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        bash("python qat.py quantize --weights a.pt --debug   # a comment\ncd a && ./patch_yolov9.sh . --dry-run"),
+        bash("python scripts/run_upstream.py train.py --cfg a.yaml"),
+        bash("scripts/benchmark_trt.sh a.onnx 640 --baseline b.onnx --duration 1"),
+        bash("./scripts/test.sh --unit -- -k recipe -x"),
+        "`python qat.py sensitive`, `val_trt.py --source`, `scripts/val_trt.sh`, `--keep-layers`, `train.py`",
+        "# Its `own` heading, too\n[a](#its-own-heading-too) [b](docs/placement.md#typing) [c](https://example.org/gone)",
+        "```\npython qat.py --what-it-printed\n```",
+    ],
+)  # fmt: skip
+def test_what_is_so_is_not_complained_about(text):
+    assert problems(text) == []
+
+
+def test_flags_are_those_of_the_subcommand():
+    assert "--epochs" in python_flags("qat.py", ("quantize",))
+    assert "--epochs" not in python_flags("qat.py", ("eval",))
+    assert {"--epochs", "--save-json"} <= python_flags("qat.py")
+
+
+def test_anchors_are_githubs():
+    assert anchors("# A b\n## `C`, d_e: f-g?\n```\n# no heading\n```\n") == {"a-b", "c-d_e-f-g"}
