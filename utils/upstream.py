@@ -18,8 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError, no_file
+from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError
 from utils import upstream_shims
+from utils.torch_files import check_archive
 
 if TYPE_CHECKING:
     import torch
@@ -313,8 +314,7 @@ def _allowed() -> list[tuple[Any, str]]:
 def _read_pickle(path: Path) -> Any:
     import torch
 
-    if not path.is_file():
-        raise CheckpointError(no_file(path, "--weights takes a YOLOv9 .pt file"))
+    check_archive(path, "--weights takes a YOLOv9 .pt file")
     allowed = allowed_globals()
     try:
         with allowed:

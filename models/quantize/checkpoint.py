@@ -8,7 +8,6 @@ precision, so that a fresh process computes what the saving process computed.
 from __future__ import annotations
 
 import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,10 @@ import torch
 from torch import nn
 
 from models.quantize import placement
-from models.quantize.errors import CheckpointError, no_file
+from models.quantize.errors import CheckpointError
 from models.quantize.recipe import Recipe
 from models.quantize.storage import save_torch
+from utils.torch_files import check_archive
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
@@ -119,10 +119,7 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a quantized checkpoint; None for a PyTorch file that is something else."""
-    if not path.is_file():
-        raise CheckpointError(no_file(path, "--weights takes a .pt file"))
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated")
+    check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
