@@ -65,9 +65,11 @@ def _members(path: Path, stream: BinaryIO) -> Sequence[zipfile.ZipInfo]:
     """The archive's members, all in one folder, which torch names after the file."""
     try:
         with zipfile.ZipFile(stream) as archive:
-            members, comment, directory = archive.infolist(), archive.comment, archive.start_dir
+            members, directory = archive.infolist(), archive.start_dir
         if directory != _directory_offset(stream):
-            raise zipfile.BadZipFile("bytes before the archive")  # torch's reader would take another directory
+            raise zipfile.BadZipFile(
+                "a comment, or bytes before the archive"
+            )  # torch's reader would take another directory
     except Exception as error:  # a damaged directory breaks zipfile's reader in many ways
         raise CheckpointError(
             f"{path} is not a PyTorch checkpoint, or it is truncated: the directory at its end is missing or damaged; "
@@ -81,7 +83,7 @@ def _members(path: Path, stream: BinaryIO) -> Sequence[zipfile.ZipInfo]:
         raise CheckpointError(
             f"{path} is a TorchScript archive, not a checkpoint; give the .pt file that it was made from"
         )
-    if comment or len(folders) > 1 or any("\0" in member.orig_filename for member in members):
+    if len(folders) > 1 or any("\0" in member.orig_filename for member in members):
         raise CheckpointError(f"{path} is a zip file that torch.save did not write, not a PyTorch checkpoint")
     seen: set[str] = set()
     for member in members:
