@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
 
 FORMATS = ("onnx", "onnx_end2end")
@@ -25,10 +26,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt): quantized by qat.py, or float")
     parser.add_argument("--data", metavar="FILE", help="data set's YAML, to check that the classes fit (optional)")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", default=[640], metavar="PX",
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
         help="input size in pixels: one side, or height and width (default: 640)",
     )  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="pictures a batch (default: 1)")
+    parser.add_argument(
+        "--batch-size", type=bounded("batch_size"), default=1, metavar="N", help="pictures a batch (default: 1)"
+    )
     add_device(parser)
     parser.add_argument(
         "--include", nargs="+", default=["onnx"], metavar="FORMAT",
@@ -64,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
-        "--check", type=int, default=4, metavar="N",
+        "--check", type=bounded("check"), default=4, metavar="N",
         help="compare with PyTorch on N pictures in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument(
@@ -82,8 +85,12 @@ def _add_end2end(parser: argparse.ArgumentParser) -> None:
         help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
     )  # fmt: skip
     group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections a picture (default: 100)")
-    group.add_argument("--iou-thres", type=float, default=0.45, metavar="P", help="overlap (default: 0.45)")
-    group.add_argument("--conf-thres", type=float, default=0.25, metavar="P", help="least score (default: 0.25)")
+    group.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), default=0.45, metavar="P", help="overlap (default: 0.45)"
+    )
+    group.add_argument(
+        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="P", help="least score (default: 0.25)"
+    )
     group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
 
 

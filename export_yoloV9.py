@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import add_device, atomic_path, run_program
 
 
@@ -25,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch",
     )  # fmt: skip
     parser.add_argument(
-        "-s", "--size", type=int, nargs="+", default=[640], metavar="PX",
+        "-s", "--size", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
         help="input size in pixels: one side, or height and width (default: 640)",
     )  # fmt: skip
     parser.add_argument(
@@ -35,9 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--dynamic", action="store_true", help="free batch; not together with --batch")
-    parser.add_argument("--batch", type=int, metavar="N", help="pictures a batch (default: 1)")
+    parser.add_argument("--batch", type=bounded("batch_size"), metavar="N", help="pictures a batch (default: 1)")
     parser.add_argument(
-        "--check", type=int, default=4, metavar="N",
+        "--check", type=bounded("check"), default=4, metavar="N",
         help="compare with PyTorch on N pictures in ONNX Runtime (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument(

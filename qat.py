@@ -29,6 +29,7 @@ from models.quantize.options import (
     given_options,
 )
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
+from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
 
 
@@ -49,12 +50,24 @@ def _add_common(
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt)")
     add_data(parser)
     add_device(parser)
-    parser.add_argument("--batch-size", type=int, metavar="N", help=f"pictures a batch (default: {options.batch_size})")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, metavar="PX", help=f"input size in pixels (default: {options.imgsz})"
+        "--batch-size",
+        type=bounded("batch_size"),
+        metavar="N",
+        help=f"pictures a batch (default: {options.batch_size})",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help=f"processes that read pictures, at most (default: {options.workers})"
+        *IMAGE_SIZE_FLAGS,
+        dest="imgsz",
+        type=bounded("imgsz"),
+        metavar="PX",
+        help=f"input size in pixels (default: {options.imgsz})",
+    )
+    parser.add_argument(
+        "--workers",
+        type=bounded("workers"),
+        metavar="N",
+        help=f"processes that read pictures, at most (default: {options.workers})",
     )
     add_run_dir(parser, options.project, options.name)
 
@@ -64,7 +77,10 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, QuantizeOptions)
     run = parser.add_argument_group("the run")
     run.add_argument(
-        "--seed", type=int, metavar="N", help=f"for pictures' order and augmentation (default: {QuantizeOptions.seed})"
+        "--seed",
+        type=bounded("seed"),
+        metavar="N",
+        help=f"for pictures' order and augmentation (default: {QuantizeOptions.seed})",
     )
     run.add_argument("--no-eval-origin", action="store_true", help="do not evaluate the float model")
     run.add_argument("--no-eval-ptq", action="store_true", help="do not evaluate the calibrated model before QAT")
@@ -80,23 +96,32 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--calib-method", choices=(*CALIBRATION_METHODS, AUTO), help="how ranges are found; auto compares the methods"
     )
-    recipe.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
-    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
+    recipe.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
+    recipe.add_argument(
+        "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
+    )
     recipe.add_argument(
         "--hyp", metavar="FILE", help="upstream's YAML of augmentation, for QAT's pictures (default: no augmentation)"
     )
-    recipe.add_argument("--epochs", type=int, metavar="N", help=f"epochs of QAT (default: {Finetune.epochs})")
     recipe.add_argument(
-        "--iters", type=int, metavar="N", help=f"iterations an epoch, at most (default: {Finetune.iters})"
+        "--epochs", type=bounded("epochs"), metavar="N", help=f"epochs of QAT (default: {Finetune.epochs})"
     )
     recipe.add_argument(
-        "--lr", type=float, metavar="LR", help="learning rate of the first epochs; the schedule is scaled with it"
+        "--iters", type=bounded("iters"), metavar="N", help=f"iterations an epoch, at most (default: {Finetune.iters})"
     )
     recipe.add_argument(
-        "--supervision-stride", type=int, metavar="N",
+        "--lr",
+        type=bounded("lr"),
+        metavar="LR",
+        help="learning rate of the first epochs; the schedule is scaled with it",
+    )
+    recipe.add_argument(
+        "--supervision-stride", type=bounded("supervision_stride"), metavar="N",
         help=f"compare every N-th layer with the float model (default: {Finetune.supervision_stride})",
     )  # fmt: skip
-    recipe.add_argument("--patience", type=int, metavar="N", help="stop after N epochs without a better AP; 0: never")
+    recipe.add_argument(
+        "--patience", type=bounded("patience"), metavar="N", help="stop after N epochs without a better AP; 0: never"
+    )
     _without_defaults(parser)
 
 
@@ -113,19 +138,26 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--metric", choices=METRICS, help=f"ap: measure AP with every unit in float (default: {options.metric})"
     )
-    run.add_argument("--budget", type=float, metavar="MINUTES", help="time for screening and AP (default: no limit)")
+    run.add_argument(
+        "--budget", type=bounded("budget"), metavar="MINUTES", help="time for screening and AP (default: no limit)"
+    )
     run.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="continue a run: its folder, or the last one in --project"
     )
     recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")
     _add_recipe(recipe)
     recipe.add_argument("--calib-method", choices=CALIBRATION_METHODS, help="how ranges are found")
-    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
     recipe.add_argument(
-        "--target-drop", type=float, metavar="AP", help=f"AP that may be lost (default: {options.target_drop})"
+        "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
     )
     recipe.add_argument(
-        "--float-budget", type=float, metavar="F",
+        "--target-drop",
+        type=bounded("target_drop"),
+        metavar="AP",
+        help=f"AP that may be lost (default: {options.target_drop})",
+    )
+    recipe.add_argument(
+        "--float-budget", type=bounded("float_budget"), metavar="F",
         help=f"share of the network's cost that may be in float, 0..1 (default: {options.float_budget})",
     )  # fmt: skip
     recipe.add_argument("--profile", metavar="FILE", help="JSON with an engine's layer times: cost is time, not MACs")
@@ -142,15 +174,17 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 def _add_pictures(group: Any, options: type[CalibrateOptions]) -> None:
     group.add_argument(
-        "--num-image", type=int, metavar="N",
+        "--num-image", type=bounded("num_image"), metavar="N",
         help=f"validation pictures, evenly spread over the split (default: {options.num_image})",
     )  # fmt: skip
-    group.add_argument("--seed", type=int, metavar="N", help=f"for the pictures' order (default: {options.seed})")
+    group.add_argument(
+        "--seed", type=bounded("seed"), metavar="N", help=f"for the pictures' order (default: {options.seed})"
+    )
 
 
 def _add_recipe(group: Any) -> None:
     group.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
-    group.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
+    group.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
     group.add_argument("--hyp", metavar="FILE", help="accepted and checked; these pictures are not augmented")
 
 
@@ -158,9 +192,14 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.description = "Evaluate a float or quantized checkpoint on the val split."
     _add_common(parser, EvalOptions)
     parser.add_argument(
-        "--conf-thres", type=float, metavar="F", help=f"lowest score (default: {EvalOptions.conf_thres})"
+        "--conf-thres",
+        type=bounded("conf_thres"),
+        metavar="F",
+        help=f"lowest score (default: {EvalOptions.conf_thres})",
     )
-    parser.add_argument("--iou-thres", type=float, metavar="F", help=f"IoU of NMS (default: {EvalOptions.iou_thres})")
+    parser.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), metavar="F", help=f"IoU of NMS (default: {EvalOptions.iou_thres})"
+    )
     parser.add_argument(
         "--save-json", action="store_true", help="write detections as COCO JSON, and score them with pycocotools"
     )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import add_device, run_program, select_device
 
 MODELS = ("t", "s", "m", "c", "e")
@@ -29,7 +30,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
     )  # fmt: skip
     parser.add_argument(
-        "--classes_num", "--classes-num", type=int, metavar="N", help="classes (default: found from the weights)"
+        "--classes_num",
+        "--classes-num",
+        type=bounded("classes_num"),
+        metavar="N",
+        help="classes (default: found from the weights)",
     )
     parser.add_argument("--save", metavar="FILE", help="file to write (default: beside the weights, NAME-converted.pt)")
     add_device(parser)

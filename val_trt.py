@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import (
     IMAGE_SIZE_FLAGS,
     add_data,
@@ -58,26 +59,36 @@ def make_parser() -> argparse.ArgumentParser:
         help="draw detections on this picture, video or folder instead of evaluating",
     )
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, type=int, nargs="+", metavar="N",
+        *IMAGE_SIZE_FLAGS, type=bounded("imgsz"), nargs="+", metavar="N",
         help="longer side of the input in pixels (default: the file's own); several for --task study",
     )  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N",
+    parser.add_argument("--batch-size", type=bounded("batch_size"), default=32, metavar="N",
                         help="pictures at a time (default: 32); a fixed batch in the file wins")  # fmt: skip
-    parser.add_argument("--conf-thres", type=float, metavar="P", help="least score (default: 0.001; --source: 0.25)")
-    parser.add_argument("--iou-thres", type=float, metavar="P", help="NMS overlap (default: 0.7; --source: 0.45)")
-    parser.add_argument("--max-det", type=int, default=300, metavar="N", help="detections per picture (default: 300)")
+    parser.add_argument(
+        "--conf-thres", type=bounded("conf_thres"), metavar="P", help="least score (default: 0.001; --source: 0.25)"
+    )
+    parser.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), metavar="P", help="NMS overlap (default: 0.7; --source: 0.45)"
+    )
+    parser.add_argument(
+        "--max-det", type=bounded("max_det"), default=300, metavar="N", help="detections per picture (default: 300)"
+    )
     parser.add_argument(
         "--task", default="val", choices=("val", "test", "train", "speed", "study"),
         help="a split to evaluate; speed: times at everyday thresholds; study: AP and times over image sizes",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="processes that read pictures (default: 8)")
+    parser.add_argument(
+        "--workers", type=bounded("workers"), default=8, metavar="N", help="processes that read pictures (default: 8)"
+    )
     parser.add_argument("--rect", action="store_true", help="smallest input that holds a picture (variable size only)")
     parser.add_argument("--single-cls", action="store_true", help="all classes count as one")
     parser.add_argument("--verbose", action="store_true", help="a row for each class, however many there are")
     parser.add_argument("--save-txt", action="store_true", help="write detections to labels/*.txt")
     parser.add_argument("--save-conf", action="store_true", help="with scores in those files")
     parser.add_argument("--save-json", action="store_true", help="write COCO JSON, and run pycocotools if it can")
-    parser.add_argument("--limit", type=int, metavar="N", help="only N pictures, evenly spread over the split")
+    parser.add_argument(
+        "--limit", type=bounded("limit"), metavar="N", help="only N pictures, evenly spread over the split"
+    )
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")
     return parser

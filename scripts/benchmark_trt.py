@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import DependencyError, InputError
+from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program
 
 if TYPE_CHECKING:
@@ -40,22 +41,40 @@ def make_parser() -> argparse.ArgumentParser:
         help="float ONNX (its engine is FP16), or an FP16 engine; two to compare with and without NMS",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1, 4, 8, 12], metavar="N", help="default: 1 4 8 12"
+        "--batch-size",
+        type=bounded("batch_size"),
+        nargs="+",
+        default=[1, 4, 8, 12],
+        metavar="N",
+        help="default: 1 4 8 12",
     )
-    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
+    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
                         help="height and width, or both in one, of files of variable size")  # fmt: skip
     times = parser.add_argument_group("timing, with trtexec's names and defaults")
-    times.add_argument("--warmUp", type=float, default=200, metavar="MS", help="before each round (default: 200)")
-    times.add_argument("--duration", type=float, default=3, metavar="S", help="of each engine (default: 3)")
-    times.add_argument("--rounds", type=int, default=3, metavar="N", help="turns that it is spread over (default: 3)")
+    times.add_argument(
+        "--warmUp", type=bounded("warmUp"), default=200, metavar="MS", help="before each round (default: 200)"
+    )
+    times.add_argument(
+        "--duration", type=bounded("duration"), default=3, metavar="S", help="of each engine (default: 3)"
+    )
+    times.add_argument(
+        "--rounds", type=bounded("rounds"), default=3, metavar="N", help="turns that it is spread over (default: 3)"
+    )
     times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph")
     times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
     times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
     times.add_argument("--own-timing", action="store_true", help="our stopwatch, even where trtexec is installed")
     builds = parser.add_argument_group("building")
     builds.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
-    builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
-    builds.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    builds.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    builds.add_argument(
+        "--timing-iterations",
+        type=bounded("timing_iterations"),
+        metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
     return parser
@@ -67,8 +86,8 @@ def main(args: argparse.Namespace) -> int:
     from utils.engine.build_plan import BuildConfig, check_target
     from utils.engine.stopwatch import StopwatchConfig
 
-    if min(args.batch_size) < 1 or (args.imgsz and (len(args.imgsz) > 2 or min(args.imgsz) < 1)):
-        raise InputError("--batch-size and --imgsz must be positive, and --imgsz one or two numbers")
+    if args.imgsz and len(args.imgsz) > 2:
+        raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
     size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
     entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
     benchmark.check(entries)

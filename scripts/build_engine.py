@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
 
 logger = logging.getLogger("utils.build_engine")
@@ -29,20 +30,29 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("onnx", type=Path, metavar="ONNX", help="as export_qat.py writes it")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the engine (default: ONNX with .engine)")
-    parser.add_argument("--batch-size", type=int, nargs="+", metavar="N",
+    parser.add_argument("--batch-size", type=bounded("batch_size"), nargs="+", metavar="N",
                         help="one, or min opt max, for a file of free batch (default: 1 8 16)")  # fmt: skip
-    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
+    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
                         help="one, or min opt max, for a file of free size (default: the file's own)")  # fmt: skip
     parser.add_argument(
         "--precision", choices=("best", "fp16", "fp32"), default="best",
         help="of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)",
     )  # fmt: skip
-    parser.add_argument("--workspace", type=int, metavar="MB", help="memory for kernels (default: 3/4 of what is free)")
+    parser.add_argument(
+        "--workspace", type=bounded("workspace"), metavar="MB", help="memory for kernels (default: 3/4 of what is free)"
+    )
     parser.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
     parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     parser.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
-    parser.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
-    parser.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    parser.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    parser.add_argument(
+        "--timing-iterations",
+        type=bounded("timing_iterations"),
+        metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"
     )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
 
 if TYPE_CHECKING:
@@ -36,9 +37,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="model YAML, or float weights (.pt)")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, default=640, metavar="PX", help="input size (default: 640)"
+        *IMAGE_SIZE_FLAGS,
+        dest="imgsz",
+        type=bounded("imgsz"),
+        default=640,
+        metavar="PX",
+        help="input size (default: 640)",
     )
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8], metavar="N", help="default: 1 8")
+    parser.add_argument(
+        "--batch-size", type=bounded("batch_size"), nargs="+", default=[1, 8], metavar="N", help="default: 1 8"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/placement"), metavar="DIR",
                         help="where all files go (default: runs/placement)")  # fmt: skip
     parser.add_argument(
@@ -58,18 +66,27 @@ def make_parser() -> argparse.ArgumentParser:
     part.add_argument("--from-onnx", action="store_true", help="build and time what --onnx-only left")
     builds = parser.add_argument_group("building")
     builds.add_argument(
-        "--workers", type=int, metavar="K", help="builds side by side (default: half the cores, up to 4)"
+        "--workers", type=bounded("builds"), metavar="K", help="builds side by side (default: half the cores, up to 4)"
     )
     builds.add_argument("--timing-cache", metavar="FILE", help="default: one for each model, in --output")
     builds.add_argument(
         "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
     )
-    builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
-    builds.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    builds.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    builds.add_argument(
+        "--timing-iterations",
+        type=bounded("timing_iterations"),
+        metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )
     times = parser.add_argument_group("timing")
-    times.add_argument("--iterations", type=int, default=300, metavar="N", help="runs of each engine (default: 300)")
     times.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="turns that they are spread over (default: 5)"
+        "--iterations", type=bounded("iterations"), default=300, metavar="N", help="runs of each engine (default: 300)"
+    )
+    times.add_argument(
+        "--rounds", type=bounded("rounds"), default=5, metavar="N", help="turns that they are spread over (default: 5)"
     )
     add_device(parser)
     return parser
@@ -77,10 +94,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Export, build, time, as far as was asked for."""
-    for name in ("imgsz", "iterations", "rounds", "workers"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} is {value}; expected 1 or more")
     from utils.comparison.variants import jobs
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import InputError, no_file
+from utils.bounds import bounded
 from utils.cli import add_device, run_program
 
 
@@ -26,7 +27,9 @@ def make_parser() -> argparse.ArgumentParser:
         "inspect_engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="engine, ENGINE.layers.json, or the inspector's JSON")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="pictures (default: what the engine is best for)")
+    parser.add_argument(
+        "--batch-size", type=bounded("batch_size"), metavar="N", help="pictures (default: what the engine is best for)"
+    )
     parser.add_argument("--generate-graph", action="store_true", help="draw the layers as SVG, with graphviz")
     add_device(parser)
     return parser

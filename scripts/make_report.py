@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from models.quantize.errors import InputError
+from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
 
 if TYPE_CHECKING:
@@ -47,12 +48,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--compare", nargs=2, metavar=("FLOAT", "INT8"), help="networks to draw: .pt, .onnx or .engine"
     )
     pictures.add_argument("--data", metavar="FILE", help="the data set's YAML, whose val pictures are shown")
-    pictures.add_argument("--samples", type=int, default=4, metavar="N", help="pictures (default: 4)")
+    pictures.add_argument("--samples", type=bounded("samples"), default=4, metavar="N", help="pictures (default: 4)")
     pictures.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, default=640, metavar="PX", help="input size (default: 640)"
+        *IMAGE_SIZE_FLAGS,
+        dest="imgsz",
+        type=bounded("imgsz"),
+        default=640,
+        metavar="PX",
+        help="input size (default: 640)",
     )
     pictures.add_argument(
-        "--conf-thres", type=float, default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
+        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
     )
     add_device(parser)
     return parser

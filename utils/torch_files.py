@@ -1,8 +1,8 @@
 """Is a file an intact archive of `torch.save`? Said before anything in it is unpickled.
 
-torch reads a zip archive without looking at its checksums, so that a flipped bit in a weight passes; and what is no such
-archive ends in one of many errors of its reader. Here every member is read once, in blocks, and compared with its CRC,
-and every other file is called what it is.
+torch reads a zip archive without looking at its checksums, so that a flipped bit in a weight passes; and what is no
+such archive ends in one of many errors of its reader. Here every member is read once, in blocks, and compared with its
+CRC, and every other file is called what it is.
 
 This module imports neither torch nor anything else that is slow.
 """
@@ -38,8 +38,8 @@ def check_archive(path: str | Path, expected: str = "--weights takes a .pt file"
     Args:
         expected: what a file is expected for, said where there is none.
     Raises:
-        CheckpointError: it is missing, empty, of a format of torch before 1.6, a plain pickle, another zip, truncated or
-            damaged; or it holds what torch never writes: compressed, encrypted, overlapping or repeated members.
+        CheckpointError: it is missing, empty, of a format of torch before 1.6, a plain pickle, another zip, truncated
+            or damaged; or it holds what torch never writes: compressed, encrypted, overlapping or repeated members.
     """
     path = Path(path)
     if not path.is_file():
@@ -101,8 +101,7 @@ def _members(path: Path, stream: BinaryIO) -> Sequence[zipfile.ZipInfo]:
         start = _data_offset(path, stream, member)
         if member.header_offset < end or start + member.file_size > directory:
             raise CheckpointError(
-                f"{path} is damaged: {member.filename} of {member.file_size} bytes does not fit between its neighbours; "
-                f"{AGAIN}"
+                f"{path} is damaged: {member.filename} of {member.file_size} bytes overlaps its neighbours; {AGAIN}"
             )
         end = start + member.file_size
     return members

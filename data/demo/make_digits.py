@@ -34,6 +34,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from models.quantize.errors import InputError  # noqa: E402
+from utils.bounds import bounded  # noqa: E402
 from utils.cli import run_program  # noqa: E402
 
 if TYPE_CHECKING:
@@ -190,26 +191,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= 499_999:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 499999")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same set (default: 0)")
-    parser.add_argument("--train", type=_count, default=1000, help="training pictures (default: 1000)")
-    parser.add_argument("--val", type=_count, default=500, help="validation pictures (default: 500)")
-    parser.add_argument("--workers", type=int, default=min(_cores(), 8), help="processes (default: one per core)")
+    parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
+    parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training pictures (default: 1000)")
+    parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation pictures (default: 500)")
+    parser.add_argument(
+        "--workers", type=bounded("workers"), default=min(_cores(), 8), help="processes (default: one per core)"
+    )
     return parser
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed} is negative; give 0 or more")
     new = make(args.out_dir, args.seed, args.train, args.val, args.workers)
     words = (
         f"wrote {args.train} training and {args.val} validation pictures" if new else "the demo set is there already"

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from models.quantize.errors import InputError, RecipeError
 from models.quantize.recipe import Recipe
+from utils.bounds import check_bounds
+from utils.file_schema import shown
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 QUANTIZERS = ("modelopt", "pytorch-quantization")
@@ -45,8 +47,8 @@ class _CalibratingOptions:
     calib_batches: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "imgsz", "calib_batches")
-        _at_least(self, 0, "seed", "workers")
+        _check_kinds(self)
+        check_bounds(self, "batch_size", "imgsz", "calib_batches", "seed", "workers")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the saved state."""
@@ -76,12 +78,9 @@ class QuantizeOptions(_CalibratingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "iters", "supervision_stride")
-        _at_least(self, 0, "patience", "epochs")
+        check_bounds(self, "iters", "supervision_stride", "patience", "epochs", "lr", "percentile")
         if self.quantizer not in QUANTIZERS:
             raise InputError(f"--quantizer {self.quantizer!r} is unknown; choose {' or '.join(QUANTIZERS)}")
-        if self.lr is not None and not 0 < self.lr < 1:
-            raise InputError(f"--lr must be above 0 and below 1, got {self.lr}")
 
     @property
     def stem(self) -> str:
@@ -111,11 +110,8 @@ class EvalOptions:
     save_json: bool = False
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "imgsz")
-        _at_least(self, 0, "workers")
-        for name in ("conf_thres", "iou_thres"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
+        _check_kinds(self)
+        check_bounds(self, "batch_size", "imgsz", "workers", "conf_thres", "iou_thres")
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class CalibrateOptions(_CalibratingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "num_image")
+        check_bounds(self, "num_image")
 
     def as_quantize(self) -> QuantizeOptions:
         """The options of a quantization of the same network with the same pictures."""
@@ -162,11 +158,7 @@ class SensitiveOptions(CalibrateOptions):
         for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
             if getattr(self, name) not in choices:
                 raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
-        for name in ("target_drop", "float_budget"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
-        if self.budget is not None and not self.budget > 0:
-            raise InputError(f"--budget must be above 0 minutes, got {self.budget}")
+        check_bounds(self, "target_drop", "float_budget", "budget", "percentile")
 
 
 def flag(name: str) -> str:
@@ -235,8 +227,11 @@ def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, flo
     return {epoch: rate * factor for epoch, rate in schedule.items()}
 
 
-def _at_least(options: Any, lowest: int, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < lowest:
-            raise InputError(f"{flag(name)} must be {lowest} or more, got {value}")
+def _check_kinds(options: Any) -> None:
+    """Options may come from a saved state: texts must be texts, and switches true or false."""
+    for item in fields(options):
+        value, kind = getattr(options, item.name), str(item.type)
+        if kind.startswith("str") and not (isinstance(value, str) or (value is None and kind.endswith("None"))):
+            raise InputError(f"{flag(item.name)} is {shown(value)}; expected a text")
+        if kind == "bool" and not isinstance(value, bool):
+            raise InputError(f"{flag(item.name)} is {shown(value)}; expected true or false")

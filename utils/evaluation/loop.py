@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.quantize.errors import DataError, InputError
+from models.quantize.errors import DataError
+from utils.bounds import check_bounds
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
@@ -67,13 +68,7 @@ class EvalConfig:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("conf_thres", "iou_thres"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected 0 to 1")
-        for name, least in (("imgsz", 1), ("batch_size", 1), ("max_det", 1), ("workers", 0), ("limit", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"--{name.replace('_', '-')} is {value}; expected {least} or more")
+        check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
 
 
 @dataclass(frozen=True)
