@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize.errors import CheckpointError, DataError, DependencyError, InputError
-from utils import upstream_shims
+from utils import network_checks, upstream_shims
+from utils.file_schema import shown
 from utils.torch_files import check_archive
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
     model = _read_network(Path(path))
     if not (auxiliary and type(model.model[-1]).__name__ == TRAINING_HEAD):
         check_head(model, path)
-    return _float_checkpoint(model)
+    return _float_checkpoint(model, path)
 
 
 def load_training(path: str | Path) -> FloatCheckpoint:
@@ -98,7 +99,7 @@ def load_training(path: str | Path) -> FloatCheckpoint:
         )
     if head != TRAINING_HEAD:
         raise CheckpointError(f"{path} ends in {head}; this version converts detectors that end in {TRAINING_HEAD}")
-    return _float_checkpoint(model)
+    return _float_checkpoint(model, path)
 
 
 def _read_network(path: Path) -> Any:
@@ -111,27 +112,28 @@ def _read_network(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is a quantized checkpoint; this command takes the float weights it was made from"
         )
-    model: Any = content.get("ema") or content.get("model")
+    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
     if not hasattr(model, "model") or not hasattr(model, "yaml"):
-        raise CheckpointError(
-            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {', '.join(map(str, content))})"
-        )
+        raise CheckpointError(f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {shown(list(content))})")
+    network_checks.check_layers(path, model)
     return model
 
 
-def _float_checkpoint(model: Any) -> FloatCheckpoint:
-    model = model.float().eval()
-    for module in model.modules():
-        if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
-            module.recompute_scale_factor = None
+def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
+    model = network_checks.ready(path, model, (*DETECT_HEADS, TRAINING_HEAD))
     names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
     return FloatCheckpoint(
         model=model,
         names={int(key): str(value) for key, value in names.items()},
         nc=int(model.model[-1].nc),
-        stride=max(int(model.stride.max()), 32),
+        stride=network_stride(model),
         yaml=dict(model.yaml),
     )
+
+
+def network_stride(model: Any) -> int:
+    """The pixels that image sizes are multiples of."""
+    return max(int(model.stride.max()), 32)
 
 
 def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -> nn.Module:

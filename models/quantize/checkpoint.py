@@ -17,13 +17,32 @@ import torch
 from torch import nn
 
 from models.quantize import placement
-from models.quantize.errors import CheckpointError
+from models.quantize.backend import QUANTIZERS
+from models.quantize.errors import CheckpointError, DependencyError, InputError
 from models.quantize.recipe import Recipe
 from models.quantize.storage import save_torch
+from utils import network_checks
+from utils.file_schema import check, choice, damaged, integer, mapping, plain, record, text
 from utils.torch_files import check_archive
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
+AGAIN = "quantize again from the float weights"
+CONTENT = record(
+    {
+        "format": choice(FORMAT),
+        "format_version": integer(FORMAT_VERSION, FORMAT_VERSION),
+        "version": text(),
+        "library": choice(*QUANTIZERS),
+        "recipe": mapping(text(), plain),
+        "nc": integer(1, network_checks.MOST_CLASSES),
+        "names": mapping(integer(0, network_checks.MOST_CLASSES), text()),
+        "stride": integer(1, network_checks.LARGEST_STRIDE),
+        "yaml": mapping(text(), plain),
+        "extra": mapping(text(), plain),
+        "quantized_state": mapping(text(), network_checks.tensor),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -88,15 +107,14 @@ def load(path: str | Path) -> QuantizedCheckpoint:
             f"{path} is a float checkpoint; this command takes a quantized one: "
             f"python qat.py quantize --weights {path} makes it"
         )
-    try:
-        recipe = Recipe.from_dict(content["recipe"])
-        model = upstream.fuse(upstream.build_model(content["yaml"], content["nc"]))
-        placement.apply(model, placement.plan(model, recipe), content["library"])
-        names = {int(key): str(value) for key, value in content["names"].items()}
-        state = content["quantized_state"]
-        stride, nc, yaml, extra = content["stride"], content["nc"], content["yaml"], content["extra"]
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}; it was not written whole") from error
+    check(content, CONTENT, path, AGAIN)
+    recipe, model = _build(path, content)
+    names, state, nc, yaml = content["names"], content["quantized_state"], content["nc"], content["yaml"]
+    stride, extra = content["stride"], content["extra"]
+    check({"names": names}, record({"names": network_checks.class_names(nc)}), path, AGAIN)
+    expected = upstream.network_stride(model)
+    check({"stride": stride}, record({"stride": integer(expected, expected)}), path, AGAIN)
+    network_checks.check_state(path, state, model, AGAIN)
     result = model.load_state_dict(state, strict=False)
     different = [*result.missing_keys, *result.unexpected_keys]
     if different:
@@ -106,6 +124,27 @@ def load(path: str | Path) -> QuantizedCheckpoint:
         )
     model.names = names
     return QuantizedCheckpoint(model.eval(), recipe, names, nc, stride, yaml, extra)
+
+
+def _build(path: str | Path, content: Mapping[str, Any]) -> tuple[Recipe, nn.Module]:
+    """The network that the content describes, with quantizers, before it gets its weights and ranges."""
+    from utils import upstream
+
+    upstream.ensure()
+    try:
+        recipe = Recipe.from_dict(content["recipe"])
+        model = upstream.build_model(content["yaml"], content["nc"])
+        network_checks.check_layers(path, model)
+        upstream.check_head(model, path)
+        model = upstream.fuse(model)
+        placement.apply(model, placement.plan(model, recipe), content["library"])
+    except (CheckpointError, DependencyError):
+        raise
+    except Exception as error:  # what describes no network of ours can fail anywhere
+        reason = " ".join(str(error).split())[:300]
+        name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise CheckpointError(damaged(path, f"its network cannot be built ({name}{reason})", AGAIN)) from error
+    return recipe, model
 
 
 def kind(path: str | Path) -> Literal["float", "quantized"]:
