@@ -34,6 +34,13 @@ class Mismatch(ValueError):
     def __init__(self, field: str, value: Any, expected: str) -> None:
         super().__init__(f"{field or 'its content'} is {shown(value)}, expected {expected}")
 
+    @classmethod
+    def said(cls, text: str) -> Mismatch:
+        """One whose words somebody else has found."""
+        mismatch = cls("", MISSING, "")
+        mismatch.args = (text,)
+        return mismatch
+
 
 def check(content: Any, rule: Rule, path: str | Path, remedy: str, error: type[InputError] = CheckpointError) -> None:
     """Apply a schema to what `path` holds.
@@ -79,6 +86,8 @@ def text(pattern: str = "", expected: str = "a text") -> Rule:
 
     def rule(value: Any, field: str) -> None:
         if not isinstance(value, str) or (pattern and not re.fullmatch(pattern, value, re.DOTALL)):
+            raise Mismatch(field, value, expected)
+        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):  # halves of characters, which cannot be written
             raise Mismatch(field, value, expected)
 
     return rule

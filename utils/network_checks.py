@@ -142,11 +142,9 @@ def _check_fields(path: str | Path, model: Any, heads: tuple[str, ...]) -> None:
     count = getattr(layers[-1], "nc", None)
     if type(count) is not int or not 1 <= count <= MOST_CLASSES:
         raise Mismatch("nc", count, f"an integer from 1 to {MOST_CLASSES}")
-    rule = record(
-        {"names": class_names(count), "stride": _strides, "yaml": record({}, others=True), "save": listing(_index(len(layers)))},
-    )  # fmt: skip
-    check(fields, rule, path, AGAIN)
-    plain(dict(fields["yaml"]), "yaml")
+    rules = {"names": class_names(count), "stride": _strides, "yaml": mapping(text(), plain),
+             "save": listing(_index(len(layers)))}  # fmt: skip
+    check(fields, record(rules), path, AGAIN)
     for number, layer in enumerate(layers):
         if getattr(layer, "i", None) != number:
             raise Mismatch(f"model.{number}.i", getattr(layer, "i", None), str(number))

@@ -32,11 +32,12 @@ MOST_OPCODES = 200_000  # of a plain pickle that are looked at, to say what it n
 AGAIN = "copy or download it again"
 
 
-def check_archive(path: str | Path, expected: str = "--weights takes a .pt file") -> None:
+def check_archive(path: str | Path, expected: str = "--weights takes a .pt file", remedy: str = AGAIN) -> None:
     """Check that `path` is a whole archive of `torch.save`, each member stored once and as its checksum says.
 
     Args:
         expected: what a file is expected for, said where there is none.
+        remedy: what to do about a damaged one.
     Raises:
         CheckpointError: it is missing, empty, of a format of torch before 1.6, a plain pickle, another zip, truncated
             or damaged; or it holds what torch never writes: compressed, encrypted, overlapping or repeated members.
@@ -46,22 +47,22 @@ def check_archive(path: str | Path, expected: str = "--weights takes a .pt file"
         raise CheckpointError(no_file(path, expected))
     try:
         with path.open("rb") as stream:
-            _check(path, stream)
+            _check(path, stream, remedy)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}; {expected}") from error
 
 
-def _check(path: Path, stream: BinaryIO) -> None:
+def _check(path: Path, stream: BinaryIO, remedy: str) -> None:
     start = stream.read(512)
     if not start:
-        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated: it is empty; {AGAIN}")
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated: it is empty; {remedy}")
     if not start.startswith(ZIP_START):
         raise CheckpointError(f"{path} {_description(stream, start)}")
-    members = _members(path, stream)
-    _check_members(path, stream, members)
+    members = _members(path, stream, remedy)
+    _check_members(path, stream, members, remedy)
 
 
-def _members(path: Path, stream: BinaryIO) -> Sequence[zipfile.ZipInfo]:
+def _members(path: Path, stream: BinaryIO, remedy: str) -> Sequence[zipfile.ZipInfo]:
     """The archive's members, all in one folder, which torch names after the file."""
     try:
         with zipfile.ZipFile(stream) as archive:
@@ -73,7 +74,7 @@ def _members(path: Path, stream: BinaryIO) -> Sequence[zipfile.ZipInfo]:
     except Exception as error:  # a damaged directory breaks zipfile's reader in many ways
         raise CheckpointError(
             f"{path} is not a PyTorch checkpoint, or it is truncated: the directory at its end is missing or damaged; "
-            f"{AGAIN}"
+            f"{remedy}"
         ) from error
     folders = {member.filename.partition("/")[0] for member in members}
     names = {member.filename.partition("/")[2] for member in members}
@@ -98,10 +99,10 @@ def _members(path: Path, stream: BinaryIO) -> Sequence[zipfile.ZipInfo]:
     end = 0
     for member in sorted(members, key=lambda one: one.header_offset):
         _check_kind(path, member)
-        start = _data_offset(path, stream, member)
+        start = _data_offset(path, stream, member, remedy)
         if member.header_offset < end or start + member.file_size > directory:
             raise CheckpointError(
-                f"{path} is damaged: {member.filename} of {member.file_size} bytes overlaps its neighbours; {AGAIN}"
+                f"{path} is damaged: {member.filename} of {member.file_size} bytes overlaps its neighbours; {remedy}"
             )
         end = start + member.file_size
     return members
@@ -130,7 +131,7 @@ def _check_kind(path: Path, member: zipfile.ZipInfo) -> None:
         raise CheckpointError(f"{path}: {member.filename} is {what}, which torch.save never writes; save it again")
 
 
-def _data_offset(path: Path, stream: BinaryIO, member: zipfile.ZipInfo) -> int:
+def _data_offset(path: Path, stream: BinaryIO, member: zipfile.ZipInfo, remedy: str) -> int:
     """Where a member's bytes begin, after its own header, whose name must be the directory's."""
     stream.seek(member.header_offset)
     header = stream.read(LOCAL_HEADER.size)
@@ -138,22 +139,22 @@ def _data_offset(path: Path, stream: BinaryIO, member: zipfile.ZipInfo) -> int:
         signature, name, extra = LOCAL_HEADER.unpack(header)
         if signature == LOCAL_START and stream.read(name) == _bytes_of_name(member):
             return member.header_offset + LOCAL_HEADER.size + name + extra
-    raise CheckpointError(f"{path} is damaged: {member.filename} is not where the directory says; {AGAIN}")
+    raise CheckpointError(f"{path} is damaged: {member.filename} is not where the directory says; {remedy}")
 
 
 def _bytes_of_name(member: zipfile.ZipInfo) -> bytes:
     return member.orig_filename.encode("utf-8" if member.flag_bits & 0x800 else "cp437")
 
 
-def _check_members(path: Path, stream: BinaryIO, members: Sequence[zipfile.ZipInfo]) -> None:
+def _check_members(path: Path, stream: BinaryIO, members: Sequence[zipfile.ZipInfo], remedy: str) -> None:
     for member in members:
-        stream.seek(_data_offset(path, stream, member))
+        stream.seek(_data_offset(path, stream, member, remedy))
         left, checksum = member.file_size, 0
         while left and (block := stream.read(min(left, BLOCK))):
             checksum = zlib.crc32(block, checksum)
             left -= len(block)
         if left or checksum != member.CRC:
-            raise CheckpointError(f"{path} is damaged: {member.filename} does not have its checksum; {AGAIN}")
+            raise CheckpointError(f"{path} is damaged: {member.filename} does not have its checksum; {remedy}")
 
 
 def _description(stream: BinaryIO, start: bytes) -> str:

@@ -18,6 +18,7 @@ A map of this package, in the order of the work:
                      search.py: from units to a choice; selection.py: its arithmetic
     options.py       what its command line can say; inputs.py: what it works on, checked before anything is written;
                      run_state.py: its files, and the state from which a killed run continues
+                     state_schema.py: what these states hold, checked before a run continues
     measure.py       evaluation of networks in PyTorch, as report rows
     checkpoint.py    recipe + state on disk; loading never runs code from the file; storage.py: nothing half written
     ranges.py        amax of every scale, for reports

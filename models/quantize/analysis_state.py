@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from models.quantize import state_schema
 from models.quantize.errors import CheckpointError, InputError
 from utils.cli import atomic_path
+from utils.file_schema import damaged
 
 STATE_FILE = "state.json"
 VERSION = 1
@@ -57,14 +59,13 @@ class AnalysisState:
         path = folder / STATE_FILE
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            version = content.pop("analysis_state")
-            if version != VERSION:
-                raise CheckpointError(f"{path} has version {version}, this program reads {VERSION}; start a new run")
-            return cls(**content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{path} is no state of a sensitivity run, or it is damaged ({type(error).__name__})"
+                damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)
             ) from error
+        state_schema.check_analysis(content, path, VERSION, {item.name for item in fields(cls)})
+        content.pop("analysis_state")
+        return cls(**content)
 
     def add_seconds(self, stage: str, seconds: float) -> None:
         """Count time that was spent on a stage."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize import backend
-from models.quantize.errors import QatError
+from models.quantize.errors import InputError, QatError
 from models.quantize.placement import quantizers_off, scale_key
 from models.quantize.recipe import Calibration, parse_method
 
@@ -140,6 +140,21 @@ def load(model: Any, amax: dict[str, Tensor]) -> None:
         backend.set_amax(model.activation_quantizers[name], value)
 
 
+def load_all(model: Any, amax: dict[str, Tensor]) -> None:
+    """Set the amax of every activation quantizer, from a file.
+
+    Raises:
+        InputError: these are not the scales of this network.
+    """
+    different = sorted(set(amax) ^ set(model.activation_quantizers))
+    if different:
+        raise InputError(
+            f"the ranges are not those of this network, which differs in {different[0].replace('/', '.')}; "
+            "they are from another run, so start a new one"
+        )
+    load(model, amax)
+
+
 def calibrate(
     model: nn.Module, batches: Iterable[Tensor], settings: Calibration, *, progress: bool = True
 ) -> Statistics:
@@ -161,7 +176,9 @@ def _counter(statistics: Statistics, name: str) -> Any:
         magnitude = inputs[0].detach().float().abs()
         largest = float(magnitude.max())  # NaN if there is one
         if not math.isfinite(largest):
-            raise QatError(f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights")
+            raise InputError(
+                f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights"
+            )
         if name not in statistics.histograms:
             statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
         statistics.histograms[name].add(magnitude, largest)

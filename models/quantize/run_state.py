@@ -14,15 +14,17 @@ epoch's number, so that the state needs no generator and a resumed run is the ru
 from __future__ import annotations
 
 import logging
-import pickle
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from models.quantize import state_schema
 from models.quantize.errors import CheckpointError, InputError
 from models.quantize.storage import save_torch
 from utils.cli import atomic_path
+from utils.file_schema import damaged
+from utils.torch_files import check_archive
 
 logger = logging.getLogger(__name__)
 
@@ -87,17 +89,17 @@ class RunState:
             raise InputError(
                 f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
             )
+        check_archive(path, remedy=state_schema.START_AGAIN)
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            version = content.pop("run_state")
-            best = content.pop("best")
-            state = cls(**content, best=best and Best(**best))
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # a damaged file can break torch's reader anywhere
             raise CheckpointError(
-                f"{path} is no state of a quantize run, or it is damaged ({type(error).__name__})"
+                damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)
             ) from error
-        if version != STATE_VERSION:
-            raise CheckpointError(f"{path} has version {version}, this program reads {STATE_VERSION}; start a new run")
+        state_schema.check_run(content, path, STATE_VERSION, {item.name for item in fields(cls)})
+        content.pop("run_state")
+        best = content.pop("best")
+        state = cls(**content, best=best and Best(**best))
         state._check_files(weights_folder(folder))
         state._remove_leftovers(weights_folder(folder))
         return state

@@ -15,15 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.quantize.analysis_state import AnalysisState
+from models.quantize.analysis_state import STATE_FILE, AnalysisState
+from models.quantize.errors import CheckpointError
 from models.quantize.finetune import as_input
 from models.quantize.layerwise import Layerwise, Run, State
 from models.quantize.proxy import distance, weight
+from models.quantize.state_schema import START_AGAIN, check_part
 from models.quantize.storage import save_torch
 from models.quantize.units import Unit
 from utils.evaluation.detector import in_pictures
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
 from utils.evaluation.nms import non_max_suppression
+from utils.file_schema import damaged, shown
+from utils.torch_files import check_archive
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -98,7 +102,7 @@ class Confirming:
 
         state, folder = self._work.state, self._work.folder
         if stage in state.ap:
-            return state.ap[stage], True
+            return self._known(stage, states), True
         began = time.perf_counter()
         results = {name: Statistics() for name in states}
         whole = True
@@ -127,9 +131,29 @@ class Confirming:
         if new and stage not in self._work.state.ap:
             save_torch({**known, **new}, path)
 
+    def _known(self, stage: str, states: Mapping[str, State]) -> dict[str, float]:
+        """AP that the state holds; of other networks than these it is of another run."""
+        found = self._work.state.ap[stage]
+        if set(found) != set(states):
+            different = sorted(set(found) ^ set(states))[0]
+            path = self._work.folder / STATE_FILE
+            raise CheckpointError(
+                damaged(path, f"ap.{stage} has other networks than this run, such as {shown(different)}", START_AGAIN)
+            )
+        return found
+
     @staticmethod
     def _load(path: Path) -> dict[str, Any]:
-        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        remedy = "delete it, and what it holds is measured again"
+        check_archive(path, remedy=remedy)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged file can break torch's reader anywhere
+            raise CheckpointError(damaged(path, f"it cannot be read ({type(error).__name__})", remedy)) from error
+        check_part(content, path)
+        return content
 
     def _part(self, stage: str, index: int) -> Path:
         return self._work.folder / "parts" / f"{hashlib.sha256(stage.encode()).hexdigest()[:12]}-{index}.pt"

@@ -135,7 +135,7 @@ class Analysis:
         """The network as `qat.py quantize` with this recipe would calibrate it."""
         model = self._place(self._inputs.plan)
         if self.state.amax:
-            calibration.load(model, {name: torch.tensor(value) for name, value in self.state.amax.items()})
+            calibration.load_all(model, {name: torch.tensor(value) for name, value in self.state.amax.items()})
             return model
         began = time.perf_counter()
         self._calibrate(model, self.recipe)

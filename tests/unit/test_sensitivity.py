@@ -16,6 +16,7 @@ from models.quantize import backend, calibration, placement, selection
 from models.quantize.analysis_state import AnalysisState, find_analysis
 from models.quantize.errors import CheckpointError, InputError
 from models.quantize.layerwise import Layerwise, State
+from models.quantize.options import SensitiveOptions
 from models.quantize.proxy import distance, overlap, weight
 from models.quantize.recipe import Recipe
 from models.quantize.selection import Candidate, choose, rank_correlation
@@ -315,7 +316,7 @@ class TestProfile:
 
 class TestState:
     def test_it_loads_what_was_saved(self, tmp_path):
-        state = AnalysisState({"weights": "a.pt"}, Recipe().to_dict(), "hash", {"model.0": 1.5})
+        state = AnalysisState(SensitiveOptions("a.pt").to_dict(), Recipe().to_dict(), "00ff", {"model.0": 1.5})
         state.screened["units"] = {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}
         state.add_seconds("calibration", 1.0)
         state.add_seconds("calibration", 0.5)
