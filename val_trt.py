@@ -222,6 +222,7 @@ def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, resul
         f"overlap {config.iou_thres:g}": config.iou_thres != AP_OVERLAP,
         "NMS in the file": has_nms(runner),
         "one class": config.single_cls,
+        result.mark: bool(result.mark),
     }
     ap_with = ", ".join(text for text, holds in unusual.items() if holds)
     file = Path(args.engine_file)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,8 @@ def number(least: float = -math.inf, most: float = math.inf, *, above: bool = Fa
 
     def rule(value: Any, field: str) -> None:
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # compared before it is made a float: an integer may have thousands of digits
-        if not good or not least <= value <= most or abs(value) == math.inf or (above and value == least):
+        # an integer may have thousands of digits, and no float of that size
+        if not good or not least <= value <= most or abs(value) > sys.float_info.max or (above and value == least):
             raise Mismatch(field, value, f"a finite number{_bounds(least, most, above)}")
 
     return rule

@@ -18,6 +18,7 @@ from utils import upstream
 from utils.cli import select_device
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
+from utils.file_schema import Mismatch, number, record
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# what upstream's LoadImagesAndLabels reads
-AUGMENTATION = (
-    "mosaic", "mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective",
-    "hsv_h", "hsv_s", "hsv_v", "flipud", "fliplr",
-)  # fmt: skip
+# what upstream's LoadImagesAndLabels reads: probabilities, and the most that an image is changed by
+AUGMENTATION = {
+    "mosaic": number(0, 1), "mixup": number(0, 1), "copy_paste": number(0, 1), "flipud": number(0, 1),
+    "fliplr": number(0, 1), "hsv_h": number(0, 1), "hsv_s": number(0, 1), "hsv_v": number(0, 1),
+    "degrees": number(0, 180), "translate": number(0, 1), "scale": number(0, 1), "shear": number(0, 45),
+    "perspective": number(0, 0.01),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
     """Upstream's augmentation parameters, from a YAML such as data/hyps/hyp.scratch-high.yaml.
 
     Raises:
-        InputError: the file cannot be read, or a parameter that the augmentation reads is missing.
+        InputError: the file cannot be read, or a parameter that the augmentation reads is missing, or is no number
+            that it can use.
     """
     import yaml
 
@@ -140,11 +144,15 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
         raise InputError(
             f"--hyp {path}: {error.strerror}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
         ) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"--hyp {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates that are none, lists without end
+        raise InputError(f"--hyp {path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
     missing = [key for key in AUGMENTATION if not isinstance(content, Mapping) or key not in content]
     if missing:
         raise InputError(
             f"--hyp {path} lacks {', '.join(missing)}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
         )
-    return dict(content)
+    try:
+        record(AUGMENTATION, others=True)(content, "")
+    except Mismatch as mismatch:
+        raise InputError(f"--hyp {path}: {mismatch}; data/hyps/hyp.scratch-high.yaml has usual values") from mismatch
+    return {key: content[key] for key in AUGMENTATION}

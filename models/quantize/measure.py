@@ -61,7 +61,8 @@ class Measurer:
             versions=versions(),
             size_bytes=Path(file).stat().st_size,
             ms_per_image=result.ms["inference"] if result else None,
-            measured_on=result.measured_on if result else "not evaluated",
+            measured_on="; ".join(filter(None, (result.measured_on, result.mark))) if result else "not evaluated",
+            ap_with=result.mark if result else "",
         )
 
     def samples(self, models: Mapping[str, nn.Module], count: int = 4) -> list[Sample]:

@@ -61,7 +61,7 @@ def test_a_damaged_state_is_named(tmp_path, state, content):
     state.save(tmp_path)
     path = run_state.weights_folder(tmp_path) / run_state.STATE_FILE
     path.write_bytes(path.read_bytes()[:200] if content is None else content)
-    with pytest.raises(CheckpointError, match="damaged|truncated.*; start a new run"):
+    with pytest.raises(CheckpointError, match=r"damaged|truncated.*; start a new run"):
         RunState.load(tmp_path)
 
 

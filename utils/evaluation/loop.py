@@ -101,6 +101,7 @@ class EvalResult:
             `metrics`.
         left_out: pictures that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
+        not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
     """
 
@@ -116,9 +117,15 @@ class EvalResult:
     seconds: float
     left_out: tuple[str, ...]
     measured_on: str
+    not_finite: int = 0
     ap_coco: float | None = None
     ap50_coco: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
+        return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -183,8 +190,10 @@ def evaluate(
         images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
         measured_on=f"{runner.description}, {plan.describe(config.rect)}",
-        parts={**statistics.seconds, **detector.seconds()},
+        parts={**statistics.seconds, **detector.seconds()}, not_finite=detector.not_finite,
     )  # fmt: skip
+    if result.mark:
+        logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
     for line in table(result, per_class=config.verbose or 1 < len(result.per_class) < 50):
         logger.info(line)
     return result
@@ -335,6 +344,8 @@ def table(result: EvalResult, *, per_class: bool) -> list[str]:
         lines += [_line(one.name, one) for one in result.per_class]
     if result.ap_coco is not None:
         lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
+    if result.mark:
+        lines.append(f"The network gives {result.mark}")
     if result.left_out:
         lines.append(f"{len(result.left_out)} pictures were left out because they cannot be read")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
