@@ -22,7 +22,7 @@ from models.quantize.errors import CheckpointError, DependencyError, InputError
 from models.quantize.recipe import Recipe
 from models.quantize.storage import save_torch
 from utils import network_checks
-from utils.file_schema import check, choice, damaged, integer, mapping, plain, record, text
+from utils.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, shown, text
 from utils.torch_files import check_archive
 
 FORMAT = "yolov9-quantized"
@@ -136,13 +136,14 @@ def _build(path: str | Path, content: Mapping[str, Any]) -> tuple[Recipe, nn.Mod
         model = upstream.build_model(content["yaml"], content["nc"])
         network_checks.check_layers(path, model)
         upstream.check_head(model, path)
+        network_checks.one_of(upstream.DETECT_HEADS)(model.model[-1], f"model.{len(model.model) - 1}")
         model = upstream.fuse(model)
         placement.apply(model, placement.plan(model, recipe), content["library"])
     except (CheckpointError, DependencyError):
         raise
     except Exception as error:  # what describes no network of ours can fail anywhere
         reason = " ".join(str(error).split())[:300]
-        name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        name = "" if isinstance(error, (InputError, Mismatch)) else f"{type(error).__name__}: "
         raise CheckpointError(damaged(path, f"its network cannot be built ({name}{reason})", AGAIN)) from error
     return recipe, model
 
@@ -167,10 +168,11 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise CheckpointError(
             f"{path} is not a PyTorch checkpoint, or it is truncated ({type(error).__name__})"
         ) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or not isinstance(content.get("format"), str) or content["format"] != FORMAT:
         return None
-    if content.get("format_version") != FORMAT_VERSION:
+    version = content.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format {content.get('format_version')}; this version reads {FORMAT_VERSION}; quantize again"
+            f"{path} has format {shown(version)}; this version reads {FORMAT_VERSION}; quantize again"
         )
     return content
