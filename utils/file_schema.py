@@ -37,9 +37,9 @@ class Mismatch(ValueError):
 
     @classmethod
     def said(cls, text: str) -> Mismatch:
-        """One whose words somebody else has found."""
+        """One whose words somebody else has found; they are kept to one short line."""
         mismatch = cls("", MISSING, "")
-        mismatch.args = (text,)
+        mismatch.args = (" ".join(text.split())[:300],)
         return mismatch
 
 

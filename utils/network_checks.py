@@ -173,7 +173,8 @@ def _check_computes(model: Any) -> None:
     """Run the network on tensors without values, and compare its strides and classes with what it says of itself."""
     head = model.model[-1]
     side = 2 * max(int(model.stride.max()), 32)
-    before, maps = dict(vars(head)), []
+    before = dict(vars(head))
+    maps: list[tuple[int, ...]] = []
 
     def look(_: nn.Module, inputs: Any) -> None:
         maps.extend(tuple(one.shape) for one in inputs[0])
@@ -192,7 +193,7 @@ def _check_computes(model: Any) -> None:
     if output.ndim != 3 or output.shape[1] != 4 + head.nc:
         raise Mismatch("the prediction", output, f"{4 + head.nc} rows")
     for attribute, owner in (("stride", model), ("stride", head)):
-        stride = getattr(owner, attribute, None)
+        stride: Any = getattr(owner, attribute, None)
         tensor(stride, attribute)
         found = [side / shape[-1] for shape in maps[: len(stride)]]
         if [float(one) for one in stride] != found:

@@ -26,6 +26,7 @@ from utils.file_schema import (
     mapping,
     maybe,
     number,
+    plain,
     record,
     text,
 )
@@ -181,13 +182,13 @@ def _recipe(value: Any, field: str) -> None:
     mapping(text(), _anything)(value, field)
     try:
         Recipe.from_dict(value)
-    except (InputError, TypeError, ValueError) as error:
+    except Exception as error:  # a recipe of the wrong types can fail anywhere
         raise Mismatch.said(f"{field}: {error}") from error
 
 
 def _row(value: Any, field: str) -> None:
-    record({item.name: _anything for item in fields(Row)})(value, field)
+    record({item.name: plain for item in fields(Row)})(value, field)
     try:
         Row(**value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise Mismatch.said(f"{field}: {error}") from error

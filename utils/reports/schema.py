@@ -307,7 +307,7 @@ def _row(value: Any, field: str) -> None:
     record(names, ("ap_with",))(value, field)
     try:
         Row(**value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise Mismatch.said(f"{field}: {error}") from None
 
 
