@@ -191,6 +191,8 @@ class Context:
         floats, path = self.floats, self.path(node)
         if floats.modules is not None:
             return path in floats.modules
+        if self.weight_name(node).endswith(("/weight", "/weight_quantized")):  # it was a pool: see `convolve_pools`
+            return False
         if floats.head == "last-conv-float" and node.output[0] in self._last_results:
             return True
         head = [self.head] if floats.head == "float" and self.head else []
