@@ -1,4 +1,4 @@
-"""Recipes in the programs: refused before any work; and what stays in float is the same for the file and for --verify."""
+"""Recipes in the programs: refused before any work; a file and --verify agree on what stays in float."""
 
 from __future__ import annotations
 
