@@ -4,6 +4,7 @@ A map of this package, in the order of the work:
 
     rules.py         THE table: upstream module class → what is quantized, what shares a scale, why
     recipe.py        what the user decides: calibration, training, what stays in float
+                     recipe_fields.py: the table of what each entry may hold; recipe_fit.py: does it fit a network
     graph.py         the network as operations on tensors, read along the rules
     placement.py     plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
     modules.py       the quantized stand-ins that apply() puts in

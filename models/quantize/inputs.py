@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize import backend, placement
-from models.quantize.errors import DataError, InputError, RecipeError
+from models.quantize import backend, placement, recipe_fit
+from models.quantize.errors import DataError, InputError
 from models.quantize.options import QuantizeOptions
 from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
@@ -77,12 +77,7 @@ class Inputs:
         device = select_device(options.device)
         backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
-        unknown = [name for name in recipe.calibration.scales if name not in plan.scale_names]
-        if unknown:
-            raise RecipeError(
-                f"the recipe's calibration.scales name {unknown[0]!r}, which is no scale of this network with this "
-                "recipe; placement.txt of a run lists them"
-            )
+        recipe_fit.check(plan, recipe)
         return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
 
     def network(self) -> nn.Module:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from models.quantize.errors import InputError, RecipeError
 from models.quantize.recipe import Recipe
+from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.bounds import check_bounds
 from utils.file_schema import shown
 
@@ -21,6 +22,17 @@ QUANTIZERS = ("modelopt", "pytorch-quantization")
 FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
 GRANULARITIES = ("layer", "module", "quantizer")
 METRICS = ("proxy", "ap")
+# Options that stand for an entry of the recipe → its name for `Recipe.replace`, and what it may hold.
+RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
+    "calib_method": ("calibration_method", CALIBRATION.fields["method"]),
+    "calib_batches": ("calibration_batches", CALIBRATION.fields["batches"]),
+    "percentile": ("calibration_percentile", CALIBRATION.fields["percentile"]),
+    "epochs": ("finetune_epochs", FINETUNE.fields["epochs"]),
+    "iters": ("finetune_iters", FINETUNE.fields["iters"]),
+    "lr": ("finetune_lr", RATE),
+    "supervision_stride": ("finetune_supervision_stride", FINETUNE.fields["supervision_stride"]),
+    "patience": ("finetune_patience", FINETUNE.fields["patience"]),
+}
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
 
@@ -48,7 +60,10 @@ class _CalibratingOptions:
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        check_bounds(self, "batch_size", "imgsz", "calib_batches", "seed", "workers")
+        check_bounds(self, "batch_size", "imgsz", "seed", "workers")
+        for name, (_, entry) in RECIPE_OPTIONS.items():
+            if getattr(self, name, None) is not None:
+                entry.read(flag(name), getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the saved state."""
@@ -78,7 +93,6 @@ class QuantizeOptions(_CalibratingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds(self, "iters", "supervision_stride", "patience", "epochs", "lr", "percentile")
         if self.quantizer not in QUANTIZERS:
             raise InputError(f"--quantizer {self.quantizer!r} is unknown; choose {' or '.join(QUANTIZERS)}")
 
@@ -198,16 +212,11 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
         RecipeError: an unknown key, a value outside its range, or a percentile for a method that has none.
     """
     recipe = Recipe.from_file(options.recipe)
-    changes = {
-        "calibration_method": options.calib_method,
-        "calibration_batches": options.calib_batches,
-        "calibration_percentile": options.percentile,
-        "finetune_epochs": options.epochs,
-        "finetune_iters": options.iters,
-        "finetune_supervision_stride": options.supervision_stride,
-        "finetune_patience": options.patience,
-        "finetune_lr": scaled_schedule(recipe.finetune.lr, options.lr) if options.lr else None,
-    }
+    changes = {entry: getattr(options, name) for name, (entry, _) in RECIPE_OPTIONS.items()}
+    if options.lr is not None:
+        changes["finetune_lr"] = scaled_schedule(recipe.finetune.lr, options.lr)
+        for epoch, rate in changes["finetune_lr"].items():
+            RATE.read(f"the learning rate from epoch {epoch} on, which --lr {options.lr:g} scales,", rate)
     merged = recipe.replace(**{key: value for key, value in changes.items() if value is not None})
     if options.percentile is not None and merged.calibration.method != "percentile":
         raise RecipeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from models.quantize import selection
@@ -120,10 +121,17 @@ class Search:
 
         def evaluate(names: tuple[str, ...]) -> float | None:
             label = "+".join(sorted((*taken.names, *names)))
-            found, whole = self._confirming.run(label, {label: self._together((*taken.names, *names))})
+            state = self._together((*taken.names, *names))
+            if not state.weights:  # nothing would be quantized: no recipe
+                return -math.inf
+            found, whole = self._confirming.run(label, {label: state})
             return found[label] if whole else None
 
-        candidates = [selection.Candidate(name, gain, _cost(self.costs[name])) for name, gain in gains.items()]
+        candidates = [
+            selection.Candidate(name, gain, _cost(self.costs[name]))
+            for name, gain in gains.items()
+            if self._together((*taken.names, name)).weights
+        ]
         return selection.choose(
             candidates, evaluate, reference=self.ap["float"], start=taken.ap,
             target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,

@@ -85,8 +85,6 @@ class Analysis:
         self.options, self.recipe = options, recipe
         self._inputs = inputs = Inputs.load(options.as_quantize(), recipe)
         self._units = Units(inputs.source.model, inputs.plan, recipe, options.granularity)
-        if not self._units.all:
-            raise InputError("the recipe leaves every convolution in float; there is nothing to analyse")
 
     def run(self, folder: Path, state: AnalysisState, command: str) -> dict[str, Any]:
         """Do what is left to do; returns the summary."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnx
 import torch
@@ -25,13 +25,16 @@ from torch import nn
 
 from models.quantize.errors import InputError, QatError
 from utils.cli import atomic_path
-from utils.onnx_graph import half, passes, qdq_passes
+from utils.onnx_graph import float_parts, half, passes, qdq_passes
 from utils.onnx_graph.alignment import Traced, align_channels
 from utils.onnx_graph.context import Context
 from utils.onnx_graph.forms import Form, plain
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, opset_of
 from utils.onnx_graph.parts import separate_parts
 from utils.onnx_graph.verify import Report, verify
+
+if TYPE_CHECKING:
+    from models.quantize.placement import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +171,14 @@ def export_forms(
     Args:
         model: evaluated in float32 on its own device; fused.
         files: what to write, and in which form.
-        properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset).
+        properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset) and
+            from the placement (float_modules).
     Raises:
         InputError: the image size does not fit the network, or the opset does not suit the typing.
         QatError: the exported graph is not valid.
     """
-    quantized = getattr(model, "quantization_plan", None) is not None
+    plan: Plan | None = getattr(model, "quantization_plan", None)
+    quantized = plan is not None
     config = config.resolved(quantized)
     _check_size(model, config)
     graph = passes.clean_up(trace(model, config))
@@ -187,7 +192,8 @@ def export_forms(
         graph = half.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    entries = {**properties, **_metadata(config)}
+    named = float_parts.properties(plan.float_convolutions) if plan is not None else {}
+    entries = {**properties, **_metadata(config), **named}
     return [_write(graph, form, path, entries, quantizers) for path, form in files.items()]
 
 

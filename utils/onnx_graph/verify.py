@@ -14,8 +14,9 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from models.quantize.errors import InputError, no_file
-from utils.onnx_graph.context import Context, FloatParts
+from models.quantize.errors import InputError, RecipeError, no_file
+from utils.onnx_graph.context import Context
+from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.graph import DEQUANTIZE, QUANTIZE, metadata_of
 from utils.onnx_graph.rules import RULES, Rule
 
@@ -68,7 +69,7 @@ def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
     properties = metadata_of(model)
     try:
         floats = FloatParts.from_metadata(properties)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, RecipeError) as error:
         raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
     graph = Context(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
