@@ -1,7 +1,7 @@
 """Quantized checkpoints: recipe and state, no pickled code.
 
-The file is a torch zip of plain containers and tensors (`torch.load(..., weights_only=True)` reads it). Loading builds
-upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales in full
+The file is a torch zip of plain containers and tensors, and nothing else is read (utils/torch_archive.py). Loading
+builds upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales in full
 precision, so that a fresh process computes what the saving process computed.
 """
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from models.quantize import placement
 from models.quantize.errors import CheckpointError, no_file
 from models.quantize.recipe import Recipe
 from models.quantize.storage import save_torch
+from utils import torch_archive
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch_archive.read(path)
     except pickle.UnpicklingError:
         return None  # it names classes, as upstream's checkpoints do
     except Exception as error:  # a damaged file can break torch's reader anywhere

@@ -80,7 +80,7 @@ class RunState:
             InputError: there is no run to resume in `folder`.
             CheckpointError: the state is damaged, or a checkpoint that it needs is gone.
         """
-        import torch
+        from utils import torch_archive
 
         path = weights_folder(folder) / STATE_FILE
         if not path.is_file():
@@ -88,7 +88,7 @@ class RunState:
                 f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
             )
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch_archive.read(path)
             version = content.pop("run_state")
             best = content.pop("best")
             state = cls(**content, best=best and Best(**best))

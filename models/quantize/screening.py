@@ -21,6 +21,7 @@ from models.quantize.layerwise import Layerwise, Run, State
 from models.quantize.proxy import distance, weight
 from models.quantize.storage import save_torch
 from models.quantize.units import Unit
+from utils import torch_archive
 from utils.evaluation.detector import in_pictures
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
 from utils.evaluation.nms import non_max_suppression
@@ -129,7 +130,7 @@ class Confirming:
 
     @staticmethod
     def _load(path: Path) -> dict[str, Any]:
-        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
+        return torch_archive.read(path) if path.is_file() else {}
 
     def _part(self, stage: str, index: int) -> Path:
         return self._work.folder / "parts" / f"{hashlib.sha256(stage.encode()).hexdigest()[:12]}-{index}.pt"
