@@ -70,6 +70,8 @@ class _Walk:
                 stack.pop()
 
     def _enter(self, value: Any, stack: list[tuple[Any, list[Any], Iterator[Any]]]) -> None:
+        if len(stack) > DEEPEST:
+            raise Damaged("what it holds is nested without end")
         self._sizes[id(value)] = 0
         if isinstance(value, nn.Module):
             self._check_module(value)

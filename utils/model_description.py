@@ -20,9 +20,10 @@ MOST_CLASSES = 10_000
 WIDEST = 8192  # channels, times the width multiple
 LARGEST = 64  # any other number: a kernel size, a stride, a padding
 LONGEST = 32  # of any list
-MOST_PARAMETERS = 400_000_000  # yolov9-e with its auxiliary branch has 70 million
-MOST_OPERATIONS = 2e12  # multiplications of an image of 256 x 256, by which upstream finds the strides
-MOST_VALUES = 1e9  # values of that image's activations, all layers together
+POOLS = {"MP": 0, "SP": 0, "nn.MaxPool2d": 0, "SPP": 1, "SPPF": 1, "SPPCSPC": 1}  # first argument of the windows
+MOST_PARAMETERS = 300_000_000  # yolov9-e with its auxiliary branch has 70 million
+MOST_OPERATIONS = 5e11  # multiplications of an image of 256 x 256, by which upstream finds the strides
+MOST_VALUES = 2.5e8  # values of that image's activations, all layers together
 
 
 def check(description: Any) -> dict[str, Any]:
@@ -77,7 +78,9 @@ def check_cost(parameters: list[int], description: Mapping[str, Any]) -> None:
     resolutions = _resolutions(description)
     widths = _widths(description)
     positions = [256 * 256 * resolution**2 for resolution in resolutions]
-    operations = sum(count * area for count, area in zip(parameters, positions, strict=True))
+    windows = [_window(row) * width for row, width in zip(_rows(description), widths, strict=True)]
+    counts = [one + two for one, two in zip(parameters, windows, strict=True)]
+    operations = sum(count * area for count, area in zip(counts, positions, strict=True))
     values = sum(width * area for width, area in zip(widths, positions, strict=True))
     for found, most, unit in (
         (sum(parameters), MOST_PARAMETERS, "parameters"),
@@ -105,7 +108,7 @@ def _check_layers(description: Mapping[str, Any]) -> None:
     for part in ("backbone", "head"):
         if type(description[part]) is not list:
             raise _wrong(part, description[part], "a list of layers")
-    rows = [*description["backbone"], *description["head"]]
+    rows = _rows(description)
     if not 1 <= len(rows) <= MOST_LAYERS:
         raise InputError(f"the model description has {len(rows)} layers; expected 1 to {MOST_LAYERS}")
     blocks = 0
@@ -180,6 +183,19 @@ def _repeated(count: int, multiple: float) -> int:
     return max(round(count * multiple), 1) if count > 1 else count
 
 
+def _rows(description: Mapping[str, Any]) -> list[Any]:
+    return [*description["backbone"], *description["head"]]
+
+
+def _window(row: Any) -> int:
+    """Values that a pool looks at for each of its result's."""
+    _, _, name, arguments = row
+    if name not in POOLS:
+        return 0
+    flat = [one for value in arguments[POOLS[name] :] for one in _flat(value, name)]
+    return int(sum(one**2 for one in flat if type(one) in (int, float))) + 25
+
+
 def _source_indices(sources: Any, index: int) -> list[int]:
     return [index + one if one < 0 else one for one in (sources if type(sources) is list else [sources])]
 
@@ -187,7 +203,7 @@ def _source_indices(sources: Any, index: int) -> list[int]:
 def _resolutions(description: Mapping[str, Any]) -> list[float]:
     """Of each layer's result, relative to the image."""
     found: list[float] = []
-    for index, (sources, count, name, arguments) in enumerate([*description["backbone"], *description["head"]]):
+    for index, (sources, count, name, arguments) in enumerate(_rows(description)):
         resolution = max((found[one] if one >= 0 else 1.0) for one in _source_indices(sources, index))
         layer = LAYERS[name]
         stride: Any = layer.stride
@@ -210,7 +226,7 @@ def _resolutions(description: Mapping[str, Any]) -> list[float]:
 def _widths(description: Mapping[str, Any]) -> list[int]:
     """Channels of each layer's result, about."""
     found: list[int] = []
-    for index, (sources, _, name, arguments) in enumerate([*description["backbone"], *description["head"]]):
+    for index, (sources, _, name, arguments) in enumerate(_rows(description)):
         inputs = [found[one] if one >= 0 else description.get("ch", 3) for one in _source_indices(sources, index)]
         first = arguments[0] if arguments else 0
         if name in HEADS or name == "Concat":

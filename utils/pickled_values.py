@@ -22,7 +22,7 @@ from utils import allowed_names
 from utils.pickle_machine import Damaged, NotAllowed, checked_key
 
 MOST_DIMENSIONS = 8
-MOST_WORK = 50_000_000  # bytes and items that calls may copy, all together
+MOST_WORK = 3_000_000  # items, or times 64 bytes, that calls may copy, all together; yolov9-e's need 100,000
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Values:
         if not isinstance(function, Function):
             raise NotAllowed(f"a call of {getattr(function, 'name', type(function).__name__)}")
         for argument in arguments:
-            self._count(len(argument) if isinstance(argument, (str, bytes, list, tuple)) else 1)
+            items = len(argument) if isinstance(argument, (str, bytes, list, tuple)) else 0
+            self._count(1 + (items // 64 if isinstance(argument, (str, bytes)) else items))
         try:
             return MAKERS[allowed_names.FUNCTIONS[function.name]](*arguments)
         except Damaged:
@@ -118,7 +119,7 @@ class Values:
         if isinstance(instance, nn.Module):
             fill_module(instance, state)
         elif type(instance) is np.ndarray:
-            self._count(len(state[4]) if type(state) is tuple and len(state) == 5 and type(state[4]) is bytes else 1)
+            self._count(sum(len(part) // 64 for part in state if type(part) is bytes) if type(state) is tuple else 1)
             _fill_array(instance, state)
         elif isinstance(instance, np.dtype):
             _check_dtype_state(state)

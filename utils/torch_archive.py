@@ -6,6 +6,7 @@ with arguments from the file, and it hands TorchScript archives to a loader that
 
 from __future__ import annotations
 
+import errno
 import struct
 import sys
 import zipfile
@@ -45,6 +46,10 @@ def read(
         raise
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
         raise Damaged(str(error)) from error
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a record that begins before the file does
+            raise Damaged("its directory does not fit") from error
+        raise
     loaded_values.check(content, frozenset((modules or {}).values()))
     return content
 
@@ -61,6 +66,8 @@ class _Records:
             if record.compress_type != zipfile.ZIP_STORED or record.filename in self._sizes:
                 raise Damaged("its records are compressed, or two have one name")
             self._sizes[record.filename] = record.file_size
+        if archive.fp is None or sum(self._sizes.values()) > archive.fp.seek(0, 2):
+            raise Damaged("its records are longer than the file")
         pickles = [name for name in self._sizes if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise Damaged("it has no data.pkl")
