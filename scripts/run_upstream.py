@@ -5,11 +5,14 @@
     python scripts/run_upstream.py val.py --weights gelan-c.pt --data coco.yaml
 
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
-(pkg_resources); utils/upstream_shims.py supplies what is gone.
+(pkg_resources); utils/upstream_shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
+and label caches are neither read nor written (SECURITY.md).
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import runpy
 import sys
@@ -36,9 +39,16 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     logging.getLogger("yolov5").setLevel(logging.INFO)
-    upstream_shims.load_safely_by_default(upstream.allowed_globals)
+    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    if script.parent.name == "panoptic":
+        with contextlib.suppress(ImportError):  # the program says what is missing
+            upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
     sys.argv = [str(script), *sys.argv[2:]]
-    runpy.run_path(str(script), run_name="__main__")
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except InputError as error:  # of a checkpoint or a model description that was refused
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -1,7 +1,7 @@
 """Quantized checkpoints: recipe and state, no pickled code.
 
-The file is a torch zip of plain containers and tensors (`torch.load(..., weights_only=True)` reads it). Loading builds
-upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales in full
+The file is a torch zip of plain containers and tensors, and nothing else is read (utils/torch_archive.py). Loading
+builds upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales in full
 precision, so that a fresh process computes what the saving process computed.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from models.quantize import placement
@@ -21,7 +20,7 @@ from models.quantize.backend import QUANTIZERS
 from models.quantize.errors import CheckpointError, DependencyError, InputError
 from models.quantize.recipe import Recipe
 from models.quantize.storage import save_torch
-from utils import network_checks
+from utils import network_checks, torch_archive
 from utils.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, shown, text
 from utils.torch_files import check_archive
 
@@ -161,7 +160,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """The content of a quantized checkpoint; None for a PyTorch file that is something else."""
     check_archive(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch_archive.read(path)
     except pickle.UnpicklingError:
         return None  # it names classes, as upstream's checkpoints do
     except Exception as error:  # a damaged file can break torch's reader anywhere

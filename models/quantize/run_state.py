@@ -82,7 +82,7 @@ class RunState:
             InputError: there is no run to resume in `folder`.
             CheckpointError: the state is damaged, or a checkpoint that it needs is gone.
         """
-        import torch
+        from utils import torch_archive
 
         path = weights_folder(folder) / STATE_FILE
         if not path.is_file():
@@ -91,7 +91,7 @@ class RunState:
             )
         check_archive(path, remedy=state_schema.START_AGAIN)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch_archive.read(path)
         except Exception as error:  # a damaged file can break torch's reader anywhere
             raise CheckpointError(
                 damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)

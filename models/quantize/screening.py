@@ -23,6 +23,7 @@ from models.quantize.proxy import distance, weight
 from models.quantize.state_schema import START_AGAIN, check_part
 from models.quantize.storage import save_torch
 from models.quantize.units import Unit
+from utils import torch_archive
 from utils.evaluation.detector import in_pictures
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
 from utils.evaluation.nms import non_max_suppression
@@ -149,7 +150,7 @@ class Confirming:
         remedy = "delete it, and what it holds is measured again"
         check_archive(path, remedy=remedy)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch_archive.read(path)
         except Exception as error:  # a damaged file can break torch's reader anywhere
             raise CheckpointError(damaged(path, f"it cannot be read ({type(error).__name__})", remedy)) from error
         check_part(content, path)
