@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from models.quantize.errors import InputError, QatError
+from utils.arguments import folder_name_argument, refuse_empty
+from utils.output_paths import folder_name
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +48,12 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
     parser.add_argument(
         "--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})"
     )
-    parser.add_argument("--name", default=name, help=f"name of the run folder (default: {name}, {name}2, ...)")
+    parser.add_argument(
+        "--name",
+        default=name,
+        type=folder_name_argument,
+        help=f"name of the run folder (default: {name}, {name}2, ...)",
+    )
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
 
 
@@ -54,9 +61,9 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
 
     Raises:
-        InputError: the folder cannot be created.
+        InputError: the folder cannot be created, or `name` is not the name of a folder.
     """
-    base = Path(project) / name
+    base = Path(project) / folder_name(name)
     try:
         for number in range(1, 10_000):
             folder = base if number == 1 else base.with_name(f"{name}{number}")
@@ -104,6 +111,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         InputError: nothing can be written there.
     """
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
@@ -170,6 +179,7 @@ def _parse(
     """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
     for target in (parser, *leaves):
         target.error = partial(_refuse, target)  # type: ignore[method-assign]
+    refuse_empty(parser.error, sys.argv[1:] if argv is None else argv)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
