@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from models.quantize.errors import InputError
 from utils.cli import add_device, run_program
 from utils.dependencies import need
+from utils.input_files import check_files
 from utils.output_paths import refuse_overwrite
 
 
@@ -54,6 +55,7 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
     if len(args.size) > 2:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
+    check_files(weights=args.weights)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.onnx_graph import deepstream, deepstream_files, forms
     from utils.onnx_graph.delivery import Request, deliver, output_files

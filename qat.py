@@ -31,6 +31,7 @@ from models.quantize.options import (
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
 from utils.dependencies import need
+from utils.input_files import check_files
 from utils.output_paths import refuse_overwrite_in
 
 Options = TypeVar("Options", QuantizeOptions, SensitiveOptions, CalibrateOptions, EvalOptions)
@@ -188,8 +189,9 @@ WRITTEN = {
 def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
     """The options of a new run, which is not to overwrite what it reads."""
     options = kind(**given_options(vars(args), kind))
-    read = (getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile"))
-    refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[kind], read)
+    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
+    check_files(**read)
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[kind], read.values())
     need("torch")
     return options
 

@@ -27,8 +27,8 @@ from utils.cli import (
     run_program,
     select_device,
 )
-
 from utils.dependencies import need_for
+from utils.input_files import check_files
 from utils.output_paths import refuse_overwrite, refuse_overwrite_in
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def main(args: argparse.Namespace) -> int:
 
     if args.source is not None:
         return draw(args)
+    check_files(data=args.data)
     need_for(args.engine_file)
     outputs = ("report.json", "study_*.txt", "*_predictions.json")
     refuse_overwrite_in(args.project, args.name, args.exist_ok, outputs, [args.engine_file, args.data])

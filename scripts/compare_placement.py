@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 from models.quantize.errors import InputError
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
 from utils.dependencies import need, need_tensorrt
+from utils.input_files import check_file, check_files
 from utils.output_paths import refuse_overwrite
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"--{name} is {value}; expected 1 or more")
     if not args.onnx_only:
         need_tensorrt()
+    check_files(recipe=args.recipe)
+    for model in args.models if not args.from_onnx else ():
+        check_file(model, "give a model's YAML such as models/detect/gelan-c.yaml, or a .pt")
     need("torch", "onnx", *["onnxslim"] * (not args.no_simplify and not args.from_onnx))
     from utils.comparison.variants import jobs
 
@@ -131,13 +135,6 @@ def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
     """The ONNX files of all models."""
     from utils.comparison.variants import export
 
-    missing = [model for model in args.models if not model.is_file()]
-    if missing:
-        raise InputError(
-            f"{missing[0]} does not exist; give a model's YAML such as models/detect/gelan-c.yaml, or a .pt"
-        )
-    if args.recipe and not args.recipe.is_file():
-        raise InputError(f"--recipe {args.recipe} does not exist")
     if args.force_onnx:
         for job in wanted:
             job.onnx.unlink(missing_ok=True)

@@ -6,8 +6,8 @@
         --compare gelan-c.pt qat_best_gelan-c.onnx --data data/coco.yaml
 
 A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. No run's report.json is written
-over: in a run's folder the page's data goes to report-merged.json, elsewhere to report.json. With --compare both networks
-run on a few validation pictures, and the page shows their detections side by side.
+over: in a run's folder the page's data goes to report-merged.json, elsewhere to report.json. With --compare both
+networks run on a few validation pictures, and the page shows their detections side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 from models.quantize.errors import InputError
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
 from utils.dependencies import need, need_for
-from utils.input_files import check_file
+from utils.input_files import check_file, check_files
 from utils.output_paths import refuse_overwrite
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ def main(args: argparse.Namespace) -> int:
     for network in args.compare or ():
         check_file(network, "--compare takes a .pt, .onnx or .engine")
         need_for(network)
+    check_files(data=args.data)
+    for run in args.runs:
+        if not Path(run).is_dir():
+            check_file(run, "give run folders, or their report.json")
     from utils.reports import files
     from utils.reports.files import PAGE_NAME, load, merged, write_all
     from utils.reports.tables import terminal_table

@@ -205,7 +205,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="patch_yolov9.sh",
         description="Copy this overlay into a YOLOv9 checkout. Running it again changes nothing.",
     )
-    parser.add_argument("checkout", metavar="DIR", type=_folder, help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)")
+    parser.add_argument(
+        "checkout", metavar="DIR", type=_folder, help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only list what would be done")
     parser.add_argument("--revert", action="store_true", help="take the overlay out again")
     parser.add_argument(

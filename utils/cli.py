@@ -166,7 +166,7 @@ def run_program(
         if args.debug:
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr)
-        return error.exit_code if isinstance(error, QatError) else 1
+        return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -194,6 +194,15 @@ def _leaf_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     return [child for action in subparsers for child in dict.fromkeys(action.choices.values())] or [parser]
 
 
+def _is_a_paths(error: BaseException) -> bool:
+    """Whether an error is that a path cannot be opened, which the user can change."""
+    kinds = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
+    named = errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS
+    return (
+        isinstance(error, OSError) and error.filename is not None and (isinstance(error, kinds) or error.errno in named)
+    )
+
+
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, QatError):
@@ -201,4 +210,6 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" while writing {error.filename}" if error.filename else ""
         return f"no space left on the disk{where}; earlier files are intact"
+    if isinstance(error, OSError) and _is_a_paths(error):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

@@ -1,7 +1,7 @@
 """Reading the files that a user names: regular ones only, and of a size that such a file can have.
 
-A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever, and /dev/zero has
-no end. What is wrong inside a YAML or a JSON file is said in one line, whatever the parser raised.
+A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever, and /dev/zero
+has no end. What is wrong inside a YAML or a JSON file is said in one line, whatever the parser raised.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ from models.quantize.errors import InputError, no_file
 MEBIBYTE = 1 << 20
 LARGEST_YAML = 2 * MEBIBYTE  # a data set's YAML with 10,000 classes has 0.3; the parser takes seconds for each
 LARGEST_JSON = 4096 * MEBIBYTE  # COCO's annotations of its training split have 450
+
+EXPECTED = {
+    "weights": "a .pt file",
+    "data": "a data set's YAML",
+    "recipe": "a recipe's YAML",
+    "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",
+    "profile": "a JSON with an engine's layer times",
+    "cfg": "a model YAML such as models/detect/gelan-c.yaml",
+}
 
 
 def is_regular(path: str | Path) -> bool:
@@ -38,6 +47,17 @@ def check_file(path: str | Path, expected: str, error: type[InputError] = InputE
     if not is_regular(path):
         raise error(no_file(path, expected))
     return Path(path)
+
+
+def check_files(**files: str | Path | None) -> None:
+    """Raise `InputError` for the first option's file that is no regular file; None and '' are options not given.
+
+    Args:
+        files: option, as `EXPECTED` names it, → the file that the user gave.
+    """
+    for option, path in files.items():
+        if path:
+            check_file(path, f"--{option} takes {EXPECTED[option]}")
 
 
 def read_text(

@@ -34,8 +34,8 @@ def refuse_overwrite(
         identity = _identity(output)
         if identity in read:
             source = read[identity]
-            same = "" if str(source) == str(output) else f", which is the same file as {source}"
-            raise InputError(f"{output}{same} is read and would be overwritten; {advice}")
+            same = "" if str(source) == str(output) else f"is the same file as {source}, which "
+            raise InputError(f"{output} {same}is read and would be overwritten; {advice}")
 
 
 def run_files(folder: str | Path, *patterns: str) -> Iterator[Path]:

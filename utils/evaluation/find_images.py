@@ -45,9 +45,10 @@ def find_images(paths: Iterable[str]) -> list[str]:
 
 
 def walk(root: str) -> Iterator[str]:
-    """The files below a folder, without hidden ones. Every real folder is entered once, by a name without links first."""
+    """Files below a folder, without hidden ones. Each real folder is entered once, by a name without links first."""
     entered: set[tuple[int, int]] = set()
-    folders, links = [root], []
+    folders: list[str] = [root]
+    links: list[str] = []
     while folders or links:
         folder = folders.pop() if folders else links.pop(0)
         try:

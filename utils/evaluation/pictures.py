@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from models.quantize.errors import DataError, no_file
 from utils.evaluation.find_images import SUFFIXES, label_file
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 SMALLEST = 10  # pixels: upstream leaves out pictures with a smaller side
 FIRST, SLOW = 64, 1e-3  # pictures that show how fast the disk is; seconds for one, above which it is slow
+_BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
+           ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
 _TRANSPOSING = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
@@ -84,8 +88,6 @@ def _read_all(files: Sequence[str], nc: int) -> Iterator[Picture | str]:
 
 
 def _read_picture(file: str, nc: int) -> Picture | str:
-    from PIL import Image, UnidentifiedImageError
-
     problem = _not_a_file(file)
     if problem:
         return f"{file}: {problem}"
@@ -97,9 +99,7 @@ def _read_picture(file: str, nc: int) -> Picture | str:
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not a picture, or damaged"
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's readers of damaged files raise whatever they run into
+    except _BROKEN as error:  # Pillow's readers of damaged files raise whatever they run into
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
@@ -110,7 +110,7 @@ def _read_picture(file: str, nc: int) -> Picture | str:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether anything lies at the path of a label file. A folder that cannot be looked into is no folder without it."""
+    """Whether anything lies at the path of a label file. A folder closed to us is an error."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
