@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from models.quantize.errors import InputError
 from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.dependencies import need
+from utils.input_files import check_file, check_files
 
 FORMATS = ("onnx", "onnx_end2end")
 
@@ -96,6 +98,8 @@ def _add_end2end(parser: argparse.ArgumentParser) -> None:
 
 def verify(path: str) -> int:
     """`--verify`: print what holds; 1 if something does not."""
+    check_file(path, "--verify takes an ONNX file")
+    need("onnx")
     from utils.onnx_graph.verify import table, verify_file
 
     report = verify_file(path)
@@ -115,6 +119,8 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--nms {args.nms} is of --include onnx_end2end; without it no NMS is in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
+    check_files(weights=args.weights, data=args.data)
+    need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.onnx_graph import forms
     from utils.onnx_graph.delivery import Request, deliver, output_files
     from utils.onnx_graph.export import ExportConfig

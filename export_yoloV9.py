@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from models.quantize.errors import InputError
 from utils.bounds import bounded
-from utils.cli import add_device, atomic_path, run_program
+from utils.cli import add_device, run_program
+from utils.dependencies import need
+from utils.input_files import check_files
+from utils.output_paths import refuse_overwrite
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,7 +56,9 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
     if len(args.size) > 2:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
-    from utils.onnx_graph import deepstream, forms
+    check_files(weights=args.weights)
+    need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
+    from utils.onnx_graph import deepstream, deepstream_files, forms
     from utils.onnx_graph.delivery import Request, deliver, output_files
     from utils.onnx_graph.export import ExportConfig
 
@@ -64,19 +68,21 @@ def export(args: argparse.Namespace) -> None:
         simplify=args.simplify, typing="auto", opset=args.opset,
     )  # fmt: skip
     files = output_files(args.weights, args.output, [forms.deepstream()])
-    network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print)
+    (path,) = files
+    refuse_overwrite([path, *deepstream_files.paths(path)], [args.weights])
+    deepstream_files.check_name(path)
+    deepstream_files.check_config(path)
+    network, (result,) = deliver(
+        Request(args.weights, config, files, args.device, check=args.check), print,
+        lambda found: deepstream_files.check_labels(path, deepstream.labels(found.names)),
+    )  # fmt: skip
     height, width = result.inputs["images"][2:]
-    texts = {
-        deepstream.LABELS: deepstream.labels(network.names),
-        deepstream.CONFIG: deepstream.infer_config(
-            result.path, (int(height), int(width)), batch, len(network.names),
-            typing=config.resolved(True).typing if network.kind == "qat" else "", dynamic=args.dynamic,
-        ),
-    }  # fmt: skip
-    for name, text in texts.items():
-        with atomic_path(result.path.with_name(name)) as temporary:
-            Path(temporary).write_text(text, encoding="utf-8")
-        print(f"{result.path.with_name(name)}")
+    text = deepstream.infer_config(
+        path, (int(height), int(width)), batch, len(network.names),
+        typing=config.resolved(True).typing if network.kind == "qat" else "", dynamic=args.dynamic,
+    )  # fmt: skip
+    for written in deepstream_files.write(path, deepstream.labels(network.names), text):
+        print(written)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from models.quantize.errors import InputError
 from models.quantize.options import (
@@ -31,6 +31,11 @@ from models.quantize.options import (
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, Finetune
 from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.dependencies import need
+from utils.input_files import check_files
+from utils.output_paths import refuse_overwrite_in
+
+Options = TypeVar("Options", QuantizeOptions, SensitiveOptions, CalibrateOptions, EvalOptions)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -211,18 +216,38 @@ def _without_defaults(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**{action.dest: None for action in parser._actions if action.dest != "help"})
 
 
+# What each command writes into its run folder.
+WRITTEN = {
+    QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
+    SensitiveOptions: ("state.json", "parts/*.pt", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
+    CalibrateOptions: ("calibration.json", "recipe.yaml"),
+    EvalOptions: ("report.json", "*_predictions.json"),
+}
+
+
+def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
+    """The options of a new run, which is not to overwrite what it reads."""
+    options = kind(**given_options(vars(args), kind))
+    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
+    check_files(**read)
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[kind], read.values())
+    need("torch")
+    return options
+
+
 def quantize(args: argparse.Namespace) -> None:
     """`qat.py quantize`."""
     given = given_options(vars(args), QuantizeOptions)
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
+    options = _options(args, QuantizeOptions) if args.resume is None else None
     from models.quantize import session
 
-    if args.resume is not None:
+    if options is None:
         run = session.find_run(args.resume, args.project or QuantizeOptions.project)
         session.resume(run, given, args.command_line)
     else:
-        session.start(QuantizeOptions(**given), args.command_line)
+        session.start(options, args.command_line)
 
 
 def sensitive(args: argparse.Namespace) -> None:
@@ -230,31 +255,34 @@ def sensitive(args: argparse.Namespace) -> None:
     given = given_options(vars(args), SensitiveOptions)
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
+    options = _options(args, SensitiveOptions) if args.resume is None else None
     from models.quantize import sensitivity
 
-    if args.resume is not None:
+    if options is None:
         run = sensitivity.find_analysis(args.resume, args.project or SensitiveOptions.project)
         sensitivity.resume(run, given, args.command_line)
     else:
-        sensitivity.start(SensitiveOptions(**given), args.command_line)
+        sensitivity.start(options, args.command_line)
 
 
 def calibrate(args: argparse.Namespace) -> None:
     """`qat.py calibrate`."""
     if not args.weights:
         raise InputError("--weights is missing; give the float checkpoint")
+    options = _options(args, CalibrateOptions)
     from models.quantize import sweep
 
-    sweep.run(CalibrateOptions(**given_options(vars(args), CalibrateOptions)), args.command_line)
+    sweep.run(options, args.command_line)
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """`qat.py eval`."""
     if not args.weights:
         raise InputError("--weights is missing; give the checkpoint to evaluate")
+    options = _options(args, EvalOptions)
     from models.quantize import measure
 
-    measure.evaluate_checkpoint(EvalOptions(**given_options(vars(args), EvalOptions)), args.command_line)
+    measure.evaluate_checkpoint(options, args.command_line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

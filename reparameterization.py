@@ -16,6 +16,9 @@ from pathlib import Path
 from models.quantize.errors import InputError
 from utils.bounds import bounded
 from utils.cli import add_device, run_program, select_device
+from utils.dependencies import need
+from utils.input_files import check_files
+from utils.output_paths import refuse_overwrite
 
 MODELS = ("t", "s", "m", "c", "e")
 
@@ -47,8 +50,9 @@ def convert(args: argparse.Namespace) -> int:
     target = Path(args.save) if args.save else weights.with_name(f"{weights.stem}-converted.pt")
     if target.suffix != ".pt" or target.is_dir():
         raise InputError(f"--save {target} is not the name of a .pt file")
-    if target.resolve() == weights.resolve():
-        raise InputError(f"--save {target} would overwrite the training weights; choose another name")
+    check_files(weights=weights, cfg=args.cfg)
+    refuse_overwrite([target], [weights, args.cfg], "choose another name with --save")
+    need("torch")
     from models import reparam
     from utils import upstream
 

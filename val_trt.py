@@ -28,6 +28,9 @@ from utils.cli import (
     run_program,
     select_device,
 )
+from utils.dependencies import need_for
+from utils.input_files import check_files
+from utils.output_paths import refuse_overwrite, refuse_overwrite_in
 
 if TYPE_CHECKING:
     from utils.engine.runner import Runner
@@ -105,6 +108,10 @@ def main(args: argparse.Namespace) -> int:
 
     if args.source is not None:
         return draw(args)
+    check_files(data=args.data)
+    need_for(args.engine_file)
+    outputs = ("report.json", "study_*.txt", "*_predictions.json")
+    refuse_overwrite_in(args.project, args.name, args.exist_ok, outputs, [args.engine_file, args.data])
     data = load_data(args.data)
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         configs = make_configs(args, runner)
@@ -126,12 +133,18 @@ def draw(args: argparse.Namespace) -> int:
     """Draw detections on `args.source`; class names are the network's, or else the data set's."""
     from utils.engine import open_runner
     from utils.evaluation.data_yaml import load_data
-    from utils.evaluation.show import Artist, check_source, show
+    from utils.evaluation.show import Artist, show
+    from utils.evaluation.sources import check_readable, check_source, target_names
 
-    check_source(args.source)
+    files = check_source(args.source)
     for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
         if getattr(args, name):
             raise InputError(f"--{name.replace('_', '-')} is of evaluation; --source draws, and writes nothing else")
+    check_readable(files)
+    need_for(args.engine_file)
+    if args.exist_ok:
+        targets = [Path(args.project) / args.name / name for name in target_names(files)]
+        refuse_overwrite(targets, [*files, args.engine_file, args.data], "choose another --name or --project")
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         names = runner.names or (load_data(args.data).names if Path(args.data).is_file() else None)
         artist = Artist(
@@ -143,7 +156,7 @@ def draw(args: argparse.Namespace) -> int:
             max_det=args.max_det,
         )
         folder = make_run_dir(args.project, args.name, args.exist_ok)
-        show(artist, args.source, folder)
+        show(artist, files, folder)
     logger.info("results: %s", folder)
     return 0
 

@@ -24,8 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 from models.quantize.errors import DependencyError, InputError
 from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program
+from utils.dependencies import need, need_tensorrt
+from utils.output_paths import refuse_overwrite, refuse_overwrite_in
 
 if TYPE_CHECKING:
+    from utils.engine import benchmark
+    from utils.engine.tensorrt_api import Api
     from utils.engine.trtexec import Trtexec
 
 logger = logging.getLogger("utils.benchmark")
@@ -82,12 +86,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
+    if args.imgsz and len(args.imgsz) > 2:
+        raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
+    need_tensorrt()
+    need("torch", "onnx")
     from utils.engine import benchmark, benchmark_report, tensorrt_api
     from utils.engine.build_plan import BuildConfig, check_target
     from utils.engine.stopwatch import StopwatchConfig
 
-    if args.imgsz and len(args.imgsz) > 2:
-        raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
     size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
     entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
     benchmark.check(entries)
@@ -97,6 +103,7 @@ def main(args: argparse.Namespace) -> int:
                            optimization_level=args.optimization_level)  # fmt: skip
     api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
+    check_outputs(args, entries, size, api)
     program = None if args.own_timing else _trtexec()
     gpu = benchmark_report.device_information(device.index)
     about = {
@@ -121,6 +128,24 @@ def main(args: argparse.Namespace) -> int:
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))
     return 1 if any(row.error for row in rows) else 0
+
+
+def check_outputs(
+    args: argparse.Namespace, entries: Sequence[benchmark.Entry], size: tuple[int, int] | None, api: Api
+) -> None:
+    """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
+    from utils.engine.benchmark import engine_path
+    from utils.engine.engine_file import is_current
+    from utils.engine.tensorrt_api import gpu
+
+    read, built = [entry.file for entry in entries], []
+    for entry in entries:
+        for batch in args.batch_size if not entry.is_engine else ():
+            engine = engine_path(entry, batch, size)
+            if not is_current(engine, entry.file, api, gpu()):
+                built += [engine, engine.with_name(f"{engine.name}.json")]
+    refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
+    refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
 
 
 def _trtexec() -> Trtexec | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 from models.quantize.errors import InputError
 from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.dependencies import need, need_tensorrt
+from utils.input_files import check_file
+from utils.output_paths import refuse_overwrite
 
 logger = logging.getLogger("utils.build_engine")
 
@@ -66,6 +69,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build, and look inside if that was asked for."""
+    engine = args.output or args.onnx.with_suffix(".engine")
+    check_file(args.onnx, "expected an ONNX file, as export_qat.py writes it")
+    refuse_overwrite(outputs(engine, args), [args.onnx])
+    need_tensorrt(args.trtexec)
+    need("torch", "onnx")
     from utils.engine.build_plan import BuildConfig
     from utils.engine.tensorrt_api import use_device
 
@@ -87,7 +95,6 @@ def main(args: argparse.Namespace) -> int:
         targets=tuple(args.target),
         allow_fp32=args.allow_fp32,
     )
-    engine = args.output or args.onnx.with_suffix(".engine")
     if args.generate_graph and not args.target:
         from utils.engine.engine_graph import program
 
@@ -110,6 +117,16 @@ def main(args: argparse.Namespace) -> int:
 
         look_inside(engine, draw=True, device=args.device)
     return 0
+
+
+def outputs(engine: Path, args: argparse.Namespace) -> Iterator[Path]:
+    """What is written; the timing cache that is named by GPU and version cannot be anything else."""
+    yield engine
+    yield engine.with_name(f"{engine.name}.json")
+    if args.timing_cache and not args.no_timing_cache:
+        yield Path(args.timing_cache)
+    if args.generate_graph and not args.target:
+        yield from (engine.with_suffix(suffix) for suffix in (".layers.json", ".svg"))
 
 
 def _three(values: Sequence[int] | None) -> tuple[int, int, int] | None:

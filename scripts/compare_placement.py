@@ -15,7 +15,7 @@ import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 from models.quantize.errors import InputError
 from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+from utils.dependencies import need, need_tensorrt
+from utils.input_files import check_file, check_files
+from utils.output_paths import refuse_overwrite
 
 if TYPE_CHECKING:
+    from utils.comparison.variants import Job
     from utils.onnx_graph.export import Typing
 
 logger = logging.getLogger("utils.comparison")
@@ -94,10 +98,24 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Export, build, time, as far as was asked for."""
+    if not args.onnx_only:
+        need_tensorrt()
+    check_files(recipe=args.recipe)
+    for model in args.models if not args.from_onnx else ():
+        check_file(model, "give a model's YAML such as models/detect/gelan-c.yaml, or a .pt")
+    need("torch", "onnx", *["onnxslim"] * (not args.no_simplify and not args.from_onnx))
     from utils.comparison.variants import jobs
 
-    args.output.mkdir(parents=True, exist_ok=True)
     wanted = jobs(args.models, args.batch_size, args.variants, args.imgsz, args.output)
+    refuse_overwrite(outputs(args, wanted), [*args.models, args.recipe])
+    if not args.onnx_only:
+        check_setup(args)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot create the folder {args.output}: {error.strerror}; choose another --output"
+        ) from error
     if not args.from_onnx:
         export_all(args, wanted)
     missing = [job.onnx for job in wanted if not job.onnx.is_file()]
@@ -106,17 +124,30 @@ def main(args: argparse.Namespace) -> int:
     return 0 if args.onnx_only else compare(args, wanted)
 
 
+def outputs(args: argparse.Namespace, wanted: Sequence[Job]) -> Iterator[Path]:
+    """What is written; ONNX files are only exported without --from-onnx, and engines only built without --onnx-only."""
+    for job in dict.fromkeys(wanted):  # a batch can be named twice
+        yield job.onnx
+        yield job.engine
+        yield job.engine.with_name(f"{job.engine.name}.json")
+    yield from (args.output / f"comparison.{suffix}" for suffix in ("md", "json"))
+    if args.timing_cache:
+        yield Path(args.timing_cache)
+
+
+def check_setup(args: argparse.Namespace) -> None:
+    """Raise `InputError` if TensorRT or the GPU that engines are built and timed on is missing."""
+    from utils.engine import tensorrt_api
+    from utils.engine.build_plan import check_target
+
+    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
+    check_target(api, tensorrt_api.gpu(device.index), ())
+
+
 def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
     """The ONNX files of all models."""
     from utils.comparison.variants import export
 
-    missing = [model for model in args.models if not model.is_file()]
-    if missing:
-        raise InputError(
-            f"{missing[0]} does not exist; give a model's YAML such as models/detect/gelan-c.yaml, or a .pt"
-        )
-    if args.recipe and not args.recipe.is_file():
-        raise InputError(f"--recipe {args.recipe} does not exist")
     if args.force_onnx:
         for job in wanted:
             job.onnx.unlink(missing_ok=True)
@@ -138,11 +169,8 @@ def needed_typing() -> Typing:
 def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     """Build and time; results are written after each model and batch. 1 if an engine is missing."""
     from utils.comparison import engines, table
-    from utils.engine import tensorrt_api
-    from utils.engine.build_plan import BuildConfig, check_target
+    from utils.engine.build_plan import BuildConfig
 
-    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
-    check_target(api, tensorrt_api.gpu(device.index), ())
     workers = args.workers or engines.default_workers()
     config = BuildConfig(
         shares=workers, timing_cache=args.timing_cache, tactic_sources_off=tuple(args.tactic_sources_off),

@@ -24,7 +24,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 # What proves that a set works. Importing modelopt takes ten seconds, so that one is only tried after installing.
@@ -160,8 +160,15 @@ def summary() -> str:
     return ", ".join(words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} ({self.prog} -h lists what there is)\n")
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("check", "constraints", "fingerprint", "managed", "uv-settings", "summary"))
     parser.add_argument("set", nargs="?", choices=tuple(IMPORTS))
     parser.add_argument("--quick", action="store_true", help="import only what is quick to import")

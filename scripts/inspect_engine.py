@@ -17,9 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
-from models.quantize.errors import InputError, no_file
 from utils.bounds import bounded
 from utils.cli import add_device, run_program
+from utils.dependencies import need, need_tensorrt
+from utils.input_files import check_file
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -37,11 +38,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Report."""
+    check_file(args.file, "expected an engine or the inspector's JSON")
+    recorded = args.file.suffix == ".json"
+    if not recorded:
+        need_tensorrt()
+    if args.generate_graph:
+        from utils.engine.engine_graph import program
+
+        program()
+    need("torch")
     from utils.engine import look
 
-    if not args.file.is_file():
-        raise InputError(no_file(args.file, "expected an engine or the inspector's JSON"))
-    if args.file.suffix == ".json":
+    if recorded:
         look.look_at_record(args.file, draw=args.generate_graph)
     else:
         look.look_inside(args.file, batch=args.batch_size, draw=args.generate_graph, device=args.device)

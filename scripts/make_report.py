@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Put the results of one or several runs on one page: report.html, report.json and plots.
+"""Put the results of one or several runs on one page: report.html, its data as JSON, and plots.
 
     python scripts/make_report.py runs/qat/exp
     python scripts/make_report.py runs/qat/exp runs/val_trt/exp --output runs/report \\
         --compare gelan-c.pt qat_best_gelan-c.onnx --data data/coco.yaml
 
-A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. With --compare both networks
-run on a few validation pictures, and the page shows their detections side by side.
+A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. No run's report.json is written
+over: in a run's folder the page's data goes to report-merged.json, elsewhere to report.json. With --compare both
+networks run on a few validation pictures, and the page shows their detections side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 from models.quantize.errors import InputError
 from utils.bounds import bounded
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+from utils.dependencies import need, need_for
+from utils.input_files import check_file, check_files
+from utils.output_paths import refuse_overwrite
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -68,17 +72,30 @@ def main(args: argparse.Namespace) -> int:
     """Make the report as `args` say, and log its table."""
     if args.compare and not args.data:
         raise InputError("--compare needs --data, the data set whose pictures are shown")
+    need("matplotlib", *["torch"] * bool(args.compare))
+    for network in args.compare or ():
+        check_file(network, "--compare takes a .pt, .onnx or .engine")
+        need_for(network)
+    check_files(data=args.data)
+    for run in args.runs:
+        if not Path(run).is_dir():
+            check_file(run, "give run folders, or their report.json")
+    from utils.reports import files
     from utils.reports.files import PAGE_NAME, load, merged, write_all
     from utils.reports.tables import terminal_table
 
+    first = Path(args.runs[0])
+    folder = Path(args.output) if args.output else first if first.is_dir() else first.parent
+    read = [files.json_of(run) for run in args.runs]
+    own = (folder / files.JSON_NAME).resolve() in [path.resolve() for path in read]
+    name = files.MERGED_NAME if own else files.JSON_NAME
+    refuse_overwrite(files.planned(folder, name), [*read, *(args.compare or ()), args.data])
     report = merged([load(run) for run in args.runs])
     report.title = args.title or report.title
     report.notes += [note for note in args.note if note not in report.notes]
     if args.compare:
         report.samples = compare(args)
-    first = Path(args.runs[0])
-    folder = Path(args.output) if args.output else first if first.is_dir() else first.parent
-    write_all(report, folder)
+    write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
     return 0
 

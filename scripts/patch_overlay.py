@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from file_transaction import Transaction, remove_empty
@@ -186,12 +187,27 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} ({self.prog} -h lists the options)\n")
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give the folder of a YOLOv9 checkout")
+    return Path(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="patch_yolov9.sh",
         description="Copy this overlay into a YOLOv9 checkout. Running it again changes nothing.",
     )
-    parser.add_argument("checkout", metavar="DIR", type=Path, help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)")
+    parser.add_argument(
+        "checkout", metavar="DIR", type=_folder, help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only list what would be done")
     parser.add_argument("--revert", action="store_true", help="take the overlay out again")
     parser.add_argument(

@@ -62,7 +62,10 @@ parse_arguments() {
     esac
     [ -n "${2:-}" ] || die 2 "$option needs a value"
     case $option in
-      --weights | --data) [ -f "$2" ] || die 2 "$option $2 does not exist" ;;
+      --weights | --data) [ -f "$2" ] || die 2 "$option $2 does not exist, or is no file" ;;
+      --imgsz | --batch-size | --epochs | --iters)
+        case $2 in *[!0-9]*) die 2 "$option $2 is not a whole number" ;; esac
+        ;;
     esac
     case $option in
       --weights) weights=$(from_root "$2") ;;

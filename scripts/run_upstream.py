@@ -23,9 +23,12 @@ sys.path.insert(0, str(ROOT))
 
 
 def main() -> int:
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+    if len(sys.argv) < 2 or not sys.argv[1]:
+        print("error: name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
+        return 2
+    if sys.argv[1] in ("-h", "--help"):
         print(__doc__)
-        return 0 if len(sys.argv) > 1 else 2
+        return 0
     script = ROOT / sys.argv[1]
     if not script.is_file():
         print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)

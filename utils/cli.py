@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from models.quantize.errors import InputError, QatError
+from utils.arguments import folder_name_argument, refuse_empty
+from utils.output_paths import folder_name
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +48,12 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
     parser.add_argument(
         "--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})"
     )
-    parser.add_argument("--name", default=name, help=f"name of the run folder (default: {name}, {name}2, ...)")
+    parser.add_argument(
+        "--name",
+        default=name,
+        type=folder_name_argument,
+        help=f"name of the run folder (default: {name}, {name}2, ...)",
+    )
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
 
 
@@ -54,9 +61,9 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
 
     Raises:
-        InputError: the folder cannot be created.
+        InputError: the folder cannot be created, or `name` is not the name of a folder.
     """
-    base = Path(project) / name
+    base = Path(project) / folder_name(name)
     try:
         for number in range(1, 10_000):
             folder = base if number == 1 else base.with_name(f"{name}{number}")
@@ -104,6 +111,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         InputError: nothing can be written there.
     """
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
@@ -157,7 +166,7 @@ def run_program(
         if args.debug:
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr)
-        return error.exit_code if isinstance(error, QatError) else 1
+        return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -170,6 +179,7 @@ def _parse(
     """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
     for target in (parser, *leaves):
         target.error = partial(_refuse, target)  # type: ignore[method-assign]
+    refuse_empty(parser.error, sys.argv[1:] if argv is None else argv)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
@@ -184,6 +194,15 @@ def _leaf_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     return [child for action in subparsers for child in dict.fromkeys(action.choices.values())] or [parser]
 
 
+def _is_a_paths(error: BaseException) -> bool:
+    """Whether an error is that a path cannot be opened, which the user can change."""
+    kinds = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
+    named = errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS
+    return (
+        isinstance(error, OSError) and error.filename is not None and (isinstance(error, kinds) or error.errno in named)
+    )
+
+
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, QatError):
@@ -191,4 +210,6 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" while writing {error.filename}" if error.filename else ""
         return f"no space left on the disk{where}; earlier files are intact"
+    if isinstance(error, OSError) and _is_a_paths(error):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

@@ -101,10 +101,20 @@ class Inputs:
 
 
 def pictures(loader: DataLoader[Any]) -> Iterator[Tensor]:
-    """The pictures of each batch, uint8 `[B, 3, H, W]`."""
+    """The pictures of each batch, uint8 `[B, 3, H, W]`.
+
+    Raises:
+        DataError: at the end, if not one of them could be decoded.
+    """
+    found = False
     for images, *_ in loader:
         if len(images):
+            found = True
             yield images
+    if not found:
+        files = [picture.path for picture in getattr(loader.dataset, "pictures", ())]
+        first = f"; the first: {files[0]}" if files else ""
+        raise DataError(f"none of the {len(files)} pictures can be decoded, although their headers can be read{first}")
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:

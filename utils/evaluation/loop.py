@@ -18,9 +18,10 @@ from utils.bounds import check_bounds
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
-from utils.evaluation.predictions import JsonWriter, TextWriter
+from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 from utils.evaluation.preprocess import boxes_to_picture
 from utils.evaluation.scoring import ClassScores, match, score
+from utils.output_paths import refuse_overwrite
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -166,7 +167,9 @@ def evaluate(
     truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls) if config.save_json else None
     if truth:
         truth.check([picture.path for picture in dataset.pictures])
-    outputs = _Outputs(config, truth, out_dir)
+    outputs = _Outputs(config, truth, out_dir, [picture.path for picture in dataset.pictures])
+    if outputs.json and truth:
+        refuse_overwrite([outputs.folder / f"{name}_predictions.json"], [truth.file], ELSEWHERE)
     if config.rect:
         check_shapes(runner, dataset.shapes)
     statistics = _run(loader, detector, outputs, progress)
@@ -202,11 +205,13 @@ def evaluate(
 class _Outputs:
     """The files that were asked for."""
 
-    def __init__(self, config: EvalConfig, truth: CocoGroundTruth | None, out_dir: Path | None) -> None:
+    def __init__(
+        self, config: EvalConfig, truth: CocoGroundTruth | None, out_dir: Path | None, paths: Sequence[str]
+    ) -> None:
         if out_dir is None and (config.save_txt or config.save_json):
             raise ValueError("save_txt and save_json need out_dir")
         self.folder = out_dir or Path()
-        self.text = TextWriter(self.folder / "labels", config.save_conf) if config.save_txt else None
+        self.text = TextWriter(self.folder / "labels", config.save_conf, paths) if config.save_txt else None
         self.json = JsonWriter(truth.image_id, truth.category_ids) if truth else None
 
     def add(self, paths: Sequence[str], found: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> None:

@@ -19,6 +19,7 @@ from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.forms import Form
 from utils.onnx_graph.network import Network, load_network
 from utils.onnx_graph.verify import table
+from utils.output_paths import refuse_overwrite
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
@@ -64,17 +65,25 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Form])
     return {path.with_name(f"{path.stem}{form.suffix}.onnx"): form for form in forms}
 
 
-def deliver(request: Request, say: Callable[[str], None]) -> tuple[Network, list[ExportResult]]:
-    """Load, export, verify, compare with PyTorch; `say` gets a few lines for each file.
+def deliver(
+    request: Request, say: Callable[[str], None], loaded: Callable[[Network], None] = lambda network: None
+) -> tuple[Network, list[ExportResult]]:
+    """Load, export, verify, compare with PyTorch.
+
+    Args:
+        say: gets a few lines for each file.
+        loaded: gets the network before the long part, and may refuse it.
 
     Raises:
         InputError: or one of its kinds, for what cannot be used.
         QatError: a file does not compute what the network computes.
     """
+    refuse_overwrite(request.files, [request.weights, request.data])
     data = load_data(request.data) if request.data else None
     network = load_network(request.weights, select_device(request.device))
     if data is not None:
         check_classes(request.weights, network.names, data)
+    loaded(network)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
     config = config.resolved(network.kind == "qat")
     images = check_pictures(request.check, config.imgsz, data) if request.check else None
