@@ -15,7 +15,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 
 from models.quantize.errors import InputError
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
+from utils.run_folder import held
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -72,7 +73,8 @@ def main(args: argparse.Namespace) -> int:
         report.samples = compare(args)
     first = Path(args.runs[0])
     folder = Path(args.output) if args.output else first if first.is_dir() else first.parent
-    write_all(report, folder)
+    with held(folder) if folder.is_dir() else nullcontext():
+        write_all(report, folder)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
     return 0
 
