@@ -103,7 +103,6 @@ def clear_leftovers(folder: Path) -> None:
 def _held(folder: Path, descriptor: int) -> Iterator[None]:
     owner = os.getpid()
     try:
-        clear_leftovers(folder)
         yield
     finally:
         if os.getpid() == owner:
@@ -111,7 +110,12 @@ def _held(folder: Path, descriptor: int) -> Iterator[None]:
 
 
 def _lock(folder: Path, advice: str) -> int:
-    """The descriptor of the lock file, locked. Raises FileNotFoundError when the folder is gone, and as `held`."""
+    """The descriptor of the lock file, locked, in a folder without leftovers.
+
+    Raises:
+        FileNotFoundError: the folder is gone.
+        InUseError, InputError: as `held`.
+    """
     path = folder / LOCK_FILE
     while True:
         try:
@@ -123,11 +127,13 @@ def _lock(folder: Path, advice: str) -> int:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         _descriptors.add(descriptor)
         try:
-            _flock(descriptor, folder)
+            locked = _flock(descriptor, folder)
             if not _is_at(descriptor, path):  # its owner ended just now, and took the file along
                 _close(descriptor)
                 continue
             _sign(descriptor)
+            if locked:
+                clear_leftovers(folder)
             return descriptor
         except BlockingIOError as error:
             text = _owner(descriptor)
@@ -138,12 +144,13 @@ def _lock(folder: Path, advice: str) -> int:
             raise
 
 
-def _flock(descriptor: int, folder: Path) -> None:
-    """Lock, or warn where the file system knows no locks. Raises BlockingIOError when somebody else has the lock."""
+def _flock(descriptor: int, folder: Path) -> bool:
+    """Lock, or warn and return False where the file system knows no locks. Raises BlockingIOError if it is locked."""
     try:
         import fcntl
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
     except (ImportError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise BlockingIOError from error
@@ -153,6 +160,7 @@ def _flock(descriptor: int, folder: Path) -> None:
             folder,
             why,
         )
+        return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
