@@ -9,7 +9,6 @@ python val_trt.py --engine-file gelan-c.engine --source pictures/          # dra
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import shlex
 import sys
@@ -24,7 +23,6 @@ from utils.cli import (
     add_device,
     add_run_dir,
     atomic_path,
-    make_run_dir,
     run_program,
     select_device,
 )
@@ -105,6 +103,7 @@ def main(args: argparse.Namespace) -> int:
     from utils.engine import open_runner
     from utils.evaluation.data_yaml import load_data
     from utils.reports.schema import Report
+    from utils.run_folder import new_run
 
     if args.source is not None:
         return draw(args)
@@ -115,16 +114,11 @@ def main(args: argparse.Namespace) -> int:
     data = load_data(args.data)
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         configs = make_configs(args, runner)
-        folder = make_run_dir(args.project, args.name, args.exist_ok)
         report = Report(command=shlex.join(sys.argv), title="Evaluation", data=str(args.data))
-        try:
+        with new_run(args.project, args.name, args.exist_ok) as folder:
             results = [evaluate_once(args, runner, data, config, folder, report) for config in configs]
-        except InputError:
-            with contextlib.suppress(OSError):  # only an empty folder can be removed
-                folder.rmdir()
-            raise
-    if args.task == "study":
-        write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
+            if args.task == "study":
+                write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
     logger.info("results: %s", folder)
     return 0
 
@@ -135,6 +129,7 @@ def draw(args: argparse.Namespace) -> int:
     from utils.evaluation.data_yaml import load_data
     from utils.evaluation.show import Artist, show
     from utils.evaluation.sources import check_readable, check_source, target_names
+    from utils.run_folder import new_run
 
     files = check_source(args.source)
     for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
@@ -155,8 +150,8 @@ def draw(args: argparse.Namespace) -> int:
             iou_thres=EVERYDAY_OVERLAP if args.iou_thres is None else args.iou_thres,
             max_det=args.max_det,
         )
-        folder = make_run_dir(args.project, args.name, args.exist_ok)
-        show(artist, files, folder)
+        with new_run(args.project, args.name, args.exist_ok) as folder:
+            show(artist, files, folder)
     logger.info("results: %s", folder)
     return 0
 

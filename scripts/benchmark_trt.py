@@ -23,9 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that 
 
 from models.quantize.errors import DependencyError, InputError
 from utils.bounds import bounded
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, make_run_dir, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, run_program
 from utils.dependencies import need, need_tensorrt
 from utils.output_paths import refuse_overwrite, refuse_overwrite_in
+from utils.run_folder import new_run
 
 if TYPE_CHECKING:
     from utils.engine import benchmark
@@ -113,16 +114,16 @@ def main(args: argparse.Namespace) -> int:
         "method": _method(args, f"trtexec {program.version}" if program else "own stopwatch"),
     }
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{name}: {value}" for name, value in gpu.items()))
-    folder = make_run_dir(args.project, args.name, args.exist_ok)
     rows: list[benchmark.Row] = []
-    for batch in args.batch_size:
-        engines = benchmark.prepare(entries, batch, size, building, api)
-        found = benchmark.measure(engines, batch, size, timing, api, device, program)
-        for row in found:
-            logger.info("%s, batch %d\n%s\n", row.model, batch,
-                        "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
-        rows += found
-        files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
+    with new_run(args.project, args.name, args.exist_ok) as folder:
+        for batch in args.batch_size:
+            engines = benchmark.prepare(entries, batch, size, building, api)
+            found = benchmark.measure(engines, batch, size, timing, api, device, program)
+            for row in found:
+                logger.info("%s, batch %d\n%s\n", row.model, batch,
+                            "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
+            rows += found
+            files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
     logger.info("%s\n", benchmark_report.text(rows))
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         logger.info("%s\n", note)

@@ -16,7 +16,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program, select_device
 from utils.dependencies import need, need_for
 from utils.input_files import check_file, check_files
 from utils.output_paths import refuse_overwrite
+from utils.run_folder import held
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -95,7 +96,8 @@ def main(args: argparse.Namespace) -> int:
     report.notes += [note for note in args.note if note not in report.notes]
     if args.compare:
         report.samples = compare(args)
-    write_all(report, folder, name)
+    with held(folder) if folder.is_dir() else nullcontext():
+        write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
     return 0
 

@@ -115,7 +115,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=f".part{path.suffix}", dir=path.parent)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise

@@ -32,7 +32,9 @@ class AnalysisState:
             network, of that with the unit in float, and of the float network with the unit in INT8.
         ap: stage → network → AP.
         seconds: stage → wall time spent on it so far.
-        finished: the result is written.
+        finished: the result is written; the last thing that a run writes.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
+        command: the command line that started the run.
     """
 
     options: dict[str, Any]
@@ -43,6 +45,8 @@ class AnalysisState:
     ap: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     finished: bool = False
+    dataset: str = ""
+    command: str = ""
 
     def save(self, folder: Path) -> None:
         """Write the state; a reader sees the old one or the new one."""

@@ -18,6 +18,7 @@ from utils import upstream
 from utils.cli import select_device
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
+from utils.evaluation.fingerprint import Fingerprint
 from utils.file_schema import Mismatch, number, record
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ class Inputs:
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
         return copy.deepcopy(self.source.model).to(self.device)
+
+    def fingerprint(self, files: Mapping[str, str | None]) -> Fingerprint:
+        """What a run reads, to be compared when it is resumed; `files` are those beside the dataset, by option.
+
+        Raises:
+            InputError: or one of its kinds: something of it cannot be read.
+        """
+        return Fingerprint.of(self.data, ("train", "val"), files)
 
     def training_loader(self, options: QuantizeOptions, *, augment: bool = False) -> DataLoader[Any]:
         """Training pictures in an order that the seed decides: letterboxed as for validation, or augmented."""

@@ -13,7 +13,7 @@ from models.quantize import checkpoint
 from models.quantize.inputs import check_classes
 from models.quantize.options import EvalOptions
 from utils import upstream
-from utils.cli import make_run_dir, select_device
+from utils.cli import select_device
 from utils.engine.runner import device_name
 from utils.engine.torch_runner import TorchRunner
 from utils.evaluation.data_yaml import load_data
@@ -22,6 +22,7 @@ from utils.evaluation.detector import Detector, InputPlan
 from utils.evaluation.loop import EvalConfig, EvalResult, evaluate, labels_in_pictures
 from utils.reports.schema import Box, Report, Row, Sample, versions
 from utils.reports.tables import terminal_table
+from utils.run_folder import new_run
 
 if TYPE_CHECKING:
     import torch
@@ -128,14 +129,14 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     data.paths("val")
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
-    folder = make_run_dir(options.project, options.name, options.exist_ok)
     measurer = Measurer(data, device, config)
-    result = measurer.measure(model, Path(options.weights).stem, folder)
     report = Report(command, data=str(options.data), title="YOLOv9 evaluation")
-    report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
-    if result.coco:
-        report.notes.append(f"pycocotools: {', '.join(f'{key} {value:.4f}' for key, value in result.coco.items())}")
-        logger.info("%s", report.notes[-1])
-    path = report.save(folder / "report.json")
+    with new_run(options.project, options.name, options.exist_ok) as folder:
+        result = measurer.measure(model, Path(options.weights).stem, folder)
+        report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
+        if result.coco:
+            report.notes.append(f"pycocotools: {', '.join(f'{key} {value:.4f}' for key, value in result.coco.items())}")
+            logger.info("%s", report.notes[-1])
+        path = report.save(folder / "report.json")
     logger.info("\n%s\nreport: %s", terminal_table(report), path)
     return report

@@ -54,7 +54,9 @@ class RunState:
         checkpoint: the file that holds the student as of now; None before calibration.
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
-        finished: nothing is left to do.
+        finished: nothing is left to do; the last thing that a run writes.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
+        command, created, notes: the report's, of which a killed process may not have written any.
     """
 
     options: dict[str, Any]
@@ -68,6 +70,10 @@ class RunState:
     trainer: dict[str, Any] | None = None
     stopped: str | None = None
     finished: bool = False
+    dataset: str = ""
+    command: str = ""
+    created: str = ""
+    notes: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write the state into the run folder; a reader sees the old one or the new one."""

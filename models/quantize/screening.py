@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 PICTURES_A_UNIT = 25  # that each unit sees in screening, where there are so many
+PARTS = "parts"
 LARGEST_TURN = 8  # with many pictures, a unit sees every eighth batch
 
 
@@ -103,7 +104,9 @@ class Confirming:
 
         state, folder = self._work.state, self._work.folder
         if stage in state.ap:
-            return self._known(stage, states), True
+            known = self._known(stage, states)
+            forget_parts(folder, stage)
+            return known, True
         began = time.perf_counter()
         results = {name: Statistics() for name in states}
         whole = True
@@ -120,8 +123,8 @@ class Confirming:
         if whole:
             state.ap[stage] = found
         state.save(folder)
-        for index in range(len(self._work.loader)) if whole else ():
-            self._part(stage, index).unlink(missing_ok=True)
+        if whole:
+            forget_parts(folder, stage)
         return found, whole
 
     def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
@@ -157,7 +160,7 @@ class Confirming:
         return content
 
     def _part(self, stage: str, index: int) -> Path:
-        return self._work.folder / "parts" / f"{hashlib.sha256(stage.encode()).hexdigest()[:12]}-{index}.pt"
+        return self._work.folder / PARTS / f"{_stage_name(stage)}-{index}.pt"
 
     def _batch(self, batch: Any, states: Mapping[str, State], path: Path) -> dict[str, Any]:
         """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated."""
@@ -181,6 +184,16 @@ class Confirming:
         labels = labels_in_pictures(targets, images.shape, shapes, self._work.device)
         statistics.add(in_pictures(found, shapes), labels, paths)
         return statistics.to_plain()
+
+
+def forget_parts(folder: Path, stage: str | None = None) -> None:
+    """Remove the detections that a stage has kept in a run's folder, or all of them."""
+    for path in (folder / PARTS).glob(f"{_stage_name(stage) if stage else '*'}-*.pt"):
+        path.unlink(missing_ok=True)
+
+
+def _stage_name(stage: str) -> str:
+    return hashlib.sha256(stage.encode()).hexdigest()[:12]
 
 
 class Screening:
@@ -217,6 +230,7 @@ class Screening:
         whole = self._network.run(images, self._network.everything)
         base, scale = float(distance(origin.prediction, whole.prediction)), float(weight(origin.prediction))
         state.add_seconds("whole networks", time.perf_counter() - began)
+        began = self._spent(stage, began)
         self._confirming.keep(stage, index, batch, {"float": origin, "INT8": whole})
         for unit in units:
             in_float = self._network.run(images, unit.in_float, whole)
@@ -225,9 +239,14 @@ class Screening:
             rows[unit.name] = [len(images), scale, base, *far]
             if self._thorough:
                 self._confirming.keep(stage, index, batch, {unit.name: in_float})
+            began = self._spent(stage, began)
             state.save(self._work.folder)
-        state.add_seconds(f"screening {stage}", time.perf_counter() - began)
-        state.save(self._work.folder)
+
+    def _spent(self, stage: str, began: float) -> float:
+        """Count the time since `began`, also of a process that is killed before the batch is done; returns now."""
+        now = time.perf_counter()
+        self._work.state.add_seconds(f"screening {stage}", now - began)
+        return now
 
     def found(self, units: Sequence[Unit], stage: str) -> dict[str, Screened]:
         """What screening found, by unit; units that it never came to are missing."""
