@@ -7,19 +7,25 @@ What is copied is what scripts/overlay_manifest.txt lists. The checkout remember
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import fcntl
-import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from file_transaction import Transaction, remove_empty
 from overlay_plan import (
     RECORD,

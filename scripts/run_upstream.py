@@ -10,16 +10,26 @@ Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.t
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import logging
 import runpy
-import sys
 from pathlib import Path
 
+from utils import console
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 
 def main() -> int:
+    console.guard()
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return 0 if len(sys.argv) > 1 else 2
@@ -38,8 +48,12 @@ def main() -> int:
     logging.getLogger("yolov5").setLevel(logging.INFO)
     upstream_shims.load_safely_by_default(upstream.allowed_globals)
     sys.argv = [str(script), *sys.argv[2:]]
-    runpy.run_path(str(script), run_name="__main__")
-    return 0
+
+    def work() -> int:
+        runpy.run_path(str(script), run_name="__main__")
+        return 0
+
+    return interrupts.job(work)
 
 
 if __name__ == "__main__":
