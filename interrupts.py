@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-SIGINT, SIGTERM = _signal.SIGINT, _signal.SIGTERM
-LINES = {SIGINT: "interrupted", SIGTERM: "terminated"}
+SIGINT, SIGTERM, SIGHUP = _signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP
+LINES = {SIGINT: "interrupted", SIGHUP: "the terminal has closed", SIGTERM: "terminated"}
 GRACE = 3.0  # seconds from the first signal to the hard end; the rest of the five is for a machine under load
 temporaries: set[str] = set()  # files and folders to remove when the process ends hard
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM asked the job to end."""
+    """SIGTERM or SIGHUP asked the job to end."""
 
 
 class _State:
     owner = 0  # the process that watches; 0 in its children, and where no program runs (tests)
     in_job = False
     signal = 0  # the first that came
+    held = False
     said = False
 
 
@@ -49,7 +50,7 @@ def watch(name: str) -> None:
     if name != "__main__":
         return
     _State.owner = os.getpid()
-    for number in (SIGINT, SIGTERM):
+    for number in LINES:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _on_signal)
     os.register_at_fork(after_in_child=_in_child)
@@ -119,18 +120,36 @@ class blocked:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
 
 
+class held:
+    """A block of a job that is done to its end first, unless that takes longer than `GRACE`."""
+
+    def __enter__(self) -> None:
+        _State.held = True
+
+    def __exit__(self, kind: object, error: object, where: object) -> None:
+        _State.held = False
+        if _State.signal and kind is None:
+            raise _exception(_State.signal)
+
+
+def _exception(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == SIGINT else Terminated()
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if not watching():  # a child that was forked this moment
         os._exit(128 + number)
     first = not _State.signal
     _State.signal = _State.signal or number
+    if _State.held:
+        return
     if not (_State.in_job and first) or _importing(frame):
         end(0)
     # What is torn down now may complain; the one line says enough.
     sys.unraisablehook = _ignore
     if "threading" in sys.modules:
         vars(sys.modules["threading"])["excepthook"] = _ignore
-    raise KeyboardInterrupt if number == SIGINT else Terminated
+    raise _exception(number)
 
 
 def _ignore(*_: object) -> None:
@@ -172,6 +191,7 @@ def _in_child() -> None:
     _signal.set_wakeup_fd(-1)
     _signal.signal(SIGINT, _signal.SIG_IGN)
     _signal.signal(SIGTERM, _signal.SIG_DFL)
+    _signal.signal(SIGHUP, _signal.SIG_DFL)
 
 
 def _say() -> None:

@@ -1,4 +1,6 @@
-"""Interrupt programs at random moments, and judge how they end: `python tests/stress/interrupts_at_random.py --count 200`.
+"""Interrupt programs at random moments, and judge how they end.
+
+    python tests/stress/interrupts_at_random.py --count 200
 
 Run it in a patched checkout (or give --checkout), with the demo set drawn. Each round starts a program in a process
 group of its own, waits for its first line (from there on SIGTERM is caught, which /proc shows), waits for a random
@@ -27,7 +29,7 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def programs(weights: Path, data: Path, folder: Path) -> list[list[str]]:
-    """Command lines that run for longer than anybody waits here: startup, imports, loaders' processes, training."""
+    """Command lines that run for longer than anybody waits here: imports, loaders' processes, training."""
     common = ["--data", str(data), "--device", "cpu", "--project", str(folder)]
     quantize = ["qat.py", "quantize", "--weights", str(weights), "--imgsz", "320", "--batch-size", "8", "--epochs", "40"]
     return [
@@ -115,10 +117,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=15.0, help="moments lie between 0 and this (default: 15)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkout", type=Path, default=ROOT / "build/yolov9")
-    parser.add_argument("--data", type=Path, default=ROOT / "build/digits/data.yaml")
+    parser.add_argument("--checkout", type=lambda text: Path(text).resolve(), default=ROOT / "build/yolov9")
+    parser.add_argument("--data", type=lambda text: Path(text).resolve(), default=ROOT / "build/digits/data.yaml")
     parser.add_argument("--signal", choices=("INT", "TERM"), default="INT")
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # behind `&` it is ignored, also by what is started here
     number = signal.Signals[f"SIG{args.signal}"]
     weights, chance = args.checkout / "data/demo/gelan-digits.pt", random.Random(args.seed)
     failed, longest = 0, 0.0
