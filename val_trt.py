@@ -8,6 +8,10 @@ python val_trt.py --engine-file gelan-c.engine --source pictures/          # dra
 
 from __future__ import annotations
 
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import logging
 import shlex
@@ -259,7 +263,8 @@ def write_study(file: Path, results: list[EvalResult]) -> None:
         for r in results
     ]
     with atomic_path(file) as temporary:
-        temporary.write_text("".join(" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows))
+        lines = [" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows]
+        temporary.write_text("".join(lines), encoding="utf-8")
     logger.info("study: %s", file)
 
 

@@ -11,18 +11,28 @@ and label caches are neither read nor written (SECURITY.md).
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import contextlib
 import importlib
 import logging
 import runpy
-import sys
 from pathlib import Path
 
+from utils import console
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 
 def main() -> int:
+    console.guard()
     if len(sys.argv) < 2 or not sys.argv[1]:
         print("error: name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
         return 2
@@ -47,12 +57,16 @@ def main() -> int:
         with contextlib.suppress(ImportError):  # the program says what is missing
             upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
     sys.argv = [str(script), *sys.argv[2:]]
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except InputError as error:  # of a checkpoint or a model description that was refused
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+
+    def work() -> int:
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except InputError as error:  # of a checkpoint or a model description that was refused
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        return 0
+
+    return interrupts.job(work)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ import errno
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import interrupts
 from models.quantize.errors import InputError, QatError
+from utils import console
 from utils.arguments import folder_name_argument, refuse_empty
 from utils.output_paths import folder_name
 
@@ -115,21 +116,36 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=f".part{path.suffix}", dir=path.parent)
+        temporary = _temporary(path)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         raise InputError(f"cannot write {path}: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's 0600 would follow the file to its readers
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+        interrupts.temporaries.discard(str(temporary))
+
+
+def _temporary(path: Path) -> Path:
+    """Make an empty file beside `path`, with the permissions that the user's files get.
+
+    Its name is on the list of temporaries before it is there, so that an interrupt at any moment removes it.
+    """
+    while True:
+        temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
+        interrupts.temporaries.add(str(temporary))
+        try:
+            temporary.touch(exist_ok=False)
+        except FileExistsError:
+            interrupts.temporaries.discard(str(temporary))
+            continue
+        except OSError:
+            interrupts.temporaries.discard(str(temporary))
+            raise
+        return temporary
 
 
 def setup_logging(verbose: bool = False) -> None:
@@ -150,16 +166,24 @@ def run_program(
 ) -> int:
     """Parse, run, and turn every error into one line and an exit code.
 
-    Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted. `--debug` shows the traceback instead.
+    Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted, 143 terminated, 141 the output was
+    closed. `--debug` shows the traceback instead.
     """
+    console.guard()
     leaves = _leaf_parsers(parser)
     for target in leaves:
         target.add_argument("--debug", action="store_true", help="show a traceback on errors")
     args = _parse(parser, leaves, argv)
     setup_logging(args.debug)
+
+    def work() -> int:
+        code = handler(args) or 0
+        sys.stdout.flush()
+        return code
+
     try:
-        return handler(args) or 0
-    except KeyboardInterrupt:
+        return interrupts.job(work)
+    except KeyboardInterrupt:  # only where no program runs; otherwise the process has ended
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
@@ -207,6 +231,9 @@ def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, QatError):
         return text
+    if isinstance(error, UnicodeEncodeError):
+        found = error.object[error.start : error.end]
+        return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" while writing {error.filename}" if error.filename else ""
         return f"no space left on the disk{where}; earlier files are intact"
