@@ -154,17 +154,15 @@ def import_into(source: Source, module: str, names: tuple[str, ...], function: s
 
 
 def load_with_defaults(source: Source) -> Source:
-    """Call torch.load without weights_only=False, as upstream does, so that run_upstream.py decides what it may load."""
+    """Call torch.load without weights_only=False, as upstream does: scripts/run_upstream.py decides what it may load."""
     edits: list[Edit] = []
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.Call) or not any(keyword.arg == "weights_only" for keyword in node.keywords):
             continue
         last = node.keywords[-1]
-        before = [*node.args, *node.keywords[:-1]]
+        before: list[ast.expr | ast.keyword] = [*node.args, *node.keywords[:-1]]
         if ast.unparse(node.func) != "torch.load" or ast.unparse(last) != "weights_only=False" or not before:
-            raise Unexpected(
-                f"{source.name}: expected torch.load(..., weights_only=False), found {ast.unparse(node)}"
-            )
+            raise Unexpected(f"{source.name}: expected torch.load(..., weights_only=False), found {ast.unparse(node)}")
         edits.append((max(source.end(argument) for argument in before), source.end(last), b""))
     return source.changed(edits)
 
