@@ -154,7 +154,7 @@ def import_into(source: Source, module: str, names: tuple[str, ...], function: s
 
 
 def load_with_defaults(source: Source) -> Source:
-    """Call torch.load without weights_only=False, as upstream does: scripts/run_upstream.py decides what it may load."""
+    """Call torch.load without weights_only=False, as upstream does; run_upstream.py decides what may be loaded."""
     edits: list[Edit] = []
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.Call) or not any(keyword.arg == "weights_only" for keyword in node.keywords):
