@@ -25,7 +25,7 @@ PACKAGE, VERSION = "yolo9", "1.0.18"
 OWN_FILES = ("__init__.py", "data/__ini__.py", "data/class_names.py")  # of the package; upstream has no such files
 STAMP = """# Where this checkout comes from
 
-PyPI's wheel {name} {version} ({file}), SHA-256
+PyPI's wheel {name} {version} ({name}-{version}-py3-none-any.whl), SHA-256
 {sha256},
 turned into a checkout by scripts/yolov9_from_wheel.py of the overlay. It holds upstream YOLOv9 at about commit 5b1ea9a,
 with the package's own changes. These were made to it:
@@ -213,7 +213,7 @@ def files_of(wheel: Path, sha256: str) -> Iterator[tuple[str, bytes]]:
         yield name, rewritten(name, text) if name.endswith(".py") else text
     yield "LICENSE.md", content[licence]
     yield "requirements.txt", "".join(f"{line}\n" for line in metadata.get_all("Requires-Dist", [])).encode()
-    stamp = STAMP.format(name=PACKAGE, version=VERSION, file=wheel.name, sha256=sha256, own=", ".join(OWN_FILES))
+    stamp = STAMP.format(name=PACKAGE, version=VERSION, sha256=sha256, own=", ".join(OWN_FILES))
     yield "UPSTREAM.md", stamp.encode()
 
 
