@@ -9,12 +9,19 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import sys
 from collections.abc import Sequence
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.bounds import bounded
 from utils.core.errors import InputError
+from utils.core.input_files import check_file, check_files
+from utils.jobs.dependencies import need
 
 FORMATS = ("onnx", "onnx_end2end")
 
@@ -25,10 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt): quantized by qat.py, or float")
     parser.add_argument("--data", metavar="FILE", help="data set's YAML, to check that the classes fit (optional)")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", default=[640], metavar="PX",
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
         help="input size in pixels: one side, or height and width (default: 640)",
     )  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="pictures a batch (default: 1)")
+    parser.add_argument(
+        "--batch-size", type=bounded("batch_size"), default=1, metavar="N", help="pictures a batch (default: 1)"
+    )
     add_device(parser)
     parser.add_argument(
         "--include", nargs="+", default=["onnx"], metavar="FORMAT",
@@ -64,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
-        "--check", type=int, default=4, metavar="N",
+        "--check", type=bounded("check"), default=4, metavar="N",
         help="compare with PyTorch on N pictures in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument(
@@ -82,13 +91,19 @@ def _add_end2end(parser: argparse.ArgumentParser) -> None:
         help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
     )  # fmt: skip
     group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections a picture (default: 100)")
-    group.add_argument("--iou-thres", type=float, default=0.45, metavar="P", help="overlap (default: 0.45)")
-    group.add_argument("--conf-thres", type=float, default=0.25, metavar="P", help="least score (default: 0.25)")
+    group.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), default=0.45, metavar="P", help="overlap (default: 0.45)"
+    )
+    group.add_argument(
+        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="P", help="least score (default: 0.25)"
+    )
     group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
 
 
 def verify(path: str) -> int:
     """`--verify`: print what holds; 1 if something does not."""
+    check_file(path, "--verify takes an ONNX file")
+    need("onnx")
     from utils.onnx_graph.verify import table, verify_file
 
     report = verify_file(path)
@@ -108,6 +123,8 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--nms {args.nms} is of --include onnx_end2end; without it no NMS is in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
+    check_files(weights=args.weights, data=args.data)
+    need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.jobs.export import Request, deliver, output_files
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export import ExportConfig

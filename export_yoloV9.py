@@ -8,14 +8,20 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from utils.cli import add_device, run_program
+from utils.core.bounds import bounded
 from utils.core.errors import InputError
-from utils.core.files import atomic_path
+from utils.core.input_files import check_files
+from utils.core.output_paths import refuse_overwrite
+from utils.jobs.dependencies import need
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch",
     )  # fmt: skip
     parser.add_argument(
-        "-s", "--size", type=int, nargs="+", default=[640], metavar="PX",
+        "-s", "--size", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
         help="input size in pixels: one side, or height and width (default: 640)",
     )  # fmt: skip
     parser.add_argument(
@@ -36,9 +42,9 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--dynamic", action="store_true", help="free batch; not together with --batch")
-    parser.add_argument("--batch", type=int, metavar="N", help="pictures a batch (default: 1)")
+    parser.add_argument("--batch", type=bounded("batch_size"), metavar="N", help="pictures a batch (default: 1)")
     parser.add_argument(
-        "--check", type=int, default=4, metavar="N",
+        "--check", type=bounded("check"), default=4, metavar="N",
         help="compare with PyTorch on N pictures in ONNX Runtime (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument(
@@ -54,9 +60,10 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
     if len(args.size) > 2:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
-    from utils.core.tasks import IMAGES
+    check_files(weights=args.weights)
+    need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.jobs.export import Request, deliver, output_files
-    from utils.onnx_graph import deepstream, output_formats
+    from utils.onnx_graph import deepstream, deepstream_files, output_formats
     from utils.onnx_graph.export import ExportConfig
 
     batch = 1 if args.batch is None else args.batch
@@ -65,19 +72,21 @@ def export(args: argparse.Namespace) -> None:
         simplify=args.simplify, typing="auto", opset=args.opset,
     )  # fmt: skip
     files = output_files(args.weights, args.output, [output_formats.deepstream()])
-    network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print)
-    height, width = result.inputs[IMAGES][2:]
-    texts = {
-        deepstream.LABELS: deepstream.labels(network.names),
-        deepstream.CONFIG: deepstream.infer_config(
-            result.path, (int(height), int(width)), batch, len(network.names),
-            typing=config.resolved(True).typing if network.kind == "qat" else "", dynamic=args.dynamic,
-        ),
-    }  # fmt: skip
-    for name, text in texts.items():
-        with atomic_path(result.path.with_name(name)) as temporary:
-            Path(temporary).write_text(text, encoding="utf-8")
-        print(f"{result.path.with_name(name)}")
+    (path,) = files
+    refuse_overwrite([path, *deepstream_files.paths(path)], [args.weights])
+    deepstream_files.check_name(path)
+    deepstream_files.check_config(path)
+    network, (result,) = deliver(
+        Request(args.weights, config, files, args.device, check=args.check), print,
+        lambda found: deepstream_files.check_labels(path, deepstream.labels(found.names)),
+    )  # fmt: skip
+    height, width = result.inputs["images"][2:]
+    text = deepstream.infer_config(
+        path, (int(height), int(width)), batch, len(network.names),
+        typing=config.resolved(True).typing if network.kind == "qat" else "", dynamic=args.dynamic,
+    )  # fmt: skip
+    for written in deepstream_files.write(path, deepstream.labels(network.names), text):
+        print(written)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,15 +11,23 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.core.bounds import bounded
 from utils.core.errors import InputError
+from utils.core.input_files import check_files
+from utils.core.output_paths import refuse_overwrite_in
+from utils.jobs.dependencies import need
 from utils.jobs.options import (
     GRANULARITIES,
     METRICS,
@@ -29,6 +37,8 @@ from utils.jobs.options import (
     SensitiveOptions,
     given_options,
 )
+
+Options = TypeVar("Options", QuantizeOptions, SensitiveOptions, CalibrateOptions, EvalOptions)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,12 +58,24 @@ def _add_common(
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt)")
     add_data(parser)
     add_device(parser)
-    parser.add_argument("--batch-size", type=int, metavar="N", help=f"pictures a batch (default: {options.batch_size})")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, metavar="PX", help=f"input size in pixels (default: {options.imgsz})"
+        "--batch-size",
+        type=bounded("batch_size"),
+        metavar="N",
+        help=f"pictures a batch (default: {options.batch_size})",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help=f"processes that read pictures, at most (default: {options.workers})"
+        *IMAGE_SIZE_FLAGS,
+        dest="imgsz",
+        type=bounded("imgsz"),
+        metavar="PX",
+        help=f"input size in pixels (default: {options.imgsz})",
+    )
+    parser.add_argument(
+        "--workers",
+        type=bounded("workers"),
+        metavar="N",
+        help=f"processes that read pictures, at most (default: {options.workers})",
     )
     add_run_dir(parser, options.project, options.name)
 
@@ -63,7 +85,10 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, QuantizeOptions)
     run = parser.add_argument_group("the run")
     run.add_argument(
-        "--seed", type=int, metavar="N", help=f"for pictures' order and augmentation (default: {QuantizeOptions.seed})"
+        "--seed",
+        type=bounded("seed"),
+        metavar="N",
+        help=f"for pictures' order and augmentation (default: {QuantizeOptions.seed})",
     )
     run.add_argument("--no-eval-origin", action="store_true", help="do not evaluate the float model")
     run.add_argument("--no-eval-ptq", action="store_true", help="do not evaluate the calibrated model before QAT")
@@ -79,23 +104,32 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--calib-method", choices=(*CALIBRATION_METHODS, AUTO), help="how ranges are found; auto compares the methods"
     )
-    recipe.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
-    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
+    recipe.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
+    recipe.add_argument(
+        "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
+    )
     recipe.add_argument(
         "--hyp", metavar="FILE", help="upstream's YAML of augmentation, for QAT's pictures (default: no augmentation)"
     )
-    recipe.add_argument("--epochs", type=int, metavar="N", help=f"epochs of QAT (default: {Finetune.epochs})")
     recipe.add_argument(
-        "--iters", type=int, metavar="N", help=f"iterations an epoch, at most (default: {Finetune.iters})"
+        "--epochs", type=bounded("epochs"), metavar="N", help=f"epochs of QAT (default: {Finetune.epochs})"
     )
     recipe.add_argument(
-        "--lr", type=float, metavar="LR", help="learning rate of the first epochs; the schedule is scaled with it"
+        "--iters", type=bounded("iters"), metavar="N", help=f"iterations an epoch, at most (default: {Finetune.iters})"
     )
     recipe.add_argument(
-        "--supervision-stride", type=int, metavar="N",
+        "--lr",
+        type=bounded("lr"),
+        metavar="LR",
+        help="learning rate of the first epochs; the schedule is scaled with it",
+    )
+    recipe.add_argument(
+        "--supervision-stride", type=bounded("supervision_stride"), metavar="N",
         help=f"compare every N-th layer with the float model (default: {Finetune.supervision_stride})",
     )  # fmt: skip
-    recipe.add_argument("--patience", type=int, metavar="N", help="stop after N epochs without a better AP; 0: never")
+    recipe.add_argument(
+        "--patience", type=bounded("patience"), metavar="N", help="stop after N epochs without a better AP; 0: never"
+    )
     _without_defaults(parser)
 
 
@@ -112,19 +146,26 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--metric", choices=METRICS, help=f"ap: measure AP with every unit in float (default: {options.metric})"
     )
-    run.add_argument("--budget", type=float, metavar="MINUTES", help="time for screening and AP (default: no limit)")
+    run.add_argument(
+        "--budget", type=bounded("budget"), metavar="MINUTES", help="time for screening and AP (default: no limit)"
+    )
     run.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="continue a run: its folder, or the last one in --project"
     )
     recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")
     _add_recipe(recipe)
     recipe.add_argument("--calib-method", choices=CALIBRATION_METHODS, help="how ranges are found")
-    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
     recipe.add_argument(
-        "--target-drop", type=float, metavar="AP", help=f"AP that may be lost (default: {options.target_drop})"
+        "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
     )
     recipe.add_argument(
-        "--float-budget", type=float, metavar="F",
+        "--target-drop",
+        type=bounded("target_drop"),
+        metavar="AP",
+        help=f"AP that may be lost (default: {options.target_drop})",
+    )
+    recipe.add_argument(
+        "--float-budget", type=bounded("float_budget"), metavar="F",
         help=f"share of the network's cost that may be in float, 0..1 (default: {options.float_budget})",
     )  # fmt: skip
     recipe.add_argument("--profile", metavar="FILE", help="JSON with an engine's layer times: cost is time, not MACs")
@@ -141,15 +182,17 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 def _add_pictures(group: Any, options: type[CalibrateOptions]) -> None:
     group.add_argument(
-        "--num-image", type=int, metavar="N",
+        "--num-image", type=bounded("num_image"), metavar="N",
         help=f"validation pictures, evenly spread over the split (default: {options.num_image})",
     )  # fmt: skip
-    group.add_argument("--seed", type=int, metavar="N", help=f"for the pictures' order (default: {options.seed})")
+    group.add_argument(
+        "--seed", type=bounded("seed"), metavar="N", help=f"for the pictures' order (default: {options.seed})"
+    )
 
 
 def _add_recipe(group: Any) -> None:
     group.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
-    group.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
+    group.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
     group.add_argument("--hyp", metavar="FILE", help="accepted and checked; these pictures are not augmented")
 
 
@@ -157,9 +200,14 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.description = "Evaluate a float or quantized checkpoint on the val split."
     _add_common(parser, EvalOptions)
     parser.add_argument(
-        "--conf-thres", type=float, metavar="F", help=f"lowest score (default: {EvalOptions.conf_thres})"
+        "--conf-thres",
+        type=bounded("conf_thres"),
+        metavar="F",
+        help=f"lowest score (default: {EvalOptions.conf_thres})",
     )
-    parser.add_argument("--iou-thres", type=float, metavar="F", help=f"IoU of NMS (default: {EvalOptions.iou_thres})")
+    parser.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), metavar="F", help=f"IoU of NMS (default: {EvalOptions.iou_thres})"
+    )
     parser.add_argument(
         "--save-json", action="store_true", help="write detections as COCO JSON, and score them with pycocotools"
     )
@@ -171,18 +219,38 @@ def _without_defaults(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**{action.dest: None for action in parser._actions if action.dest != "help"})
 
 
+# What each command writes into its run folder.
+WRITTEN = {
+    QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
+    SensitiveOptions: ("state.json", "parts/*.pt", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
+    CalibrateOptions: ("calibration.json", "recipe.yaml"),
+    EvalOptions: ("report.json", "*_predictions.json"),
+}
+
+
+def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
+    """The options of a new run, which is not to overwrite what it reads."""
+    options = kind(**given_options(vars(args), kind))
+    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
+    check_files(**read)
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[kind], read.values())
+    need("torch")
+    return options
+
+
 def quantize(args: argparse.Namespace) -> None:
     """`qat.py quantize`."""
     given = given_options(vars(args), QuantizeOptions)
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
+    options = _options(args, QuantizeOptions) if args.resume is None else None
     from utils.jobs import quantize
 
-    if args.resume is not None:
+    if options is None:
         run = quantize.find_run(args.resume, args.project or QuantizeOptions.project)
         quantize.resume(run, given, args.command_line)
     else:
-        quantize.start(QuantizeOptions(**given), args.command_line)
+        quantize.start(options, args.command_line)
 
 
 def sensitive(args: argparse.Namespace) -> None:
@@ -190,31 +258,34 @@ def sensitive(args: argparse.Namespace) -> None:
     given = given_options(vars(args), SensitiveOptions)
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
+    options = _options(args, SensitiveOptions) if args.resume is None else None
     from utils.jobs.sensitivity import run
 
-    if args.resume is not None:
+    if options is None:
         run = run.find_analysis(args.resume, args.project or SensitiveOptions.project)
         run.resume(run, given, args.command_line)
     else:
-        run.start(SensitiveOptions(**given), args.command_line)
+        run.start(options, args.command_line)
 
 
 def calibrate(args: argparse.Namespace) -> None:
     """`qat.py calibrate`."""
     if not args.weights:
         raise InputError("--weights is missing; give the float checkpoint")
+    options = _options(args, CalibrateOptions)
     from utils.jobs import calibrate
 
-    calibrate.run(CalibrateOptions(**given_options(vars(args), CalibrateOptions)), args.command_line)
+    calibrate.run(options, args.command_line)
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """`qat.py eval`."""
     if not args.weights:
         raise InputError("--weights is missing; give the checkpoint to evaluate")
+    options = _options(args, EvalOptions)
     from utils.jobs import evaluate
 
-    evaluate.evaluate_checkpoint(EvalOptions(**given_options(vars(args), EvalOptions)), args.command_line)
+    evaluate.evaluate_checkpoint(options, args.command_line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,14 +8,22 @@ Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
 
 from __future__ import annotations
 
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from utils.cli import add_device, run_program
+from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
+from utils.core.input_files import check_files
+from utils.core.output_paths import refuse_overwrite
+from utils.jobs.dependencies import need
 
 MODELS = ("t", "s", "m", "c", "e")
 
@@ -30,7 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
     )  # fmt: skip
     parser.add_argument(
-        "--classes_num", "--classes-num", type=int, metavar="N", help="classes (default: found from the weights)"
+        "--classes_num",
+        "--classes-num",
+        type=bounded("classes_num"),
+        metavar="N",
+        help="classes (default: found from the weights)",
     )
     parser.add_argument("--save", metavar="FILE", help="file to write (default: beside the weights, NAME-converted.pt)")
     add_device(parser)
@@ -43,8 +55,9 @@ def convert(args: argparse.Namespace) -> int:
     target = Path(args.save) if args.save else weights.with_name(f"{weights.stem}-converted.pt")
     if target.suffix != ".pt" or target.is_dir():
         raise InputError(f"--save {target} is not the name of a .pt file")
-    if target.resolve() == weights.resolve():
-        raise InputError(f"--save {target} would overwrite the training weights; choose another name")
+    check_files(weights=weights, cfg=args.cfg)
+    refuse_overwrite([target], [weights, args.cfg], "choose another name with --save")
+    need("torch")
     from models import reparam
     from utils import upstream
 

@@ -8,8 +8,11 @@ python val_trt.py --engine-file gelan-c.engine --source pictures/          # dra
 
 from __future__ import annotations
 
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
-import contextlib
 import logging
 import shlex
 import sys
@@ -17,9 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
-from utils.core.files import atomic_path, make_run_dir
+from utils.core.files import atomic_path
+from utils.core.input_files import check_files
+from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
+from utils.jobs.dependencies import need_for
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
@@ -51,26 +58,36 @@ def make_parser() -> argparse.ArgumentParser:
         help="draw detections on this picture, video or folder instead of evaluating",
     )
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, type=int, nargs="+", metavar="N",
+        *IMAGE_SIZE_FLAGS, type=bounded("imgsz"), nargs="+", metavar="N",
         help="longer side of the input in pixels (default: the file's own); several for --task study",
     )  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N",
+    parser.add_argument("--batch-size", type=bounded("batch_size"), default=32, metavar="N",
                         help="pictures at a time (default: 32); a fixed batch in the file wins")  # fmt: skip
-    parser.add_argument("--conf-thres", type=float, metavar="P", help="least score (default: 0.001; --source: 0.25)")
-    parser.add_argument("--iou-thres", type=float, metavar="P", help="NMS overlap (default: 0.7; --source: 0.45)")
-    parser.add_argument("--max-det", type=int, default=300, metavar="N", help="detections per picture (default: 300)")
+    parser.add_argument(
+        "--conf-thres", type=bounded("conf_thres"), metavar="P", help="least score (default: 0.001; --source: 0.25)"
+    )
+    parser.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), metavar="P", help="NMS overlap (default: 0.7; --source: 0.45)"
+    )
+    parser.add_argument(
+        "--max-det", type=bounded("max_det"), default=300, metavar="N", help="detections per picture (default: 300)"
+    )
     parser.add_argument(
         "--task", default="val", choices=("val", "test", "train", "speed", "study"),
         help="a split to evaluate; speed: times at everyday thresholds; study: AP and times over image sizes",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="processes that read pictures (default: 8)")
+    parser.add_argument(
+        "--workers", type=bounded("workers"), default=8, metavar="N", help="processes that read pictures (default: 8)"
+    )
     parser.add_argument("--rect", action="store_true", help="smallest input that holds a picture (variable size only)")
     parser.add_argument("--single-cls", action="store_true", help="all classes count as one")
     parser.add_argument("--verbose", action="store_true", help="a row for each class, however many there are")
     parser.add_argument("--save-txt", action="store_true", help="write detections to labels/*.txt")
     parser.add_argument("--save-conf", action="store_true", help="with scores in those files")
     parser.add_argument("--save-json", action="store_true", help="write COCO JSON, and run pycocotools if it can")
-    parser.add_argument("--limit", type=int, metavar="N", help="only N pictures, evenly spread over the split")
+    parser.add_argument(
+        "--limit", type=bounded("limit"), metavar="N", help="only N pictures, evenly spread over the split"
+    )
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")
     return parser
@@ -81,39 +98,46 @@ def main(args: argparse.Namespace) -> int:
     sizes = args.imgsz or [None]
     if len(sizes) > 1 and args.task != "study":
         raise InputError(f"--imgsz takes one size, and several only with --task study; found {sizes}")
+    from utils.core.run_folder import new_run
     from utils.evaluation.data_yaml import load_data
     from utils.jobs.open import open_runner
     from utils.reports.schema import Report
 
     if args.source is not None:
         return draw(args)
+    check_files(data=args.data)
+    need_for(args.engine_file)
+    outputs = ("report.json", "study_*.txt", "*_predictions.json")
+    refuse_overwrite_in(args.project, args.name, args.exist_ok, outputs, [args.engine_file, args.data])
     data = load_data(args.data)
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         configs = make_configs(args, runner)
-        folder = make_run_dir(args.project, args.name, args.exist_ok)
         report = Report(command=shlex.join(sys.argv), title="Evaluation", data=str(args.data))
-        try:
+        with new_run(args.project, args.name, args.exist_ok) as folder:
             results = [evaluate_once(args, runner, data, config, folder, report) for config in configs]
-        except InputError:
-            with contextlib.suppress(OSError):  # only an empty folder can be removed
-                folder.rmdir()
-            raise
-    if args.task == "study":
-        write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
+            if args.task == "study":
+                write_study(folder / f"study_{Path(args.data).stem}_{Path(args.engine_file).stem}.txt", results)
     logger.info("results: %s", folder)
     return 0
 
 
 def draw(args: argparse.Namespace) -> int:
     """Draw detections on `args.source`; class names are the network's, or else the data set's."""
+    from utils.core.run_folder import new_run
     from utils.evaluation.data_yaml import load_data
+    from utils.evaluation.sources import check_readable, check_source, target_names
     from utils.jobs.open import open_runner
-    from utils.jobs.visualize import Artist, check_source, show
+    from utils.jobs.visualize import Artist, show
 
-    check_source(args.source)
+    files = check_source(args.source)
     for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
         if getattr(args, name):
             raise InputError(f"--{name.replace('_', '-')} is of evaluation; --source draws, and writes nothing else")
+    check_readable(files)
+    need_for(args.engine_file)
+    if args.exist_ok:
+        targets = [Path(args.project) / args.name / name for name in target_names(files)]
+        refuse_overwrite(targets, [*files, args.engine_file, args.data], "choose another --name or --project")
     with open_runner(args.engine_file, select_device(args.device)) as runner:
         names = runner.names or (load_data(args.data).names if Path(args.data).is_file() else None)
         artist = Artist(
@@ -124,8 +148,8 @@ def draw(args: argparse.Namespace) -> int:
             iou_thres=EVERYDAY_OVERLAP if args.iou_thres is None else args.iou_thres,
             max_det=args.max_det,
         )
-        folder = make_run_dir(args.project, args.name, args.exist_ok)
-        show(artist, args.source, folder)
+        with new_run(args.project, args.name, args.exist_ok) as folder:
+            show(artist, files, folder)
     logger.info("results: %s", folder)
     return 0
 
@@ -204,6 +228,7 @@ def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, resul
         f"overlap {config.iou_thres:g}": config.iou_thres != AP_OVERLAP,
         "NMS in the file": has_nms(runner),
         "one class": config.single_cls,
+        result.mark: bool(result.mark),
     }
     ap_with = ", ".join(text for text, holds in unusual.items() if holds)
     file = Path(args.engine_file)
@@ -232,7 +257,8 @@ def write_study(file: Path, results: list[EvalResult]) -> None:
         for r in results
     ]
     with atomic_path(file) as temporary:
-        temporary.write_text("".join(" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows))
+        lines = [" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows]
+        temporary.write_text("".join(lines), encoding="utf-8")
     logger.info("study: %s", file)
 
 

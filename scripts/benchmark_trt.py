@@ -10,22 +10,33 @@ a baseline that has it inside too. trtexec takes the times where it is installed
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import logging
 import shlex
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
-
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, run_program
+from utils.core.bounds import bounded
 from utils.core.errors import DependencyError, InputError
-from utils.core.files import make_run_dir
+from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
+from utils.core.run_folder import new_run
+from utils.jobs.dependencies import need, need_tensorrt
 
 if TYPE_CHECKING:
+    from utils.trt import benchmark
+    from utils.trt.tensorrt_api import Api
     from utils.trt.trtexec import Trtexec
 
 logger = logging.getLogger("utils.benchmark")
@@ -41,22 +52,40 @@ def make_parser() -> argparse.ArgumentParser:
         help="float ONNX (its engine is FP16), or an FP16 engine; two to compare with and without NMS",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1, 4, 8, 12], metavar="N", help="default: 1 4 8 12"
+        "--batch-size",
+        type=bounded("batch_size"),
+        nargs="+",
+        default=[1, 4, 8, 12],
+        metavar="N",
+        help="default: 1 4 8 12",
     )
-    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
+    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
                         help="height and width, or both in one, of files of variable size")  # fmt: skip
     times = parser.add_argument_group("timing, with trtexec's names and defaults")
-    times.add_argument("--warmUp", type=float, default=200, metavar="MS", help="before each round (default: 200)")
-    times.add_argument("--duration", type=float, default=3, metavar="S", help="of each engine (default: 3)")
-    times.add_argument("--rounds", type=int, default=3, metavar="N", help="turns that it is spread over (default: 3)")
+    times.add_argument(
+        "--warmUp", type=bounded("warmUp"), default=200, metavar="MS", help="before each round (default: 200)"
+    )
+    times.add_argument(
+        "--duration", type=bounded("duration"), default=3, metavar="S", help="of each engine (default: 3)"
+    )
+    times.add_argument(
+        "--rounds", type=bounded("rounds"), default=3, metavar="N", help="turns that it is spread over (default: 3)"
+    )
     times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph")
     times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
     times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
     times.add_argument("--own-timing", action="store_true", help="our own loop, even where trtexec is installed")
     builds = parser.add_argument_group("building")
     builds.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
-    builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
-    builds.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    builds.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    builds.add_argument(
+        "--timing-iterations",
+        type=bounded("timing_iterations"),
+        metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
     return parser
@@ -64,13 +93,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
+    if args.imgsz and len(args.imgsz) > 2:
+        raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
+    need_tensorrt()
+    need("torch", "onnx")
     from utils.jobs import benchmark_report
     from utils.trt import benchmark, tensorrt_api
     from utils.trt.build_config import BuildConfig, check_target
     from utils.trt.timing import TimingConfig
 
-    if min(args.batch_size) < 1 or (args.imgsz and (len(args.imgsz) > 2 or min(args.imgsz) < 1)):
-        raise InputError("--batch-size and --imgsz must be positive, and --imgsz one or two numbers")
     size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
     entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
     benchmark.check(entries)
@@ -80,6 +111,7 @@ def main(args: argparse.Namespace) -> int:
                            optimization_level=args.optimization_level)  # fmt: skip
     api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
+    check_outputs(args, entries, size, api)
     program = None if args.own_timing else _trtexec()
     gpu = benchmark_report.device_information(device.index)
     about = {
@@ -89,21 +121,39 @@ def main(args: argparse.Namespace) -> int:
         "method": _method(args, f"trtexec {program.version}" if program else "own loop"),
     }
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{name}: {value}" for name, value in gpu.items()))
-    folder = make_run_dir(args.project, args.name, args.exist_ok)
     rows: list[benchmark.Row] = []
-    for batch in args.batch_size:
-        engines = benchmark.prepare(entries, batch, size, building, api)
-        found = benchmark.measure(engines, batch, size, timing, api, device, program)
-        for row in found:
-            logger.info("%s, batch %d\n%s\n", row.model, batch,
-                        "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
-        rows += found
-        files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
+    with new_run(args.project, args.name, args.exist_ok) as folder:
+        for batch in args.batch_size:
+            engines = benchmark.prepare(entries, batch, size, building, api)
+            found = benchmark.measure(engines, batch, size, timing, api, device, program)
+            for row in found:
+                logger.info("%s, batch %d\n%s\n", row.model, batch,
+                            "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
+            rows += found
+            files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
     logger.info("%s\n", benchmark_report.text(rows))
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))
     return 1 if any(row.error for row in rows) else 0
+
+
+def check_outputs(
+    args: argparse.Namespace, entries: Sequence[benchmark.Entry], size: tuple[int, int] | None, api: Api
+) -> None:
+    """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
+    from utils.trt.benchmark import engine_path
+    from utils.trt.engine_file import is_current
+    from utils.trt.tensorrt_api import gpu
+
+    read, built = [entry.file for entry in entries], []
+    for entry in entries:
+        for batch in args.batch_size if not entry.is_engine else ():
+            engine = engine_path(entry, batch, size)
+            if not is_current(engine, entry.file, api, gpu()):
+                built += [engine, engine.with_name(f"{engine.name}.json")]
+    refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
+    refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
 
 
 def _trtexec() -> Trtexec | None:

@@ -9,16 +9,26 @@ Writes the engine (default: beside the ONNX file) and ENGINE.json, which says wh
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import logging
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
-
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.bounds import bounded
 from utils.core.errors import InputError
+from utils.core.input_files import check_file
+from utils.core.output_paths import refuse_overwrite
+from utils.jobs.dependencies import need, need_tensorrt
 
 logger = logging.getLogger("utils.build_engine")
 
@@ -29,20 +39,29 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("onnx", type=Path, metavar="ONNX", help="as export_qat.py writes it")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the engine (default: ONNX with .engine)")
-    parser.add_argument("--batch-size", type=int, nargs="+", metavar="N",
+    parser.add_argument("--batch-size", type=bounded("batch_size"), nargs="+", metavar="N",
                         help="one, or min opt max, for a file of free batch (default: 1 8 16)")  # fmt: skip
-    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=int, nargs="+", metavar="PX",
+    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
                         help="one, or min opt max, for a file of free size (default: the file's own)")  # fmt: skip
     parser.add_argument(
         "--precision", choices=("best", "fp16", "fp32"), default="best",
         help="of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)",
     )  # fmt: skip
-    parser.add_argument("--workspace", type=int, metavar="MB", help="memory for kernels (default: 3/4 of what is free)")
+    parser.add_argument(
+        "--workspace", type=bounded("workspace"), metavar="MB", help="memory for kernels (default: 3/4 of what is free)"
+    )
     parser.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
     parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     parser.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
-    parser.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
-    parser.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    parser.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    parser.add_argument(
+        "--timing-iterations",
+        type=bounded("timing_iterations"),
+        metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"
     )
@@ -56,6 +75,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Build, and look inside if that was asked for."""
+    engine = args.output or args.onnx.with_suffix(".engine")
+    check_file(args.onnx, "expected an ONNX file, as export_qat.py writes it")
+    refuse_overwrite(outputs(engine, args), [args.onnx])
+    need_tensorrt(args.trtexec)
+    need("torch", "onnx")
     from utils.trt.build_config import BuildConfig
     from utils.trt.tensorrt_api import use_device
 
@@ -77,7 +101,6 @@ def main(args: argparse.Namespace) -> int:
         targets=tuple(args.target),
         allow_fp32=args.allow_fp32,
     )
-    engine = args.output or args.onnx.with_suffix(".engine")
     if args.generate_graph and not args.target:
         from utils.trt.layer_graph import program
 
@@ -100,6 +123,16 @@ def main(args: argparse.Namespace) -> int:
 
         look_inside(engine, draw=True, device=args.device)
     return 0
+
+
+def outputs(engine: Path, args: argparse.Namespace) -> Iterator[Path]:
+    """What is written; the timing cache that is named by GPU and version cannot be anything else."""
+    yield engine
+    yield engine.with_name(f"{engine.name}.json")
+    if args.timing_cache and not args.no_timing_cache:
+        yield Path(args.timing_cache)
+    if args.generate_graph and not args.target:
+        yield from (engine.with_suffix(suffix) for suffix in (".layers.json", ".svg"))
 
 
 def _three(values: Sequence[int] | None) -> tuple[int, int, int] | None:

@@ -6,12 +6,17 @@ Prints how this TensorRT wants a file to be typed: weak or strong.
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
+import argparse
+from collections.abc import Sequence
 
 from utils.cli import add_device, run_program
 

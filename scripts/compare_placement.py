@@ -11,21 +11,32 @@ environment that exports and one that has TensorRT.
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import logging
 import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
-
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
+from utils.core.input_files import check_file, check_files
+from utils.core.output_paths import refuse_overwrite
+from utils.jobs.dependencies import need, need_tensorrt
 
 if TYPE_CHECKING:
+    from utils.jobs.compare_placement.variants import Job
     from utils.onnx_graph.export import Typing
 
 logger = logging.getLogger("utils.jobs.compare_placement")
@@ -37,9 +48,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="model YAML, or float weights (.pt)")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, default=640, metavar="PX", help="input size (default: 640)"
+        *IMAGE_SIZE_FLAGS,
+        dest="imgsz",
+        type=bounded("imgsz"),
+        default=640,
+        metavar="PX",
+        help="input size (default: 640)",
     )
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8], metavar="N", help="default: 1 8")
+    parser.add_argument(
+        "--batch-size", type=bounded("batch_size"), nargs="+", default=[1, 8], metavar="N", help="default: 1 8"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/placement"), metavar="DIR",
                         help="where all files go (default: runs/placement)")  # fmt: skip
     parser.add_argument(
@@ -59,18 +77,27 @@ def make_parser() -> argparse.ArgumentParser:
     part.add_argument("--from-onnx", action="store_true", help="build and time what --onnx-only left")
     builds = parser.add_argument_group("building")
     builds.add_argument(
-        "--workers", type=int, metavar="K", help="builds side by side (default: half the cores, up to 4)"
+        "--workers", type=bounded("builds"), metavar="K", help="builds side by side (default: half the cores, up to 4)"
     )
     builds.add_argument("--timing-cache", metavar="FILE", help="default: one for each model, in --output")
     builds.add_argument(
         "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
     )
-    builds.add_argument("--optimization-level", type=int, metavar="N", help="0 to 5 (default: TensorRT's)")
-    builds.add_argument("--timing-iterations", type=int, metavar="N", help="runs of a measured kernel, see TensorRT")
+    builds.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    builds.add_argument(
+        "--timing-iterations",
+        type=bounded("timing_iterations"),
+        metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )
     times = parser.add_argument_group("timing")
-    times.add_argument("--iterations", type=int, default=300, metavar="N", help="runs of each engine (default: 300)")
     times.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="turns that they are spread over (default: 5)"
+        "--iterations", type=bounded("iterations"), default=300, metavar="N", help="runs of each engine (default: 300)"
+    )
+    times.add_argument(
+        "--rounds", type=bounded("rounds"), default=5, metavar="N", help="turns that they are spread over (default: 5)"
     )
     add_device(parser)
     return parser
@@ -78,14 +105,24 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Export, build, time, as far as was asked for."""
-    for name in ("imgsz", "iterations", "rounds", "workers"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} is {value}; expected 1 or more")
+    if not args.onnx_only:
+        need_tensorrt()
+    check_files(recipe=args.recipe)
+    for model in args.models if not args.from_onnx else ():
+        check_file(model, "give a model's YAML such as models/detect/gelan-c.yaml, or a .pt")
+    need("torch", "onnx", *["onnxslim"] * (not args.no_simplify and not args.from_onnx))
     from utils.jobs.compare_placement.variants import jobs
 
-    args.output.mkdir(parents=True, exist_ok=True)
     wanted = jobs(args.models, args.batch_size, args.variants, args.imgsz, args.output)
+    refuse_overwrite(outputs(args, wanted), [*args.models, args.recipe])
+    if not args.onnx_only:
+        check_setup(args)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot create the folder {args.output}: {error.strerror}; choose another --output"
+        ) from error
     if not args.from_onnx:
         export_all(args, wanted)
     missing = [job.onnx for job in wanted if not job.onnx.is_file()]
@@ -94,17 +131,30 @@ def main(args: argparse.Namespace) -> int:
     return 0 if args.onnx_only else compare(args, wanted)
 
 
+def outputs(args: argparse.Namespace, wanted: Sequence[Job]) -> Iterator[Path]:
+    """What is written; ONNX files are only exported without --from-onnx, and engines only built without --onnx-only."""
+    for job in dict.fromkeys(wanted):  # a batch can be named twice
+        yield job.onnx
+        yield job.engine
+        yield job.engine.with_name(f"{job.engine.name}.json")
+    yield from (args.output / f"comparison.{suffix}" for suffix in ("md", "json"))
+    if args.timing_cache:
+        yield Path(args.timing_cache)
+
+
+def check_setup(args: argparse.Namespace) -> None:
+    """Raise `InputError` if TensorRT or the GPU that engines are built and timed on is missing."""
+    from utils.trt import tensorrt_api
+    from utils.trt.build_config import check_target
+
+    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
+    check_target(api, tensorrt_api.gpu(device.index), ())
+
+
 def export_all(args: argparse.Namespace, wanted: Sequence) -> None:
     """The ONNX files of all models."""
     from utils.jobs.compare_placement.variants import export
 
-    missing = [model for model in args.models if not model.is_file()]
-    if missing:
-        raise InputError(
-            f"{missing[0]} does not exist; give a model's YAML such as models/detect/gelan-c.yaml, or a .pt"
-        )
-    if args.recipe and not args.recipe.is_file():
-        raise InputError(f"--recipe {args.recipe} does not exist")
     if args.force_onnx:
         for job in wanted:
             job.onnx.unlink(missing_ok=True)
@@ -126,11 +176,8 @@ def needed_typing() -> Typing:
 def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     """Build and time; results are written after each model and batch. 1 if an engine is missing."""
     from utils.jobs.compare_placement import engines, table
-    from utils.trt import tensorrt_api
-    from utils.trt.build_config import BuildConfig, check_target
+    from utils.trt.build_config import BuildConfig
 
-    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
-    check_target(api, tensorrt_api.gpu(device.index), ())
     workers = args.workers or engines.default_workers()
     config = BuildConfig(
         shares=workers, timing_cache=args.timing_cache, tactic_sources_off=tuple(args.tactic_sources_off),

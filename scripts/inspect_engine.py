@@ -10,15 +10,23 @@ Writes ENGINE.layers.json (a list with name, precision, ms, ... of each layer), 
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
-
 from utils.cli import add_device, run_program
-from utils.core.errors import InputError, no_file
+from utils.core.bounds import bounded
+from utils.core.input_files import check_file
+from utils.jobs.dependencies import need, need_tensorrt
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -26,7 +34,9 @@ def make_parser() -> argparse.ArgumentParser:
         "inspect_engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="engine, ENGINE.layers.json, or the inspector's JSON")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="pictures (default: what the engine is best for)")
+    parser.add_argument(
+        "--batch-size", type=bounded("batch_size"), metavar="N", help="pictures (default: what the engine is best for)"
+    )
     parser.add_argument("--generate-graph", action="store_true", help="draw the layers as SVG, with graphviz")
     add_device(parser)
     return parser
@@ -34,11 +44,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Report."""
+    check_file(args.file, "expected an engine or the inspector's JSON")
+    recorded = args.file.suffix == ".json"
+    if not recorded:
+        need_tensorrt()
+    if args.generate_graph:
+        from utils.trt.layer_graph import program
+
+        program()
+    need("torch")
     from utils.jobs import inspect_engine
 
-    if not args.file.is_file():
-        raise InputError(no_file(args.file, "expected an engine or the inspector's JSON"))
-    if args.file.suffix == ".json":
+    if recorded:
         inspect_engine.look_at_record(args.file, draw=args.generate_graph)
     else:
         inspect_engine.look_inside(args.file, batch=args.batch_size, draw=args.generate_graph, device=args.device)

@@ -1,29 +1,41 @@
 #!/usr/bin/env python3
-"""Put the results of one or several runs on one page: report.html, report.json and plots.
+"""Put the results of one or several runs on one page: report.html, its data as JSON, and plots.
 
     python scripts/make_report.py runs/qat/exp
     python scripts/make_report.py runs/qat/exp runs/val_trt/exp --output runs/report \\
         --compare gelan-c.pt qat_best_gelan-c.onnx --data data/coco.yaml
 
-A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. With --compare both networks
-run on a few validation pictures, and the page shows their detections side by side.
+A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. No run's report.json is written
+over: in a run's folder the page's data goes to report-merged.json, elsewhere to report.json. With --compare both
+networks run on a few validation pictures, and the page shows their detections side by side.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
-
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
+from utils.core.input_files import check_file, check_files
+from utils.core.output_paths import refuse_overwrite
+from utils.core.run_folder import held
+from utils.jobs.dependencies import need, need_for
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -48,12 +60,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--compare", nargs=2, metavar=("FLOAT", "INT8"), help="networks to draw: .pt, .onnx or .engine"
     )
     pictures.add_argument("--data", metavar="FILE", help="the data set's YAML, whose val pictures are shown")
-    pictures.add_argument("--samples", type=int, default=4, metavar="N", help="pictures (default: 4)")
+    pictures.add_argument("--samples", type=bounded("samples"), default=4, metavar="N", help="pictures (default: 4)")
     pictures.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=int, default=640, metavar="PX", help="input size (default: 640)"
+        *IMAGE_SIZE_FLAGS,
+        dest="imgsz",
+        type=bounded("imgsz"),
+        default=640,
+        metavar="PX",
+        help="input size (default: 640)",
     )
     pictures.add_argument(
-        "--conf-thres", type=float, default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
+        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
     )
     add_device(parser)
     return parser
@@ -63,17 +80,31 @@ def main(args: argparse.Namespace) -> int:
     """Make the report as `args` say, and log its table."""
     if args.compare and not args.data:
         raise InputError("--compare needs --data, the data set whose pictures are shown")
+    need("matplotlib", *["torch"] * bool(args.compare))
+    for network in args.compare or ():
+        check_file(network, "--compare takes a .pt, .onnx or .engine")
+        need_for(network)
+    check_files(data=args.data)
+    for run in args.runs:
+        if not Path(run).is_dir():
+            check_file(run, "give run folders, or their report.json")
+    from utils.reports import files
     from utils.reports.files import PAGE_NAME, load, merged, write_all
     from utils.reports.tables import terminal_table
 
+    first = Path(args.runs[0])
+    folder = Path(args.output) if args.output else first if first.is_dir() else first.parent
+    read = [files.json_of(run) for run in args.runs]
+    own = (folder / files.JSON_NAME).resolve() in [path.resolve() for path in read]
+    name = files.MERGED_NAME if own else files.JSON_NAME
+    refuse_overwrite(files.planned(folder, name), [*read, *(args.compare or ()), args.data])
     report = merged([load(run) for run in args.runs])
     report.title = args.title or report.title
     report.notes += [note for note in args.note if note not in report.notes]
     if args.compare:
         report.samples = compare(args)
-    first = Path(args.runs[0])
-    folder = Path(args.output) if args.output else first if first.is_dir() else first.parent
-    write_all(report, folder)
+    with held(folder) if folder.is_dir() else nullcontext():
+        write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
     return 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 STATE = ".yolov9_overlay"
 RECORD = f"{STATE}/manifest.json"
+BACKUP = "backup"  # in STATE: files of others, under their own paths
 
 
 class Refusal(Exception):
@@ -19,10 +20,18 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was copied into the checkout: its content, and whether a file of others lies in the backup."""
+    """A file that was copied into the checkout: its content, and whether a file of others lies in the backup.
+
+    While a run is unfinished the file may also have one of the contents in `before`, which are ours as well.
+    """
 
     sha256: str
     backup: bool
+    before: tuple[str, ...] = ()
+
+    def has(self, sha256: str) -> bool:
+        """Is that a content which we wrote?"""
+        return sha256 == self.sha256 or sha256 in self.before
 
 
 @dataclass
@@ -32,6 +41,7 @@ class Record:
     version: str = ""
     files: dict[str, Written] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
+    unfinished: bool = False  # a run has begun to change files
 
     @classmethod
     def read(cls, checkout: Path) -> Record:
@@ -39,15 +49,31 @@ class Record:
         if not path.exists():
             return cls()
         try:
-            content = json.loads(path.read_text())
-            files = {name: Written(**row) for name, row in content["files"].items()}
-            return cls(content["version"], files, content["folders"])
+            content = json.loads(path.read_text(encoding="utf-8"))
+            files = {
+                name: Written(row["sha256"], row["backup"], tuple(row.get("before", ())))
+                for name, row in content["files"].items()
+            }
+            return cls(content["version"], files, content["folders"], content.get("unfinished", False))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refusal(f"{path} is damaged ({error}); restore it, or start from a fresh checkout") from error
 
     def text(self) -> str:
-        files = {name: vars(self.files[name]) for name in sorted(self.files)}
-        return json.dumps({"version": self.version, "files": files, "folders": sorted(self.folders)}, indent=1) + "\n"
+        """As it is written; what only an unfinished run has is left out otherwise."""
+        files = {name: {k: v for k, v in vars(self.files[name]).items() if v != ()} for name in sorted(self.files)}
+        content: dict[str, object] = {"version": self.version, "files": files, "folders": sorted(self.folders)}
+        if self.unfinished:
+            content["unfinished"] = True
+        return json.dumps(content, indent=1) + "\n"
+
+    def on_the_way_to(self, new: Record | None, folders: list[str]) -> Record:
+        """The record while files change from this state to that of `new` (None: taken out)."""
+        files = dict(self.files)
+        for path, written in (new.files if new else {}).items():
+            known = self.files.get(path)
+            before = {*known.before, known.sha256} - {written.sha256} if known else set()
+            files[path] = Written(written.sha256, written.backup, tuple(sorted(before)))
+        return Record(new.version if new else self.version, files, folders, unfinished=True)
 
 
 @dataclass
@@ -69,7 +95,7 @@ class Plan:
 def overlay_files(root: Path) -> dict[str, Path]:
     """Path in the checkout → file of the overlay, for every line of the manifest."""
     found: dict[str, Path] = {}
-    for line in (root / "scripts/overlay_manifest.txt").read_text().splitlines():
+    for line in (root / "scripts/overlay_manifest.txt").read_text(encoding="utf-8").splitlines():
         pattern = line.split("#")[0].strip()
         if not pattern:
             continue
@@ -94,7 +120,7 @@ def check_checkout(folder: Path) -> None:
 
 def plan_patch(checkout: Path, files: dict[str, Path], record: Record, force: bool) -> Plan:
     """Compare the overlay with what lies in the checkout."""
-    plan = Plan()
+    plan, begun = Plan(), []
     for path, source in files.items():
         _check_way(checkout, path)
         target = checkout / path
@@ -105,14 +131,17 @@ def plan_patch(checkout: Path, files: dict[str, Path], record: Record, force: bo
             raise Refusal(f"{target} is a folder, and a file of that name belongs there; move it away")
         elif known is None:
             plan.backup.append(path)
+        elif _is_still_others(checkout, path, record):
+            begun.append(path)
         elif (found := digest(target)) != digest(source):
-            (plan.update if found == known.sha256 else plan.keep).append(path)
+            (plan.update if known.has(found) else plan.keep).append(path)
     _plan_removal(checkout, [path for path in record.files if path not in files], record, plan)
     for paths, words in ((plan.backup, "not from this overlay"), (plan.keep, "changed after they were copied")):
         if paths and not force:
             raise Refusal(
                 f"{checkout} has files that are {words}: {some(paths)}; --force replaces them and keeps a copy"
             )
+    plan.backup += begun  # an earlier run had --force
     return plan
 
 
@@ -128,10 +157,22 @@ def plan_revert(checkout: Path, record: Record) -> Plan:
 def _plan_removal(checkout: Path, paths: list[str], record: Record, plan: Plan) -> None:
     for path in paths:
         known, target = record.files[path], checkout / path
-        if os.path.lexists(target) and digest(target) != known.sha256:
+        backup = known.backup and os.path.lexists(checkout / STATE / BACKUP / path)
+        others = _is_still_others(checkout, path, record)
+        if os.path.lexists(target) and not others and not known.has(digest(target)):
             plan.keep.append(path)
-        backup = known.backup and os.path.lexists(checkout / STATE / "backup" / path)
-        (plan.restore if backup else plan.remove).append(path)
+        if backup:
+            plan.restore.append(path)
+        elif not others:
+            plan.remove.append(path)
+
+
+def _is_still_others(checkout: Path, path: str, record: Record) -> bool:
+    """Was a run killed before it replaced this file of others, or after it had put it back?"""
+    target, backup = checkout / path, checkout / STATE / BACKUP / path
+    if not (record.unfinished and record.files[path].backup and os.path.lexists(target)):
+        return False
+    return not os.path.lexists(backup) or digest(backup) == digest(target)  # a run makes all its backups at first
 
 
 def _check_way(checkout: Path, path: str) -> None:

@@ -7,23 +7,26 @@ What is copied is what scripts/overlay_manifest.txt lists. The checkout remember
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import fcntl
-import os
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from file_transaction import Transaction, remove_empty
+from overlay_apply import Changes, clean
 from overlay_plan import (
-    RECORD,
-    STATE,
     Plan,
     Record,
     Refusal,
@@ -36,58 +39,10 @@ from overlay_plan import (
     some,
 )
 
+from utils.core import console
+
 ROOT = Path(__file__).resolve().parents[1]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """A signal asked the program to end."""
-
-
-def apply(checkout: Path, files: dict[str, Path], plan: Plan, record: Record, new: Record | None) -> None:
-    """Carry out a plan; `new` is what the checkout remembers afterwards (None: nothing)."""
-    change = _transaction(checkout)
-    try:
-        for path in plan.backup:
-            change.stage(f"{STATE}/backup/{path}", checkout / path, exact=True)
-        for path in files:
-            if path in {*plan.add, *plan.update, *plan.backup, *plan.keep}:
-                change.stage(path, files[path])
-        for path in plan.restore:
-            change.stage(path, checkout / STATE / "backup" / path, exact=True)
-            change.remove(f"{STATE}/backup/{path}")
-        for path in plan.remove:
-            change.remove(path)
-        if new is None:
-            change.remove(RECORD)
-        else:
-            ours = [folder for folder in change.new_folders() if folder != STATE and not folder.startswith(f"{STATE}/")]
-            new.folders = sorted({*record.folders, *ours})
-            change.stage_text(RECORD, new.text())
-        with _signals_ignored():  # a few milliseconds, so that a signal means either all or nothing
-            change.commit()
-            tidy(checkout, record, [path for path in record.files if new is None or path not in new.files])
-    except BaseException:
-        with _signals_ignored():
-            change.undo()
-        raise
-
-
-def _transaction(checkout: Path) -> Transaction:
-    return Transaction(checkout, checkout / STATE / "transaction")
-
-
-def tidy(checkout: Path, record: Record, gone: list[str]) -> None:
-    """Remove bytecode of files that are gone, and folders that were made for them and are empty now."""
-    for path in gone:
-        source = checkout / path
-        for cached in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
-            cached.unlink()
-    parents = {parent.as_posix() for path in gone for parent in Path(path).parents if parent.parts}
-    caches = [f"{Path(path).parent.as_posix()}/__pycache__" for path in gone]
-    backups = [f"{STATE}/backup/{parent}" for parent in parents] + [f"{STATE}/backup", STATE]
-    remove_empty(checkout, caches)
-    remove_empty(checkout, [*(folder for folder in record.folders if folder in parents), *backups])
+KEPT = ".yolov9_overlay_kept"
 
 
 def remove_bytecode(checkout: Path) -> None:
@@ -103,8 +58,7 @@ def keep_copies(checkout: Path, paths: list[str]) -> Path | None:
     """Copy files that the user has changed to where neither patching nor git will touch them; returns that folder."""
     if not paths:
         return None
-    inside = checkout / ".git" if (checkout / ".git").is_dir() else checkout
-    folder = inside / ".yolov9_overlay_kept" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = _kept_folder(checkout) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     for path in paths:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -112,13 +66,36 @@ def keep_copies(checkout: Path, paths: list[str]) -> Path | None:
     return folder
 
 
-def patch(checkout: Path, root: Path, *, force: bool, dry_run: bool) -> None:
+def _kept_folder(checkout: Path) -> Path:
+    """In git's own folder, where there is one that can be written to; else in the checkout, with a word to git."""
+    git = git_folder(checkout)
+    if git is not None and os.access(git, os.W_OK | os.X_OK):
+        return git / KEPT
+    folder = checkout / KEPT
+    folder.mkdir(exist_ok=True)
+    (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    return folder
+
+
+def git_folder(checkout: Path) -> Path | None:
+    """Where git keeps a checkout's history; of a worktree, whose .git is a file, that is with the main one's."""
+    git = checkout / ".git"
+    if git.is_file():
+        kind, _, place = git.read_text(encoding="utf-8", errors="surrogateescape").strip().partition(": ")
+        git = checkout / place if kind == "gitdir" else git
+        common = git / "commondir"
+        if common.is_file():
+            git = git / common.read_text(encoding="utf-8", errors="surrogateescape").strip()
+    return git.resolve() if git.is_dir() else None
+
+
+def patch(checkout: Path, record: Record, root: Path, *, force: bool, dry_run: bool) -> None:
     """Copy the overlay in `root` into a checkout, or bring a patched checkout up to date."""
-    files, record = overlay_files(root), Record.read(checkout)
+    files = overlay_files(root)
     plan = plan_patch(checkout, files, record, force)
     backups = {path for path, known in record.files.items() if known.backup} | set(plan.backup)
     written = {path: Written(digest(source), path in backups) for path, source in files.items()}
-    new = Record((root / "VERSION").read_text().strip(), written, record.folders)
+    new = Record((root / "VERSION").read_text(encoding="utf-8").strip(), written, record.folders)
     if dry_run:
         print("\n".join([*plan.lines(), f"{checkout}: nothing was changed (--dry-run)"]))
         return
@@ -126,7 +103,7 @@ def patch(checkout: Path, root: Path, *, force: bool, dry_run: bool) -> None:
         print(f"{checkout} has overlay {new.version} already: {len(files)} files, nothing to do")
         return
     kept = keep_copies(checkout, plan.keep)
-    apply(checkout, files, plan, record, new)
+    _change(Changes(checkout, plan, record, new), files)
     replaced, removed = len(plan.update + plan.backup + plan.keep), len(plan.remove + plan.restore)
     count = f"{len(plan.add)} added, {replaced} replaced, {removed} removed"
     print(f"{checkout} has overlay {new.version} now: {len(files)} files ({count})")
@@ -135,9 +112,8 @@ def patch(checkout: Path, root: Path, *, force: bool, dry_run: bool) -> None:
     _say_kept(plan, kept)
 
 
-def revert(checkout: Path, *, dry_run: bool) -> None:
+def revert(checkout: Path, record: Record, *, dry_run: bool) -> None:
     """Take the overlay out of a checkout."""
-    record = Record.read(checkout)
     if not record.files:
         print(f"{checkout} is not patched: nothing to revert")
         return
@@ -147,9 +123,15 @@ def revert(checkout: Path, *, dry_run: bool) -> None:
         return
     kept = keep_copies(checkout, plan.keep)
     remove_bytecode(checkout)
-    apply(checkout, {}, plan, record, None)
+    _change(Changes(checkout, plan, record, None), {})
     print(f"{checkout} is as it was before overlay {record.version}: {len(record.files)} files taken out")
     _say_kept(plan, kept)
+
+
+def _change(changes: Changes, files: dict[str, Path]) -> None:
+    changes.stage(files)
+    with interrupts.held():  # a few milliseconds, so that Ctrl-C means either all or nothing
+        changes.carry_out()
 
 
 def _say_kept(plan: Plan, kept: Path | None) -> None:
@@ -170,28 +152,27 @@ def _only_one(checkout: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} ({self.prog} -h lists the options)\n")
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise Interrupted(number)
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give the folder of a YOLOv9 checkout")
+    return Path(text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="patch_yolov9.sh",
         description="Copy this overlay into a YOLOv9 checkout. Running it again changes nothing.",
     )
-    parser.add_argument("checkout", metavar="DIR", type=Path, help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)")
+    parser.add_argument(
+        "checkout", metavar="DIR", type=_folder, help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only list what would be done")
     parser.add_argument("--revert", action="store_true", help="take the overlay out again")
     parser.add_argument(
@@ -200,36 +181,47 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
-    args = _parser().parse_args(argv)
-    for number in SIGNALS:
-        signal.signal(number, _interrupt)
+def run(args: argparse.Namespace, root: Path) -> int:
+    """Patch or revert, with every refusal and failure as one line; returns the exit code."""
     checkout = args.checkout.resolve()
     try:
         check_checkout(checkout)
         with _only_one(checkout):
-            if _transaction(checkout).pending():
-                print("an earlier run was killed half way: what it had changed is put back first")
-                if args.dry_run:
-                    return 0
+            record = Record.read(checkout)
+            if record.unfinished:
+                print("an earlier run was killed half way: this one goes on from there")
             if not args.dry_run:
-                _transaction(checkout).undo()
+                clean(checkout, record)
             if args.revert:
-                revert(checkout, dry_run=args.dry_run)
+                revert(checkout, record, dry_run=args.dry_run)
             else:
-                patch(checkout, root, force=args.force, dry_run=args.dry_run)
+                patch(checkout, record, root, force=args.force, dry_run=args.dry_run)
     except Refusal as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        half = _transaction(checkout).pending()
-        state = "is half changed; run this again, which puts it back first" if half else "was left as it was"
+        half = _half_changed(checkout)
+        state = "is half changed; run this again, or with --revert" if half else "was left as it was"
         print(f"error: {error}; {checkout} {state}", file=sys.stderr)
         return 1
-    except Interrupted as error:
-        print(f"interrupted; {checkout} was left as it was", file=sys.stderr)
-        return 128 + int(error.args[0])
     return 0
+
+
+def _half_changed(checkout: Path) -> bool:
+    try:
+        return Record.read(checkout).unfinished
+    except (OSError, Refusal):
+        return False
+
+
+def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
+    console.guard()
+    args = _parser().parse_args(argv)
+    try:
+        return interrupts.job(lambda: run(args, root))
+    except KeyboardInterrupt:  # only where no program runs; otherwise the process has ended
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -62,7 +62,10 @@ parse_arguments() {
     esac
     [ -n "${2:-}" ] || die 2 "$option needs a value"
     case $option in
-      --weights | --data) [ -f "$2" ] || die 2 "$option $2 does not exist" ;;
+      --weights | --data) [ -f "$2" ] || die 2 "$option $2 does not exist, or is no file" ;;
+      --imgsz | --batch-size | --epochs | --iters)
+        case $2 in *[!0-9]*) die 2 "$option $2 is not a whole number" ;; esac
+        ;;
     esac
     case $option in
       --weights) weights=$(from_root "$2") ;;
@@ -90,14 +93,25 @@ use_demo_set() {
   data=$(from_root "$DEMO_DATA")
 }
 
+# A program that lives in a run's folder holds its .lock; where flock(1) is missing, the programs themselves still look.
+in_use() {
+  local lock status=0
+  while IFS= read -r lock; do
+    flock --nonblock --conflict-exit-code 99 "$lock" true 2>/dev/null || status=$?
+    [ "$status" != 99 ] || return 0
+  done < <(find "$run" -name .lock -type f 2>/dev/null)
+  return 1
+}
+
 # Only a folder that a run has left is emptied: --output could name any folder.
 make_run_folder() {
+  ! in_use || die 2 "$run is in use by another program; wait for it to end, or choose another --output"
   if [ "$resume" = yes ]; then
     [ -f "$run/weights/last.pt" ] || die 2 "there is no run to resume in $run"
   elif [ -f "$run/weights/last.pt" ]; then
     say "replacing the results of an earlier run in $run"
     rm -rf "$run"
-  elif [ -d "$run" ] && [ -n "$(ls -A "$run")" ]; then
+  elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock ! -name '.last-*.part.pt')" ]; then
     die 2 "$run holds files that are no quickstart's; choose another --output"
   fi
 }

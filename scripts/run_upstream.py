@@ -5,24 +5,40 @@
     python scripts/run_upstream.py val.py --weights gelan-c.pt --data coco.yaml
 
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
-(pkg_resources); utils/upstream_shims.py supplies what is gone.
+(pkg_resources); utils/upstream_shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
+and label caches are neither read nor written (SECURITY.md).
 """
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
+import contextlib
+import importlib
 import logging
 import runpy
-import sys
 from pathlib import Path
 
+from utils.core import console
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 
 def main() -> int:
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+    console.guard()
+    if len(sys.argv) < 2 or not sys.argv[1]:
+        print("error: name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
+        return 2
+    if sys.argv[1] in ("-h", "--help"):
         print(__doc__)
-        return 0 if len(sys.argv) > 1 else 2
+        return 0
     script = ROOT / sys.argv[1]
     if not script.is_file():
         print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
@@ -36,10 +52,21 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     logging.getLogger("yolov5").setLevel(logging.INFO)
-    upstream_shims.load_safely_by_default(upstream.allowed_globals)
+    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    if script.parent.name == "panoptic":
+        with contextlib.suppress(ImportError):  # the program says what is missing
+            upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
     sys.argv = [str(script), *sys.argv[2:]]
-    runpy.run_path(str(script), run_name="__main__")
-    return 0
+
+    def work() -> int:
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except InputError as error:  # of a checkpoint or a model description that was refused
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        return 0
+
+    return interrupts.job(work)
 
 
 if __name__ == "__main__":

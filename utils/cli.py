@@ -9,11 +9,15 @@ import argparse
 import difflib
 import errno
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
+import interrupts
+from utils.core import console
+from utils.core.arguments import folder_name_argument, refuse_empty
 from utils.core.errors import QatError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +43,12 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
     parser.add_argument(
         "--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})"
     )
-    parser.add_argument("--name", default=name, help=f"name of the run folder (default: {name}, {name}2, ...)")
+    parser.add_argument(
+        "--name",
+        default=name,
+        type=folder_name_argument,
+        help=f"name of the run folder (default: {name}, {name}2, ...)",
+    )
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
 
 
@@ -61,23 +70,31 @@ def run_program(
 ) -> int:
     """Parse, run, and turn every error into one line and an exit code.
 
-    Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted. `--debug` shows the traceback instead.
+    Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted, 143 terminated, 141 the output was
+    closed. `--debug` shows the traceback instead.
     """
+    console.guard()
     leaves = _leaf_parsers(parser)
     for target in leaves:
         target.add_argument("--debug", action="store_true", help="show a traceback on errors")
     args = _parse(parser, leaves, argv)
     setup_logging(args.debug)
+
+    def work() -> int:
+        code = handler(args) or 0
+        sys.stdout.flush()
+        return code
+
     try:
-        return handler(args) or 0
-    except KeyboardInterrupt:
+        return interrupts.job(work)
+    except KeyboardInterrupt:  # only where no program runs; otherwise the process has ended
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if args.debug:
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr)
-        return error.exit_code if isinstance(error, QatError) else 1
+        return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -90,6 +107,7 @@ def _parse(
     """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
     for target in (parser, *leaves):
         target.error = partial(_refuse, target)  # type: ignore[method-assign]
+    refuse_empty(parser.error, sys.argv[1:] if argv is None else argv)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
@@ -104,11 +122,25 @@ def _leaf_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     return [child for action in subparsers for child in dict.fromkeys(action.choices.values())] or [parser]
 
 
+def _is_a_paths(error: BaseException) -> bool:
+    """Whether an error is that a path cannot be opened, which the user can change."""
+    kinds = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
+    named = errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS
+    return (
+        isinstance(error, OSError) and error.filename is not None and (isinstance(error, kinds) or error.errno in named)
+    )
+
+
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, QatError):
         return text
+    if isinstance(error, UnicodeEncodeError):
+        found = error.object[error.start : error.end]
+        return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" while writing {error.filename}" if error.filename else ""
         return f"no space left on the disk{where}; earlier files are intact"
+    if isinstance(error, OSError) and _is_a_paths(error):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

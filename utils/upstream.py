@@ -7,19 +7,20 @@ checkout that this file was copied into.
 from __future__ import annotations
 
 import logging
-import pickle
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from utils import upstream_shims
-from utils.core.errors import CheckpointError, DataError, DependencyError, InputError, no_file
+from utils import upstream_checks, upstream_description, upstream_shims
+from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.file_schema import shown
+from utils.core.torch_files import check_archive
+from utils.untrusted import allowed_names
 
 if TYPE_CHECKING:
     import torch
@@ -58,19 +59,21 @@ def ensure() -> None:
         sys.path.insert(0, str(CHECKOUT))
     upstream_shims.install()
     try:
-        import models.yolo  # noqa: F401
+        import models.yolo
     except ModuleNotFoundError as error:
         raise InputError(
             f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
         ) from error
     upstream_shims.after_import()
+    models.yolo.parse_model = _checked_parser(models.yolo.parse_model)
     logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
 
 
 def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
     """Load a checkpoint that upstream's `train.py` or our `reparameterization.py` wrote.
 
-    The pickle may name upstream's and torch.nn's module classes and nothing else, so no code of the file runs.
+    The pickle may name what `utils/untrusted/allowed_names.py` lists and nothing else, and nothing of it is called, so
+    no code of the file runs.
 
     Args:
         auxiliary: also take a network with its auxiliary branch, see `load_training`.
@@ -80,7 +83,7 @@ def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
     model = _read_network(Path(path))
     if not (auxiliary and type(model.model[-1]).__name__ == TRAINING_HEAD):
         check_head(model, path)
-    return _float_checkpoint(model)
+    return _float_checkpoint(model, path)
 
 
 def load_training(path: str | Path) -> FloatCheckpoint:
@@ -97,7 +100,7 @@ def load_training(path: str | Path) -> FloatCheckpoint:
         )
     if head != TRAINING_HEAD:
         raise CheckpointError(f"{path} ends in {head}; this version converts detectors that end in {TRAINING_HEAD}")
-    return _float_checkpoint(model)
+    return _float_checkpoint(model, path)
 
 
 def _read_network(path: Path) -> Any:
@@ -110,50 +113,53 @@ def _read_network(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is a quantized checkpoint; this command takes the float weights it was made from"
         )
-    model: Any = content.get("ema") or content.get("model")
+    model: Any = content.get("model") if content.get("ema") is None else content["ema"]
     if not hasattr(model, "model") or not hasattr(model, "yaml"):
-        raise CheckpointError(
-            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {', '.join(map(str, content))})"
-        )
+        raise CheckpointError(f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {shown(list(content))})")
+    upstream_checks.check_layers(path, model)
     return model
 
 
-def _float_checkpoint(model: Any) -> FloatCheckpoint:
-    model = model.float().eval()
-    for module in model.modules():
-        if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
-            module.recompute_scale_factor = None
+def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
+    model = upstream_checks.ready(path, model, (*DETECT_HEADS, TRAINING_HEAD))
     names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
     return FloatCheckpoint(
         model=model,
         names={int(key): str(value) for key, value in names.items()},
         nc=int(model.model[-1].nc),
-        stride=max(int(model.stride.max()), 32),
-        yaml=dict(model.yaml),
+        stride=network_stride(model),
+        yaml=upstream_description.check(model.yaml),
     )
+
+
+def network_stride(model: Any) -> int:
+    """The pixels that image sizes are multiples of."""
+    return max(int(model.stride.max()), 32)
 
 
 def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -> nn.Module:
     """Build upstream's network with random weights from its YAML (a file or its content).
 
-    Upstream evaluates strings of the YAML as Python, so only plain names are let through: a checkpoint's YAML must
-    not become code.
+    Upstream evaluates strings of the YAML as Python, so it is checked first: a checkpoint's YAML must not become code.
 
     Raises:
-        InputError: the file cannot be read or names something that is not a module of upstream's or torch.nn's.
+        InputError: the file cannot be read, or holds something that utils/upstream_description.py does not let through.
     """
     ensure()
     from models.common import Conv, RepConvN
     from models.yolo import DetectionModel
 
-    description = deepcopy(dict(config)) if isinstance(config, Mapping) else read_description(config)
-    _check_description(description)
+    found = config if isinstance(config, Mapping) else read_description(config)
+    description = deepcopy(upstream_description.check(found))
     defaults = Conv.default_act, RepConvN.default_act
     try:
         with _quiet():
             return DetectionModel(description, ch=description.get("ch", 3), nc=nc).eval()
-    except (KeyError, TypeError, NameError, ValueError, IndexError, RuntimeError) as error:
-        raise InputError(f"upstream cannot build this model description: {type(error).__name__}: {error}") from error
+    except InputError:
+        raise
+    except Exception as error:  # upstream assumes that layers fit together, and fails anywhere when they do not
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"upstream cannot build this model description: {type(error).__name__}: {reason}") from error
     finally:  # a YAML's `activation` would otherwise stay for every later model
         Conv.default_act, RepConvN.default_act = defaults
 
@@ -164,9 +170,7 @@ def read_description(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read, or is no model description.
     """
-    description = _read_yaml(Path(path))
-    _check_description(description)
-    return description
+    return upstream_description.check(_read_yaml(Path(path)))
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -259,82 +263,65 @@ def make_dataset(
         raise DataError(str(error).split("\n")[0]) from error
 
 
-def allowed_globals() -> AbstractContextManager[Any]:
-    """Within it, `torch.load(..., weights_only=True)` takes the names that a checkpoint of upstream's may have.
-
-    Raises:
-        DependencyError: torch cannot be told names.
-    """
-    import torch
-
-    if torch.torch_version.TorchVersion(torch.__version__) < (2, 6):
-        raise DependencyError(
-            f"reading a float checkpoint takes torch 2.6 or later, not {torch.__version__}, which evaluates ONNX files "
-            "and engines (val_trt.py)"
-        )
-    return torch.serialization.safe_globals(_allowed())
-
-
-def _allowed() -> list[tuple[Any, str]]:
-    """Upstream's module classes, torch.nn's, NumPy arrays, paths; each with the name that a file has for it."""
+@lru_cache(maxsize=1)
+def module_classes() -> dict[str, type[nn.Module]]:
+    """The module classes that a checkpoint may hold, by each name that a pickle may have for them."""
     ensure()
-    import pathlib
-
-    import numpy as np
-    from torch import nn
-
     import models.common
-    import models.experimental
     import models.yolo
 
-    found: dict[str, Any] = {}
-    for module in (models.common, models.experimental, models.yolo):
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__:
-                found[f"{module.__name__}.{value.__qualname__}"] = value
-    found["models.yolo.Model"] = models.yolo.DetectionModel
-    found |= {f"yolov9.{name}": value for name, value in found.items()}  # trained with PyPI's yolov9pip
-    for value in vars(nn).values():
-        if isinstance(value, type) and issubclass(value, nn.Module):
-            found[f"{value.__module__}.{value.__qualname__}"] = value
-    for module_name in ("pathlib", "pathlib._local"):  # train.py stores its options, with paths in them
-        found |= {f"{module_name}.{name}": pathlib.PurePosixPath for name in ("PosixPath", "WindowsPath")}
-    reconstruct = np.ndarray(0).__reduce__()[0]
-    for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        found[f"{core}._reconstruct"] = reconstruct
-        found[f"{core}.scalar"] = np.float64(0).__reduce__()[0]
-    found |= {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype}
-    for dtype in (np.float64, np.float32, np.int64):
-        kind = type(np.dtype(dtype))
-        found[f"numpy.dtypes.{kind.__name__}"] = kind
-    return [(value, name) for name, value in found.items()]
+    ours = {"models.common": models.common, "models.yolo": models.yolo}
+    found: dict[str, type[nn.Module]] = {}
+    for module, names in allowed_names.UPSTREAM_MODULES.items():
+        for name in names:
+            if hasattr(ours[module], name):  # not every release of upstream has all of them
+                found |= {
+                    f"{prefix}{module}.{name}": getattr(ours[module], name)
+                    for prefix in allowed_names.UPSTREAM_PREFIXES
+                }
+    for module, names in allowed_names.TORCH_MODULES.items():
+        found |= {f"{module}.{name}": getattr(sys.modules[module], name) for name in names}
+    return found
+
+
+def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
+    """What a checkpoint of upstream's holds, also its training state; nothing that it names is called.
+
+    Raises:
+        CheckpointError: it is no PyTorch checkpoint, is damaged, or holds something that only code could need.
+        OSError: it cannot be read.
+    """
+    from torch import nn
+
+    from utils.untrusted import torch_archive
+    from utils.untrusted.pickle_machine import Damaged, NotAllowed
+
+    where = file if isinstance(file, (str, Path)) else "the checkpoint"
+    try:
+        content = torch_archive.read(file, module_classes(), device)
+    except NotAllowed as error:
+        verb = "holds" if " " in error.name else "names"
+        raise CheckpointError(
+            f"{where} {verb} {error.name}, which is no module class of YOLOv9 or torch.nn; it was not loaded. "
+            "Save the network without fusing or wrapping it, or as upstream's train.py does"
+        ) from error
+    except Damaged as error:
+        raise CheckpointError(f"{where} is not a PyTorch checkpoint, or it is truncated ({error})") from error
+    for value in content.values() if isinstance(content, dict) else [content]:
+        if isinstance(value, nn.Module) and hasattr(value, "yaml"):
+            try:
+                upstream_description.check(value.yaml)  # upstream's train.py builds its network from it
+            except InputError as error:
+                raise CheckpointError(f"{where} is not loaded: {error}") from error
+    return content
 
 
 def _read_pickle(path: Path) -> Any:
-    import torch
-
-    if not path.is_file():
-        raise CheckpointError(no_file(path, "--weights takes a YOLOv9 .pt file"))
-    allowed = allowed_globals()
+    check_archive(path, "--weights takes a YOLOv9 .pt file")
     try:
-        with allowed:
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        named = re.search(
-            r"GLOBAL (\S+) was not an allowed global|Unsupported class (\S+)|Can only \w+ .*?(\w+(?:\.\w+)+)",
-            str(error),
-        )
-        if named:
-            culprit = next(group for group in named.groups() if group)
-            raise CheckpointError(
-                f"{path} names {culprit}, which is no module class of YOLOv9 or torch.nn; it was not loaded. "
-                "Save the network without fusing or wrapping it, or as upstream's train.py does"
-            ) from error
-        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated") from error
-    except Exception as error:  # a damaged file can break torch's reader anywhere
-        raise CheckpointError(
-            f"{path} is not a PyTorch checkpoint, or it is truncated ({type(error).__name__})"
-        ) from error
+        return read_checkpoint(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -346,33 +333,25 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: {error.strerror}; --cfg takes a model YAML such as models/detect/gelan-c.yaml"
         ) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, numbers of 5000 digits
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
     return content
 
 
-def _check_description(description: Mapping[str, Any]) -> None:
-    missing = [key for key in ("nc", "depth_multiple", "width_multiple", "backbone", "head") if key not in description]
-    if missing:
-        raise InputError(f"the model description lacks {', '.join(missing)}")
-    activation = description.get("activation")
-    if activation and not re.fullmatch(r"nn\.\w+\([\w=., ]*\)", str(activation)):
-        raise InputError(
-            f"the model description's activation {activation!r} is not a torch.nn module such as nn.ReLU()"
-        )
-    for text in _strings([*description["backbone"], *description["head"]]):
-        if not re.fullmatch(r"[A-Za-z_][\w.]*", text):
-            raise InputError(f"the model description holds {text!r} where a plain name was expected")
+def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Upstream's `parse_model`, which evaluates strings: it gets nothing unchecked, whoever calls it."""
+    import torch
 
+    def parse_model(d: Any, ch: Any) -> Any:
+        description = upstream_description.check(d)
+        with _quiet(), torch.device("meta"):  # without memory, to know how large it is
+            layers, _ = parse(deepcopy(description), list(ch))
+        upstream_description.check_cost([layer.np for layer in layers], description)
+        return parse(description, ch)
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _strings(item)
+    return parse_model
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What upstream YOLOv9 needs on a current stack, without editing its files.
 
 Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what has been removed since,
-before the first upstream import; `after_import()` replaces what would reach for the network. Both are idempotent.
+before the first upstream import; `after_import()` replaces what would reach for the network, or unpickle the label
+caches of a dataset. Both are idempotent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -29,19 +29,52 @@ def install() -> None:
 
 def after_import() -> None:
     """Make the font check of upstream's data-set reader ignore a missing network: fonts only serve plot labels."""
+    import utils.dataloaders as dataloaders
     import utils.general as general
 
     if not getattr(general.check_font, "offline_safe", False):
         general.check_font = _ignore_network_errors(general.check_font)
+    without_label_caches(dataloaders)
 
 
-def load_safely_by_default(allowed: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Make `torch.load` without `weights_only` take upstream's pickled modules, and nothing else.
+def without_label_caches(module: types.ModuleType) -> None:
+    """Keep one of upstream's dataset modules from reading or writing `labels/*.cache`, which are pickles.
 
-    Upstream calls `torch.load(path)`, whose default since torch 2.6 refuses its own checkpoints.
+    Upstream takes a cache that cannot be loaded for a missing one, and reads the labels themselves.
+    """
+    if not isinstance(module.np, _NumPyWithoutPickles):
+        module.np = _NumPyWithoutPickles(module.np)  # type: ignore[attr-defined]
+
+
+class _NumPyWithoutPickles(types.ModuleType):
+    """NumPy, but for objects in files."""
+
+    def __init__(self, numpy: types.ModuleType) -> None:
+        super().__init__("numpy")
+        self._numpy = numpy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._numpy, name)
+
+    def load(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("allow_pickle") or len(args) > 2:
+            raise ValueError("label caches are not read: they are pickles, and could hold code")
+        return self._numpy.load(*args, **kwargs)
+
+    def save(self, file: Any, array: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(array, self._numpy.ndarray):
+            raise ValueError("label caches are switched off")
+        self._numpy.save(file, array, *args, **kwargs)
+
+
+def load_safely_by_default(read: Callable[[Any, Any], Any]) -> None:
+    """Make `torch.load` without `weights_only` read upstream's checkpoints, and run nothing of them.
+
+    Upstream calls `torch.load(path)`, whose default since torch 2.6 refuses its own checkpoints and which would run
+    code before.
 
     Args:
-        allowed: gives the context in which these can be loaded; called at each load.
+        read: gives what a file holds, its tensors on a device.
     """
     import functools
 
@@ -50,11 +83,10 @@ def load_safely_by_default(allowed: Callable[[], AbstractContextManager[Any]]) -
     original = torch.load
 
     @functools.wraps(original)
-    def load(*args: Any, **kwargs: Any) -> Any:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("weights_only") is not None:
-            return original(*args, **kwargs)
-        with allowed():
-            return original(*args, **{**kwargs, "weights_only": True})
+            return original(f, map_location, *args, **kwargs)
+        return read(f, map_location if isinstance(map_location, (str, torch.device)) else "cpu")
 
     torch.load = load
 

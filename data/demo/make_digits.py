@@ -15,26 +15,31 @@ Nothing is downloaded. A second run finds the set and leaves it alone. digit_pic
 
 from __future__ import annotations
 
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import json
 import logging
 import multiprocessing
-import os
 import shutil
 import signal
-import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from utils.cli import run_program  # noqa: E402
-from utils.core.errors import InputError  # noqa: E402
+from utils.cli import run_program
+from utils.core.bounds import bounded
+from utils.core.errors import InputError
 
 if TYPE_CHECKING:
     from digit_pictures import Sources
@@ -85,7 +90,7 @@ def _write_picture(task: tuple[str, int]) -> list[Row]:
         f"{(x2 - x1) / PICTURE_SIZE:.7f} {(y2 - y1) / PICTURE_SIZE:.7f}\n"
         for label, x1, y1, x2, y2 in rows
     ]
-    (folder / "labels" / split / f"{stem}.txt").write_text("".join(lines))
+    (folder / "labels" / split / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
     return rows
 
 
@@ -101,7 +106,9 @@ def _draw_all(tasks: list[tuple[str, int]], folder: Path, seed: int, workers: in
     # spawn, not fork: OpenCV's threads do not survive a fork
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (job,)) as pool:
         try:
-            yield from pool.map(_write_picture, tasks, chunksize=16)
+            with interrupts.blocked():  # a process that starts would answer Ctrl-C with a traceback
+                rows = pool.map(_write_picture, tasks, chunksize=16)
+            yield from rows
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -134,7 +141,7 @@ def _is_there(folder: Path, settings: dict[str, object]) -> bool:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        found = json.loads((folder / "demo_set.json").read_text())
+        found = json.loads((folder / "demo_set.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{folder} exists and is no demo set; choose another folder, or remove it") from None
     if found != settings:
@@ -161,12 +168,14 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
     counts = {"train": train, "val": val}
     settings: dict[str, object] = {"kind": "digits", "version": VERSION, "seed": seed, **counts}
     if _is_there(folder, settings):
-        if (folder / "data.yaml").read_text() != _data_yaml(folder):  # the folder was moved
-            (folder / "data.yaml").write_text(_data_yaml(folder))
+        if (folder / "data.yaml").read_text(encoding="utf-8") != _data_yaml(folder):  # the folder was moved
+            (folder / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = folder.with_name(f".{folder.name}-{os.urandom(4).hex()}")
+    interrupts.temporaries.add(str(temporary))
     try:
+        temporary.mkdir()
         for split in SPLITS:
             for kind in ("images", "labels"):
                 (temporary / kind / split).mkdir(parents=True)
@@ -174,15 +183,15 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
         tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
         drawn = list(tqdm(_draw_all(tasks, temporary, seed, workers), "drawing digits", len(tasks), unit="picture"))
         for split, pictures in (("train", drawn[:train]), ("val", drawn[train:])):
-            (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(_coco(split, pictures)))
-        (temporary / "data.yaml").write_text(_data_yaml(folder))
-        (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n")
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)  # mkdtemp's 0700 would shut out other users
+            (temporary / "annotations" / f"instances_{split}.json").write_text(
+                json.dumps(_coco(split, pictures)), encoding="utf-8"
+            )
+        (temporary / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
+        (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n", encoding="utf-8")
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        interrupts.temporaries.discard(str(temporary))
     return True
 
 
@@ -190,26 +199,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= 499_999:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 499999")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same set (default: 0)")
-    parser.add_argument("--train", type=_count, default=1000, help="training pictures (default: 1000)")
-    parser.add_argument("--val", type=_count, default=500, help="validation pictures (default: 500)")
-    parser.add_argument("--workers", type=int, default=min(_cores(), 8), help="processes (default: one per core)")
+    parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
+    parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training pictures (default: 1000)")
+    parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation pictures (default: 500)")
+    parser.add_argument(
+        "--workers", type=bounded("workers"), default=min(_cores(), 8), help="processes (default: one per core)"
+    )
     return parser
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.seed < 0:
-        raise InputError(f"--seed {args.seed} is negative; give 0 or more")
     new = make(args.out_dir, args.seed, args.train, args.val, args.workers)
     words = (
         f"wrote {args.train} training and {args.val} validation pictures" if new else "the demo set is there already"

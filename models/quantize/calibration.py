@@ -26,7 +26,7 @@ from models.quantize import backend
 from models.quantize.placement import quantizers_off, scale_key
 from models.quantize.recipe import Calibration, parse_method
 from utils.core.device import full_float32
-from utils.core.errors import QatError
+from utils.core.errors import InputError, QatError
 from utils.core.number_types import INT8
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
         for handle in handles:
             handle.remove()
     if seen == 0:
-        raise QatError("calibration got no pictures; the data set's train split is empty")
+        raise QatError("calibration got no pictures")
     unseen = [name for name in quantizers if name not in statistics.histograms]
     if unseen:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
@@ -155,6 +155,21 @@ def load(model: Any, amax: dict[str, Tensor]) -> None:
     """Set the activation quantizers' amax."""
     for name, value in amax.items():
         backend.set_amax(model.activation_quantizers[name], value)
+
+
+def load_all(model: Any, amax: dict[str, Tensor]) -> None:
+    """Set the amax of every activation quantizer, from a file.
+
+    Raises:
+        InputError: these are not the scales of this network.
+    """
+    different = sorted(set(amax) ^ set(model.activation_quantizers))
+    if different:
+        raise InputError(
+            f"the ranges are not those of this network, which differs in {different[0].replace('/', '.')}; "
+            "they are from another run, so start a new one"
+        )
+    load(model, amax)
 
 
 def calibrate(
@@ -178,7 +193,9 @@ def _counter(statistics: Statistics, calls: Counter[str], name: str) -> Any:
         magnitude = inputs[0].detach().float().abs()
         largest = float(magnitude.max())  # NaN if there is one
         if not math.isfinite(largest):
-            raise QatError(f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights")
+            raise InputError(
+                f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights"
+            )
         if name not in statistics.histograms:
             statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
         statistics.histograms[name].add(magnitude, largest, calls[name])

@@ -1,29 +1,48 @@
 """Quantized checkpoints: recipe and state, no pickled code.
 
-The file is a torch zip of plain containers and tensors (`torch.load(..., weights_only=True)` reads it). Loading builds
-upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales in full
-precision, so that a fresh process computes what the saving process computed.
+The file is a torch zip of plain containers and tensors, and nothing else is read (`utils/untrusted/torch_archive.py`).
+Loading builds upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales
+in full precision, so that a fresh process computes what the saving process computed.
 """
 
 from __future__ import annotations
 
 import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from models.quantize import placement
+from models.quantize.backend import QUANTIZERS
 from models.quantize.recipe import Recipe
-from utils.core.errors import CheckpointError, no_file
+from utils import upstream_checks
+from utils.core.errors import CheckpointError, DependencyError, InputError
+from utils.core.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, shown, text
 from utils.core.files import save_torch
+from utils.core.torch_files import check_archive
+from utils.untrusted import torch_archive
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
+AGAIN = "quantize again from the float weights"
+CONTENT = record(
+    {
+        "format": choice(FORMAT),
+        "format_version": integer(FORMAT_VERSION, FORMAT_VERSION),
+        "version": text(),
+        "library": choice(*QUANTIZERS),
+        "recipe": mapping(text(), plain),
+        "nc": integer(1, upstream_checks.MOST_CLASSES),
+        "names": mapping(integer(0, upstream_checks.MOST_CLASSES), text()),
+        "stride": integer(1, upstream_checks.LARGEST_STRIDE),
+        "yaml": mapping(text(), plain),
+        "extra": mapping(text(), plain),
+        "quantized_state": mapping(text(), upstream_checks.tensor),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -88,15 +107,14 @@ def load(path: str | Path) -> QuantizedCheckpoint:
             f"{path} is a float checkpoint; this command takes a quantized one: "
             f"python qat.py quantize --weights {path} makes it"
         )
-    try:
-        recipe = Recipe.from_dict(content["recipe"])
-        model = upstream.fuse(upstream.build_model(content["yaml"], content["nc"]))
-        placement.apply(model, placement.plan(model, recipe), content["library"])
-        names = {int(key): str(value) for key, value in content["names"].items()}
-        state = content["quantized_state"]
-        stride, nc, yaml, extra = content["stride"], content["nc"], content["yaml"], content["extra"]
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}; it was not written whole") from error
+    check(content, CONTENT, path, AGAIN)
+    recipe, model = _build(path, content)
+    names, state, nc, yaml = content["names"], content["quantized_state"], content["nc"], content["yaml"]
+    stride, extra = content["stride"], content["extra"]
+    check({"names": names}, record({"names": upstream_checks.class_names(nc)}), path, AGAIN)
+    expected = upstream.network_stride(model)
+    check({"stride": stride}, record({"stride": integer(expected, expected)}), path, AGAIN)
+    upstream_checks.check_state(path, state, model, AGAIN)
     result = model.load_state_dict(state, strict=False)
     different = [*result.missing_keys, *result.unexpected_keys]
     if different:
@@ -106,6 +124,28 @@ def load(path: str | Path) -> QuantizedCheckpoint:
         )
     model.names = names
     return QuantizedCheckpoint(model.eval(), recipe, names, nc, stride, yaml, extra)
+
+
+def _build(path: str | Path, content: Mapping[str, Any]) -> tuple[Recipe, nn.Module]:
+    """The network that the content describes, with quantizers, before it gets its weights and ranges."""
+    from utils import upstream
+
+    upstream.ensure()
+    try:
+        recipe = Recipe.from_dict(content["recipe"])
+        model = upstream.build_model(content["yaml"], content["nc"])
+        upstream_checks.check_layers(path, model)
+        upstream.check_head(model, path)
+        upstream_checks.one_of(upstream.DETECT_HEADS)(model.model[-1], f"model.{len(model.model) - 1}")
+        model = upstream.fuse(model)
+        placement.apply(model, placement.plan(model, recipe), content["library"])
+    except (CheckpointError, DependencyError):
+        raise
+    except Exception as error:  # what describes no network of ours can fail anywhere
+        reason = " ".join(str(error).split())[:300]
+        name = "" if isinstance(error, (InputError, Mismatch)) else f"{type(error).__name__}: "
+        raise CheckpointError(damaged(path, f"its network cannot be built ({name}{reason})", AGAIN)) from error
+    return recipe, model
 
 
 def kind(path: str | Path) -> Literal["float", "quantized"]:
@@ -119,22 +159,20 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a quantized checkpoint; None for a PyTorch file that is something else."""
-    if not path.is_file():
-        raise CheckpointError(no_file(path, "--weights takes a .pt file"))
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is truncated")
+    check_archive(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch_archive.read(path)
     except pickle.UnpicklingError:
         return None  # it names classes, as upstream's checkpoints do
     except Exception as error:  # a damaged file can break torch's reader anywhere
         raise CheckpointError(
             f"{path} is not a PyTorch checkpoint, or it is truncated ({type(error).__name__})"
         ) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or not isinstance(content.get("format"), str) or content["format"] != FORMAT:
         return None
-    if content.get("format_version") != FORMAT_VERSION:
+    version = content.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format {content.get('format_version')}; this version reads {FORMAT_VERSION}; quantize again"
+            f"{path} has format {shown(version)}; this version reads {FORMAT_VERSION}; quantize again"
         )
     return content

@@ -21,6 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.core.errors import CheckpointError
+from utils.core.file_schema import shown
+
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
 SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
@@ -182,9 +185,35 @@ class Finetuner:
         return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave.
+
+        Raises:
+            CheckpointError: it is of another network, or damaged.
+        """
+        problem = self._difference(state["optimizer"])
+        if problem:
+            raise CheckpointError(f"the optimizer's state does not fit the network: {problem}; start a new run")
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty where the run was on a CPU
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _difference(self, state: Mapping[str, Any]) -> str:
+        """What a saved optimizer's state has that Adam over these parameters has not; empty for nothing."""
+        (ours,), (theirs,) = self.optimizer.state_dict()["param_groups"], state["param_groups"]
+        for name in sorted({*ours, *theirs} - {"lr"}):
+            if shown(theirs.get(name)) != shown(ours.get(name)) or theirs.get(name) != ours.get(name):
+                return f"{name} is {shown(theirs.get(name))}, expected {shown(ours.get(name))}"
+        for index, entry in state["state"].items():
+            if index not in ours["params"]:
+                return f"parameter {index} is none of {len(ours['params'])}"
+            shape = self._parameters[index].shape
+            for name, wanted in (("exp_avg", shape), ("exp_avg_sq", shape), ("step", torch.Size())):
+                value = entry.get(name)
+                if not isinstance(value, Tensor) or value.shape != wanted or not bool(value.isfinite().all()):
+                    return f"{name} of parameter {index} is {shown(value)}, expected finite values {list(wanted)}"
+                if name != "exp_avg" and bool((value < 0).any()):
+                    return f"{name} of parameter {index} holds a negative value"
+        return ""
 
     def run_epoch(
         self, batches: Iterable[Tensor], lr: float, on_step: Callable[[float], None] | None = None

@@ -7,7 +7,6 @@ tensors that an operation only moves are joined into one scale by union-find.
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import logging
 from collections import defaultdict
@@ -22,6 +21,7 @@ from models.quantize import backend, modules, rules
 from models.quantize.graph import Graph, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
+from utils.core.module_patterns import first_match, matches
 from utils.core.tasks import IMAGES
 
 logger = logging.getLogger(__name__)
@@ -228,12 +228,11 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
     """Path of each convolution of the graph → 'int8' or why it stays in float."""
     head = f"model.{len(model.model) - 1}."
     states: dict[str, str] = {}
-    matched: set[str] = set()
     for operation in graph.operations:
         if operation.kind != "conv":
             continue
         path = operation.path
-        pattern = next((pattern for pattern in recipe.float if _matches(path, pattern)), None)
+        pattern = first_match(recipe.float, _weight_path(model, path))
         if pattern is not None:
             states[path] = f"the recipe's float pattern {pattern}"
         elif path.startswith(head) and recipe.head == "float":
@@ -246,24 +245,14 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
             states[path] = "the recipe's head: last-conv-float"
         else:
             states[path] = "int8"
-        matched.update(item for item in recipe.float if _matches(path, item))
-    unknown = list(graph.unknown)
-    missing = [
-        item
-        for item in recipe.float
-        if item not in matched and not any(_matches(path, item) or item.startswith(path) for path in unknown)
-    ]
-    if missing:
-        raise RecipeError(
-            f"the recipe's float pattern {missing[0]!r} matches no convolution; "
-            f"paths look like {next(iter(states), 'model.0')}"
-        )
+    paths = [*(_weight_path(model, path) for path in states), *_inside_unknown(model, graph, recipe)]
+    for pattern in recipe.float:
+        if not any(matches(pattern, path) for path in paths):
+            raise RecipeError(
+                f"the recipe's float holds {pattern!r}, which matches no convolution of the network; it may hold "
+                f"paths such as {next(iter(states), 'model.0')}, and glob patterns of them"
+            )
     return states
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """`model.4` names everything inside it; with wildcards, `*` also crosses dots."""
-    return path == pattern or path.startswith(f"{pattern}.") or fnmatch.fnmatchcase(path, pattern)
 
 
 def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]], add: str) -> set[Value]:
@@ -310,7 +299,7 @@ def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str,
     for path in graph.unknown:
         for name, module in model.get_submodule(path).named_modules(prefix=path):
             if isinstance(module, nn.Conv2d):
-                pattern = next((pattern for pattern in recipe.float if _matches(name, pattern)), None)
+                pattern = first_match(recipe.float, name)
                 states[name] = "int8" if pattern is None else f"the recipe's float pattern {pattern}"
     return states
 

@@ -8,6 +8,7 @@ A recipe is a YAML file with any of these keys (missing ones keep their default)
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 
+`recipe_fields.py` says what each of them may hold, `utils/core/module_patterns.py` what a pattern names.
 `calibration.method: auto` tries the methods and keeps the best (`sweep.py`); `calibration.scales` are exceptions from
 the method, by the name of the scale in placement.txt: max, mse, entropy, or a percentile such as 'percentile 99.9'.
 """
@@ -19,18 +20,25 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from models.quantize import recipe_fields
+from models.quantize.recipe_fields import ADD_OPTIONS, AUTO, CALIBRATION_METHODS, HEAD_OPTIONS
 from utils.core.errors import RecipeError
 
+__all__ = [
+    "ADD_OPTIONS", "AUTO", "CALIBRATION_METHODS", "HEAD_OPTIONS", "QUANTIZERS", "Calibration", "Finetune", "Recipe",
+    "parse_method",
+]  # fmt: skip
+
 QUANTIZERS = ("modelopt", "pytorch-quantization")  # libraries, see backend.py
-CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
-AUTO = "auto"  # try them, keep the best
-HEAD_OPTIONS = ("int8", "last-conv-float", "float")
-ADD_OPTIONS = ("both", "residual")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How amax is found from statistics of the activations."""
+    """How amax is found from statistics of the activations.
+
+    Raises:
+        RecipeError: a value that `recipe_fields` does not allow.
+    """
 
     method: str = "percentile"
     percentile: float = 99.999  # of the magnitudes; used by method 'percentile'
@@ -38,17 +46,7 @@ class Calibration:
     scales: dict[str, str] = field(default_factory=dict)  # name of a scale → the method that it has instead
 
     def __post_init__(self) -> None:
-        _check(
-            self.method in (*CALIBRATION_METHODS, AUTO),
-            f"calibration.method {self.method!r} is none of {', '.join((*CALIBRATION_METHODS, AUTO))}",
-        )
-        _check(
-            isinstance(self.scales, dict), f"calibration.scales {self.scales!r} is no mapping from scales to methods"
-        )
-        for text in self.scales.values():
-            parse_method(text)
-        _check(50.0 < self.percentile <= 100.0, f"calibration.percentile {self.percentile} is outside 50..100")
-        _check(self.batches >= 1, f"calibration.batches {self.batches} is below 1")
+        _settle(self, recipe_fields.CALIBRATION.read("calibration", vars(self)))
 
 
 def parse_method(text: str) -> tuple[str, float]:
@@ -57,19 +55,17 @@ def parse_method(text: str) -> tuple[str, float]:
     Raises:
         RecipeError: it is neither a method nor a percentile between 50 and 100.
     """
-    name, _, number = str(text).partition(" ")
-    try:
-        percentile = float(number or 100)
-    except ValueError:
-        percentile = 0.0
-    good = name in CALIBRATION_METHODS and (name == "percentile") == bool(number) and 50 < percentile <= 100
-    _check(good, f"{text!r} is no calibration method; expected max, mse, entropy, or such as 'percentile 99.99'")
-    return name, percentile
+    name, _, number = recipe_fields.Method().read("a calibration method", text).partition(" ")
+    return name, float(number or 100)
 
 
 @dataclass(frozen=True)
 class Finetune:
-    """Quantization-aware training under supervision by the float network."""
+    """Quantization-aware training under supervision by the float network.
+
+    Raises:
+        RecipeError: a value that `recipe_fields` does not allow.
+    """
 
     epochs: int = 10
     iters: int = 200  # optimizer steps an epoch
@@ -80,14 +76,7 @@ class Finetune:
     collapse: float = 0.5  # stop when AP falls below this fraction of the PTQ AP
 
     def __post_init__(self) -> None:
-        _check(self.epochs >= 0, f"finetune.epochs {self.epochs} is below 0")
-        _check(self.iters >= 1, f"finetune.iters {self.iters} is below 1")
-        _check(bool(self.lr) and 0 in self.lr, "finetune.lr needs a rate for epoch 0, such as {0: 1.0e-6}")
-        _check(all(rate > 0 for rate in self.lr.values()), f"finetune.lr {self.lr} holds a rate that is not positive")
-        _check(self.supervision_stride >= 1, f"finetune.supervision_stride {self.supervision_stride} is below 1")
-        _check(self.grad_clip > 0, f"finetune.grad_clip {self.grad_clip} is not positive")
-        _check(self.patience >= 0, f"finetune.patience {self.patience} is below 0")
-        _check(0 <= self.collapse < 1, f"finetune.collapse {self.collapse} is outside 0..1")
+        _settle(self, recipe_fields.FINETUNE.read("finetune", vars(self)))
 
     def rate(self, epoch: int) -> float:
         """Learning rate of an epoch (0-based): the entry with the largest key that is not above it."""
@@ -96,7 +85,11 @@ class Finetune:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that turns a float network into a particular quantized one."""
+    """Everything that turns a float network into a particular quantized one.
+
+    Raises:
+        RecipeError: a value that `recipe_fields` does not allow.
+    """
 
     calibration: Calibration = field(default_factory=Calibration)
     finetune: Finetune = field(default_factory=Finetune)
@@ -105,34 +98,21 @@ class Recipe:
     float: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.add in ADD_OPTIONS, f"add {self.add!r} is none of {', '.join(ADD_OPTIONS)}")
-        _check(self.head in HEAD_OPTIONS, f"head {self.head!r} is none of {', '.join(HEAD_OPTIONS)}")
+        plain = {key: getattr(self, key) for key in ("head", "add", "float")}
+        _settle(self, recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, plain))
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
-        """Build a recipe; missing keys keep their default.
+    def from_dict(cls, content: Any) -> Recipe:
+        """Build a recipe from a mapping; missing keys keep their default.
 
         Raises:
-            RecipeError: an unknown key, or a value of the wrong type or outside its range.
+            RecipeError: it is no mapping, has an unknown key, or a value of the wrong type or outside its bounds.
         """
-        content = dict(content)
-        _known(content, cls, "recipe")
-        patterns = content.get("float", ())
-        _check(isinstance(patterns, (list, tuple)) and all(isinstance(item, str) for item in patterns),
-               f"float {patterns!r} is not a list of module paths")  # fmt: skip
-        training = dict(_section(content, "finetune", Finetune))
-        if "lr" in training:
-            training["lr"] = _schedule(training["lr"])
-        try:
-            return cls(
-                calibration=Calibration(**_section(content, "calibration", Calibration)),
-                finetune=Finetune(**training),
-                head=content.get("head", "int8"),
-                add=content.get("add", "both"),
-                float=tuple(patterns),
-            )
-        except TypeError as error:
-            raise RecipeError(f"the recipe holds a value of the wrong type: {error}") from error
+        values = recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, content)
+        for key, section in (("calibration", Calibration), ("finetune", Finetune)):
+            if key in values:
+                values[key] = section(**values[key])
+        return cls(**values)
 
     @classmethod
     def from_file(cls, path: str | Path | None) -> Recipe:
@@ -143,18 +123,12 @@ class Recipe:
         """
         if path is None:
             return cls()
-        import yaml
+        from utils.core import plain_yaml
 
         try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"--recipe {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from error
-        except yaml.YAMLError as error:
-            raise RecipeError(f"--recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(content, Mapping):
-            raise RecipeError(
-                f"--recipe {path} holds a {type(content).__name__}; expected keys such as calibration or float"
-            )
+            content = plain_yaml.parse(Path(path))
+        except (OSError, ValueError) as error:  # of a path with a NUL too
+            raise RecipeError(f"--recipe {path}: {getattr(error, 'strerror', None) or error}") from error
         try:
             return cls.from_dict(content)
         except RecipeError as error:
@@ -175,32 +149,7 @@ class Recipe:
         return replace(self, **direct)
 
 
-def _schedule(value: Any) -> dict[int, float]:
-    try:
-        return (
-            {int(key): float(rate) for key, rate in value.items()} if isinstance(value, Mapping) else {0: float(value)}
-        )
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"finetune.lr {value!r} is neither a number nor a mapping from epoch to rate") from error
-
-
-def _section(content: Mapping[str, Any], name: str, cls: type) -> Mapping[str, Any]:
-    section = content.get(name, {})
-    if not isinstance(section, Mapping):
-        raise RecipeError(
-            f"{name} is {section!r}; expected keys such as {', '.join(entry.name for entry in fields(cls))}"
-        )
-    _known(section, cls, name)
-    return section
-
-
-def _known(content: Mapping[str, Any], cls: Any, name: str) -> None:
-    known = [entry.name for entry in fields(cls)]
-    unknown = [str(key) for key in content if key not in known]
-    if unknown:
-        raise RecipeError(f"{name} has no key {', '.join(unknown)}; it knows {', '.join(known)}")
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise RecipeError(message)
+def _settle(values: Any, checked: Mapping[str, Any]) -> None:
+    """Give a frozen dataclass that is being made its fields in their types: a number as float, a list as tuple."""
+    for name, value in checked.items():
+        object.__setattr__(values, name, value)

@@ -58,7 +58,7 @@ def done(few_pictures, checkout, demo_weights, tmp_path_factory):
 class TestQuickstart:
     def test_the_table_has_a_row_for_each_stage(self, done):
         root, output = done
-        report = json.loads((root / "runs/quickstart/report.json").read_text())
+        report = json.loads((root / "runs/quickstart/report-merged.json").read_text())
         assert [row["stage"] for row in report["rows"]] == ["float", "PTQ", "QAT", "ONNX"]
         for row in report["rows"]:
             assert row["ap"] > 0.3
@@ -71,7 +71,7 @@ class TestQuickstart:
 
     def test_the_report_is_complete_and_stands_alone(self, done):
         root, _ = done
-        report = json.loads((root / "runs/quickstart/report.json").read_text())
+        report = json.loads((root / "runs/quickstart/report-merged.json").read_text())
         assert [entry["epoch"] for entry in report["history"]] == [0]
         assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
         assert [list(sample["predictions"]) for sample in report["samples"]] == [["float", "INT8"]] * 4

@@ -114,7 +114,7 @@ def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch
     from models.yolo import DetectionModel
 
     monkeypatch.setattr(torch, "load", torch.load)
-    upstream_shims.load_safely_by_default(upstream.allowed_globals)
+    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
     model = attempt_load(str(small["converted"]), device=torch.device("cpu"))
     with torch.no_grad():
         expected = upstream.load_float(small["training"], auxiliary=True).model(X)[0][1]

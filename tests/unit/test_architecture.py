@@ -21,8 +21,9 @@ PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate",
             "data/demo/make_digits.py"]  # fmt: skip
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
 FLOORS = (  # the first prefix that fits
-    ("utils.core", 0),
-    ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.runners", 1),
+    ("utils.core", 0), ("utils.untrusted", 0),
+    ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.upstream_checks", 1), ("utils.upstream_description", 1),
+    ("utils.runners", 1),
     ("models", 2), ("utils.evaluation", 2), ("utils.onnx_graph", 2), ("utils.trt", 2), ("utils.reports", 2),
     ("utils.jobs", 3),
     ("utils.cli", 1),  # beside the ground: argparse only
@@ -124,7 +125,8 @@ def floor(module: str) -> int:
 
 def room(module: str) -> str:
     """The folder, or the file beside the folders, that a module belongs to."""
-    return ".".join(module.split(".")[:2]).removesuffix("_shims")
+    name = ".".join(module.split(".")[:2])
+    return "utils.upstream" if name.startswith("utils.upstream") else name
 
 
 def arrows_up(module: str, source: str) -> list[str]:

@@ -85,7 +85,7 @@ def test_one_engine_that_cannot_be_built_leaves_the_others(compare, tmp_path):
     ("words", "message"),
     [
         (("--imgsz", "32"), "net-32-b1-fp16.onnx does not exist; run the same command with --onnx-only first"),
-        (("--rounds", "0"), "--rounds is 0; expected 1 or more"),
+        (("--device", "none"), "is neither 'cpu' nor one CUDA index"),
         (("--device", "7"), "--device 7: torch"),
     ],
 )

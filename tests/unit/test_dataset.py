@@ -78,7 +78,7 @@ def test_coco_form(tmp_path):
 
 
 BAD_YAML = {
-    "missing": (None, r"cannot read .*: No such file"),
+    "missing": (None, "does not exist; --data takes a data set's YAML"),
     "not YAML": ("names: [a", "is not valid YAML"),
     "a list": ("- a\n- b\n", "is no data set's YAML"),
     "no names": ("val: .\n", "has no class names"),

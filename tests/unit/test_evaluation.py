@@ -419,8 +419,8 @@ def test_json_without_detections(square, tmp_path):
 
 
 BAD_ANNOTATIONS = {
-    "no JSON": ("{", "is no COCO annotation file"),
-    "no annotations": ("{}", r"is no COCO annotation file \(KeyError: 'annotations'\)"),
+    "no JSON": ("{", "is not valid JSON .*; expected COCO's annotations"),
+    "no annotations": ("{}", "is no COCO annotation file: its 'images' is None; expected a list"),
     "no categories": (
         '{"annotations": [], "images": [{"id": 1, "file_name": "a"}], "categories": []}',
         "no categories",

@@ -92,7 +92,7 @@ class TestArguments:
     def test_help_names_the_sources(self, place: Place):
         result = place.get("-h")
         assert result.returncode == 0
-        for word in ("YOLOV9_SOURCE", "github.com/WongKinYiu", "yolov9pip==0.0.4", "YOLOV9_TIMEOUT"):
+        for word in ("YOLOV9_SOURCE", "github.com/WongKinYiu", "yolo9==1.0.18", "YOLOV9_TIMEOUT"):
             assert word in result.stdout
 
     def test_an_other_folder_is_refused_and_stays(self, place: Place):
@@ -134,6 +134,11 @@ class TestSource:
         assert_failed(place, result, 1, "does not give YOLOv9")
         assert "PyPI" not in result.stdout
 
+    def test_a_wheel_with_other_content(self, place: Place, tmp_path: Path):
+        (tmp_path / "yolo9-1.0.18-py3-none-any.whl").write_text("half")
+        result = place.get(YOLOV9_SOURCE=str(tmp_path / "yolo9-1.0.18-py3-none-any.whl"))
+        assert_failed(place, result, 1, "does not have the SHA-256 cea95fd", "does not give YOLOv9")
+
 
 @pytest.mark.usefixtures("no_github")
 class TestPypi:
@@ -141,22 +146,30 @@ class TestPypi:
         result = place.get(PYTHON=pretend_pip(place, "echo no index >&2; exit 1"))
         assert_failed(place, result, 1, "no network", "no index", "neither from GitHub nor from PyPI")
 
-    def test_the_archive_is_asked_for_with_its_hash(self, place: Place, tmp_path: Path):
-        place.get(PYTHON=pretend_pip(place, f"cp requirements.txt {tmp_path}; exit 1"))
+    def test_the_wheel_alone_is_asked_for_with_its_hash(self, place: Place, tmp_path: Path):
+        place.get(PYTHON=pretend_pip(place, f'cp requirements.txt {tmp_path}; echo "$*" > {tmp_path}/asked; exit 1'))
         assert (tmp_path / "requirements.txt").read_text().split() == [
-            "yolov9pip==0.0.4",
-            "--hash=sha256:3b14c5dd040db0d38da5ae580907e716c4fada9c672cbcee98719d476a5c8336",
+            "yolo9==1.0.18",
+            "--hash=sha256:cea95fd0517f3e3ed7cf936669f18a39d42168dfc54509784c2e4d85a825946d",
         ]
+        asked = (tmp_path / "asked").read_text().split()
+        assert {"--no-deps", "--only-binary", "--require-hashes", "--ignore-requires-python"} <= set(asked)
 
-    def test_a_truncated_archive(self, place: Place):
-        result = place.get(PYTHON=pretend_pip(place, "echo half > yolov9pip-0.0.4.tar.gz"))
-        assert_failed(place, result, 1, "neither from GitHub nor from PyPI")
+    def test_a_truncated_wheel(self, place: Place):
+        result = place.get(PYTHON=pretend_pip(place, "echo half > yolo9-1.0.18-py3-none-any.whl"))
+        assert_failed(place, result, 1, "does not have the SHA-256 cea95fd", "neither from GitHub nor from PyPI")
 
-    def test_an_archive_with_other_content(self, place: Place):
-        make = (
-            "mkdir -p yolov9pip-0.0.4/yolov9; echo x > yolov9pip-0.0.4/yolov9/val.py; tar czf yolov9pip-0.0.4.tar.gz *4"
-        )
-        assert_failed(place, place.get(PYTHON=pretend_pip(place, make)), 1, "neither from GitHub nor from PyPI")
+    def test_a_wheel_whose_files_become_others(self, place: Place):
+        """The rules may change, and what they make of the wheel must not."""
+        text = f"""#!/bin/sh
+case "$*" in
+  *"pip download"*) exit 0 ;;
+  *yolov9_from_wheel.py*) for folder; do :; done; mkdir "$folder" && echo x > "$folder/val.py" ;;
+  *) exec {sys.executable} "$@" ;;
+esac
+"""
+        result = place.get(PYTHON=str(place.program("pretended-python", text)))
+        assert_failed(place, result, 1, "the files made of yolo9==1.0.18 are", "neither from GitHub nor from PyPI")
 
 
 class TestInterruptions:

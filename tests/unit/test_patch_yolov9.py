@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("lib.sh", "patch_overlay.py", "overlay_plan.py", "file_transaction.py")
+SCRIPTS = (
+    "patch_yolov9.sh", "scripts/lib.sh", "scripts/patch_overlay.py", "scripts/overlay_plan.py",
+    "scripts/overlay_apply.py", "interrupts.py", "utils/core/console.py",
+)  # fmt: skip
 MANIFEST = """
 qat.py  # a program
 models/**/*.py
@@ -29,8 +32,8 @@ class Overlay:
     def __init__(self, root: Path) -> None:
         self.root = root
         for name in SCRIPTS:
-            self.write(f"scripts/{name}", (ROOT / "scripts" / name).read_text())
-        shutil.copy(ROOT / "patch_yolov9.sh", root)
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, root / name)
         self.write("VERSION", "1.0\n")
         self.write("scripts/overlay_manifest.txt", MANIFEST)
         self.write("qat.py", "import models.quantize.rules\n")
@@ -329,33 +332,53 @@ class TestForce:
 @pytest.fixture
 def in_process(overlay: Overlay, monkeypatch: pytest.MonkeyPatch):
     """The program's `main`, so that a failure can be placed inside it."""
+    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import patch_overlay
 
-    handlers = {number: signal.getsignal(number) for number in patch_overlay.SIGNALS}
-    yield lambda *arguments: patch_overlay.main([str(a) for a in arguments], root=overlay.root)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return lambda *arguments: patch_overlay.main([str(a) for a in arguments], root=overlay.root)
 
 
 class TestInterruptions:
-    @pytest.mark.parametrize("moves", range(8))
-    @pytest.mark.parametrize("arguments", [(), ("--force",), ("--revert",)])
-    def test_a_failure_half_way_undoes_everything(
-        self, overlay, checkout, in_process, monkeypatch, capsys, moves: int, arguments: tuple[str, ...]
+    @pytest.mark.parametrize("copies", range(5))
+    @pytest.mark.parametrize("arguments", [(), ("--force",)])
+    def test_a_failure_while_copying_changes_nothing(
+        self, overlay, checkout, in_process, monkeypatch, capsys, copies: int, arguments: tuple[str, ...]
     ):
         if "--force" in arguments:
             (checkout / "qat.py").write_text("mine")
-        if "--revert" in arguments:
-            overlay.patch(checkout)
         before = tree(checkout)
-        break_after(moves, monkeypatch, OSError(28, "No space left on device"))
+        fail_after(copies, monkeypatch, shutil, "copyfile")
         code = in_process(checkout, *arguments)
         assert (code, tree(checkout) == before) in ((1, True), (0, False))
         if code == 1:
-            assert "No space left on device" in capsys.readouterr().err
+            error = capsys.readouterr().err
+            assert "No space left on device" in error
+            assert "was left as it was" in error
         else:
-            assert moves >= 5, "a run moves at least one file after the other"
+            assert copies >= 4, "a run copies at least four files"
+
+    @pytest.mark.parametrize("renames", range(8))
+    @pytest.mark.parametrize("arguments", [("--force",), ("--revert",)])
+    def test_after_a_failure_half_way_the_same_again_or_the_opposite_ends_well(
+        self, overlay, checkout, in_process, monkeypatch, capsys, renames: int, arguments: tuple[str, ...]
+    ):
+        (checkout / "qat.py").write_text("mine")
+        before = tree(checkout)
+        assert overlay.patch(checkout, "--force").returncode == 0
+        patched = tree(checkout)
+        if "--revert" not in arguments:
+            assert overlay.patch(checkout, "--revert").returncode == 0
+        fail_after(renames, monkeypatch, os, "replace")
+        code = in_process(checkout, *arguments)
+        monkeypatch.undo()
+        if code == 1:
+            error = capsys.readouterr().err
+            assert ("run this again" in error) != ("was left as it was" in error)
+            assert overlay.patch(checkout, *arguments).returncode == 0
+        assert tree(checkout) == (before if "--revert" in arguments else patched)
+        assert overlay.patch(checkout, "--revert").returncode == 0
+        assert tree(checkout) == before
 
     def test_ctrl_c_while_copying(self, checkout: Path, in_process, monkeypatch: pytest.MonkeyPatch, capsys):
         before = tree(checkout)
@@ -369,32 +392,6 @@ class TestInterruptions:
         assert in_process(checkout) == 130
         assert "interrupted" in capsys.readouterr().err
         assert tree(checkout) == before
-
-    @pytest.mark.parametrize("arguments", [(), ("--revert",)])
-    def test_a_killed_run_is_put_back_by_the_next(self, overlay: Overlay, checkout: Path, arguments: tuple[str, ...]):
-        clean = tree(checkout)
-        if "--revert" in arguments:
-            overlay.patch(checkout)
-        killed = (
-            f"import sys, os; sys.path.insert(0, {str(overlay.root / 'scripts')!r})\n"
-            "import file_transaction as f, patch_overlay\n"
-            "move, count = f._move, [0]\n"
-            "def die(*a):\n"
-            "    count[0] += 1\n"
-            "    if count[0] == 3: os._exit(9)\n"
-            "    move(*a)\n"
-            "f._move = die\n"
-            "patch_overlay.main(sys.argv[1:])"
-        )
-        result = subprocess.run([sys.executable, "-c", killed, checkout, *arguments], check=False)
-        assert result.returncode == 9
-        again = overlay.patch(checkout, "--dry-run")
-        assert "killed half way" in again.stdout
-        again = overlay.patch(checkout)
-        assert again.returncode == 0, again.stderr
-        assert "killed half way" in again.stdout
-        assert overlay.patch(checkout, "--revert").returncode == 0
-        assert tree(checkout) == clean
 
     def test_a_signal_at_any_time_leaves_all_or_nothing(self, overlay: Overlay, checkout: Path, tmp_path: Path):
         before = tree(checkout)
@@ -424,16 +421,14 @@ class TestInterruptions:
             os.close(descriptor)
 
 
-def break_after(moves: int, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
-    """Let the transaction move that many files and then fail once."""
-    import file_transaction
+def fail_after(calls: int, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+    """Let a function of the file system succeed that many times and then fail once."""
+    function, count = getattr(module, name), [0]
 
-    move, count = file_transaction._move, [0]
-
-    def fail_once(source: Path, target: Path) -> None:
+    def fail_once(*arguments, **options):
         count[0] += 1
-        if count[0] == moves + 1:
-            raise error
-        move(source, target)
+        if count[0] == calls + 1:
+            raise OSError(28, "No space left on device")
+        return function(*arguments, **options)
 
-    monkeypatch.setattr(file_transaction, "_move", fail_once)
+    monkeypatch.setattr(module, name, fail_once)

@@ -145,7 +145,7 @@ def test_patterns_name_subtrees_and_globs(pattern):
 
 
 def test_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(RecipeError, match=r"'model\.77' matches no convolution"):
+    with pytest.raises(RecipeError, match=r"float holds 'model\.77', which matches no convolution"):
         placement.plan(chain(), Recipe(float=("model.77",)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,18 @@ from utils.core.errors import CheckpointError, InputError
 from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import Best, RunState
+from utils.reports.schema import Row
 
 
 @pytest.fixture
 def state() -> RunState:
     options = QuantizeOptions(weights="weights/toy.pt").to_dict()
     return RunState(options, {"finetune": {"lr": {0: 1e-6}}, "float": []}, "00ff")
+
+
+def row(stage: str, ap: float | None = 0.5) -> dict:
+    """A row of results, as a run keeps it."""
+    return asdict(Row(stage, "a.pt", ap, ap, ap, ap, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch"))
 
 
 def write(path: Path, age: float = 0.0) -> Path:
@@ -32,10 +39,11 @@ def write(path: Path, age: float = 0.0) -> Path:
 
 def test_a_state_comes_back_equal(tmp_path, state):
     weights = run_state.weights_folder(tmp_path)
-    state.rows["PTQ"] = {"ap": 0.5}
-    state.history.append({"epoch": 0, "ap": 0.5, "loss": 0.1})
+    state.rows |= {"PTQ": row("PTQ"), "QAT": row("QAT")}
+    state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "lr": 1e-6, "seconds": 1.0})
     state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(0.5, 0, "a.pt")
-    state.trainer = {"optimizer": {"state": {0: {"exp_avg": torch.arange(3.0)}}}}
+    optimizer = {"state": {0: {"exp_avg": torch.arange(3.0)}}, "param_groups": [{"lr": 0.0}]}
+    state.trainer = {"optimizer": optimizer, "scaler": {}}
     state.save(tmp_path)
     write(weights / "a.pt")
     loaded = RunState.load(tmp_path)
@@ -54,7 +62,7 @@ def test_a_damaged_state_is_named(tmp_path, state, content):
     state.save(tmp_path)
     path = run_state.weights_folder(tmp_path) / run_state.STATE_FILE
     path.write_bytes(path.read_bytes()[:200] if content is None else content)
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError, match=r"damaged|truncated.*; start a new run"):
         RunState.load(tmp_path)
 
 
@@ -62,12 +70,13 @@ def test_a_foreign_file_is_no_state(tmp_path):
     weights = run_state.weights_folder(tmp_path)
     weights.mkdir()
     torch.save({"model": 1}, weights / run_state.STATE_FILE)
-    with pytest.raises(CheckpointError, match="no state"):
+    with pytest.raises(CheckpointError, match="run_state is missing"):
         RunState.load(tmp_path)
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):
-    state.files, state.checkpoint = ["ptq_toy.pt"], "ptq_toy.pt"
+    state.files, state.checkpoint, state.best = ["ptq_toy.pt"], "ptq_toy.pt", Best(0.5, None, "ptq_toy.pt")
+    state.rows["PTQ"] = row("PTQ")
     state.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"ptq_toy\.pt is gone"):
         RunState.load(tmp_path)
@@ -78,7 +87,8 @@ def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state):
     weights.mkdir()
     older = write(weights / "qat_ep_7_ap_0.9000_toy.pt", age=3600)
     ours = write(weights / "ptq_ap_0.5000_toy.pt")
-    state.files, state.checkpoint = [ours.name], ours.name
+    state.files, state.checkpoint, state.best = [ours.name], ours.name, Best(0.5, None, ours.name)
+    state.rows["PTQ"] = row("PTQ")
     state.save(tmp_path)
     left = [write(weights / "qat_ep_0_ap_0.5000_toy.pt", age=-5), write(weights / ".last-abc.pt", age=-5)]
     other = write(weights / "qat_ep_0_ap_0.5000_other.pt", age=-5)

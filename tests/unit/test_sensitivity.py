@@ -18,6 +18,7 @@ from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
 from utils.evaluation.loop import Statistics
 from utils.evaluation.proxy import distance, overlap, weight
+from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.selection import Candidate, choose, rank_correlation
 from utils.jobs.sensitivity.state import AnalysisState, find_analysis
@@ -342,7 +343,7 @@ class TestProfile:
 
 class TestState:
     def test_it_loads_what_was_saved(self, tmp_path):
-        state = AnalysisState({"weights": "a.pt"}, Recipe().to_dict(), "hash", {"model.0": 1.5})
+        state = AnalysisState(SensitiveOptions("a.pt").to_dict(), Recipe().to_dict(), "00ff", {"model.0": 1.5})
         state.screened["units"] = {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}
         state.add_seconds("calibration", 1.0)
         state.add_seconds("calibration", 0.5)

@@ -1,10 +1,20 @@
-"""The ground: what everything else stands on. Nothing here imports anything of ours.
+"""The ground: what everything else stands on. Nothing here imports anything of ours, but for `interrupts.py`.
 
-errors.py   typed errors that say the fix
-files.py    files that appear whole or not at all, hashes, run folders
-device.py   the device that networks run on
-tasks.py    what differs between detection and other tasks
-number_types.py  the integers that quantizers round to
-text_tables.py   the one renderer of tables
-onnx_files.py    the one reader of ONNX files
+errors.py           typed errors that say the fix
+files.py            files that appear whole or not at all, hashes, run folders
+run_folder.py       a run folder belongs to one program while that lives
+input_files.py      files that a user names: regular ones of a sensible size; YAML and JSON
+plain_yaml.py       YAML of plain values, duplicates refused
+output_paths.py     where a program may write
+onnx_files.py       the one reader of ONNX files
+torch_files.py      is this a whole PyTorch archive?
+file_schema.py      what a file that we wrote holds, field by field
+bounds.py           bounds of the numbers that a user can give
+arguments.py        types for argparse
+console.py          standard output and error: closed ends, any locale
+device.py           the device that networks run on, and in which precision
+tasks.py            what differs between detection and other tasks
+number_types.py     the integers that quantizers round to
+module_patterns.py  the one matcher of module patterns
+text_tables.py      the one renderer of tables
 """

@@ -7,12 +7,13 @@ import errno
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import interrupts
 from utils.core.errors import InputError
+from utils.core.output_paths import folder_name
 
 
 @contextlib.contextmanager
@@ -23,23 +24,40 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         InputError: nothing can be written there.
     """
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        temporary = _temporary(path)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         raise InputError(f"cannot write {path}: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's 0600 would follow the file to its readers
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+        interrupts.temporaries.discard(str(temporary))
+
+
+def _temporary(path: Path) -> Path:
+    """Make an empty file beside `path`, with the permissions that the user's files get.
+
+    Its name is on the list of temporaries before it is there, so that an interrupt at any moment removes it.
+    """
+    while True:
+        temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
+        interrupts.temporaries.add(str(temporary))
+        try:
+            temporary.touch(exist_ok=False)
+        except FileExistsError:
+            interrupts.temporaries.discard(str(temporary))
+            continue
+        except OSError:
+            interrupts.temporaries.discard(str(temporary))
+            raise
+        return temporary
 
 
 def save_torch(content: Any, path: str | Path) -> None:
@@ -80,9 +98,9 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     """Create and return `project/name`, or `project/name2`, `name3`, ... when it exists and `exist_ok` is false.
 
     Raises:
-        InputError: the folder cannot be created.
+        InputError: the folder cannot be created, or `name` is not the name of a folder.
     """
-    base = Path(project) / name
+    base = Path(project) / folder_name(name)
     try:
         for number in range(1, 10_000):
             folder = base if number == 1 else base.with_name(f"{name}{number}")

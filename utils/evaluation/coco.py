@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import DataError
+from utils.evaluation.coco_annotations import read_annotations
 from utils.evaluation.data_yaml import DataConfig
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class CocoGroundTruth:
         """
         self.file = data.annotations_of(split)
         self._single_cls = single_cls
-        self._content = _read(self.file) if self.file else {}
+        self._content = read_annotations(self.file) if self.file else {}
         self._ids = {Path(image["file_name"]).stem: image["id"] for image in self._content.get("images", ())}
         self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
 
@@ -72,6 +72,11 @@ class CocoGroundTruth:
         missing = [path for path in paths if self.file and Path(path).stem not in self._ids]
         if missing:
             raise DataError(f"{missing[0]} is not among the pictures of {self.file} ({len(missing)} such pictures)")
+        by_stem: dict[str, str] = {}
+        for path in paths if self.file else ():
+            other = by_stem.setdefault(Path(path).stem, path)
+            if other != path:
+                raise DataError(f"{other} and {path} have one name, and {self.file} tells pictures by it; rename one")
 
     def evaluate(self, results: list[dict[str, Any]], paths: Sequence[str]) -> dict[str, float] | None:
         """pycocotools' 12 statistics on the pictures at `paths`; None, with a line in the log, when it cannot run."""
@@ -101,22 +106,3 @@ class CocoGroundTruth:
             if line.startswith(" Average"):
                 logger.info(line)
         return {name: float(value) for name, value in zip(STATISTICS, evaluator.stats, strict=True)}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """COCO annotations, with what pycocotools relies on filled in."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        for number, annotation in enumerate(content["annotations"], 1):
-            annotation["id"] = number  # pycocotools takes the id 0 for "no match"
-            annotation.setdefault("iscrowd", 0)
-            annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
-        content.setdefault("info", {})
-        content.setdefault("licenses", [])
-        if not all(content[key] for key in ("images", "categories")):
-            raise DataError(f"{file} lists no pictures or no categories")
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{file} is no COCO annotation file ({type(error).__name__}: {error})") from error
-    return content

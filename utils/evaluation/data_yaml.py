@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import DataError
+from utils.core.input_files import read_yaml, shown
 
 SPLITS = ("train", "val", "test")
 COCO_CLASSES = 80
@@ -43,12 +45,12 @@ class DataConfig:
         return self.annotations_of("val")
 
     def annotations_of(self, split: str) -> Path | None:
-        """`root/annotations/instances_{stem of the split's entry}.json`, if it exists."""
+        """`root/annotations/instances_{stem of the split's entry}.json`, if anything is there."""
         entries = self.splits.get(split, ())
         if len(entries) != 1:
             return None
         file = self.root / "annotations" / f"instances_{Path(entries[0]).stem}.json"
-        return file if file.is_file() else None
+        return file if os.path.lexists(file) else None
 
     def paths(self, split: str) -> tuple[str, ...]:
         """The folders and lists of a split.
@@ -85,17 +87,17 @@ def load_data(path: str | Path) -> DataConfig:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8", errors="ignore"))
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}; --data takes a data set's YAML") from error
-    except yaml.YAMLError as error:
-        raise DataError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(file, "--data takes a data set's YAML", DataError)
     if not isinstance(content, Mapping):
         raise DataError(f"{file} is no data set's YAML: expected keys such as path, train, val and names")
+    root = content.get("path")
+    if root is not None and not _is_path(root):
+        raise DataError(f"{file}: 'path:' is {shown(root)}; expected the folder that train and val count from")
     return content
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def _names(content: Mapping[str, Any], file: Path) -> dict[int, str]:
@@ -104,19 +106,24 @@ def _names(content: Mapping[str, Any], file: Path) -> dict[int, str]:
         given = dict(enumerate(given))
     if not isinstance(given, Mapping) or not given:
         raise DataError(f"{file} has no class names; expected 'names:' with one name per class")
+    odd = next((key for key, name in given.items() if not isinstance(name, (str, int, float))), None)
+    if odd is not None:
+        raise DataError(f"{file}: class {shown(odd)} is named {shown(given[odd])}; expected a text")
     if sorted(given, key=str) != sorted(range(len(given)), key=str):
-        raise DataError(f"{file}: the keys of 'names:' must be 0 to {len(given) - 1}, found {list(given)[:5]}")
+        raise DataError(f"{file}: the keys of 'names:' must be 0 to {len(given) - 1}, found {shown(list(given))}")
     nc = content.get("nc", len(given))
-    if nc != len(given):
-        raise DataError(f"{file} says nc: {nc} and gives {len(given)} names; they must agree")
+    if isinstance(nc, bool) or nc != len(given):
+        raise DataError(f"{file} says nc: {shown(nc)} and gives {len(given)} names; they must agree")
     return {key: str(given[key]) for key in range(len(given))}
 
 
 def _entry(content: Mapping[str, Any], split: str, file: Path) -> tuple[str, ...]:
     value = content[split]
     entries = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not all(isinstance(entry, str) and entry for entry in entries):
-        raise DataError(f"{file}: '{split}:' is {value!r}; expected a folder, a list of pictures, or several of them")
+    if not all(_is_path(entry) and entry for entry in entries):
+        raise DataError(
+            f"{file}: '{split}:' is {shown(value)}; expected a folder, a list of pictures, or several of them"
+        )
     return entries
 
 
@@ -130,7 +137,7 @@ def _root(given: Any, file: Path, entries: Mapping[str, tuple[str, ...]]) -> Pat
         for candidate in candidates:
             if split in entries and _resolve(candidate, entries[split]):
                 return candidate
-    return next((candidate for candidate in candidates if candidate.is_dir()), candidates[0])
+    return next((candidate for candidate in candidates if os.path.isdir(candidate)), candidates[0])
 
 
 def _resolve(root: Path, entries: tuple[str, ...]) -> tuple[str, ...]:
@@ -139,5 +146,5 @@ def _resolve(root: Path, entries: tuple[str, ...]) -> tuple[str, ...]:
     for entry in entries:
         options = [root / entry] + ([root / entry[3:]] if entry.startswith("../") else [])
         with contextlib.suppress(StopIteration):
-            found.append(str(next(option for option in options if option.exists()).resolve()))
+            found.append(str(next(option for option in options if os.path.exists(option)).resolve()))
     return tuple(found) if len(found) == len(entries) else ()

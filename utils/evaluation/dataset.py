@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import Picture, find_pictures, label_file, read_pictures
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
+from utils.evaluation.quiet_decoders import quiet_decoders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +109,8 @@ def decode(path: str) -> np.ndarray | None:
 
     try:
         data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path on every system
-        return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+        with quiet_decoders():
+            return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except (OSError, cv2.error):
         return None
 

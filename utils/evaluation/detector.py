@@ -170,6 +170,7 @@ class Detector:
         self._single_cls = single_cls
         self._times: dict[str, list[float]] = defaultdict(list)
         self._counts: list[int] = []
+        self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
         self._check_classes()
 
     def __call__(self, images: Tensor, shapes: Sequence[Any]) -> list[Tensor]:
@@ -198,6 +199,11 @@ class Detector:
         pictures = max(sum(self._counts[skip:]), 1)
         return {part: 1000 * sum(times[skip:]) / pictures for part, times in self._times.items()}
 
+    @property
+    def not_finite(self) -> int:
+        """How many images had NaN or infinity in what the network gave for them."""
+        return int(self._bad)
+
     def seconds(self) -> dict[str, float]:
         """Of each part, over all batches."""
         return {part: sum(times) for part, times in self._times.items()}
@@ -217,6 +223,8 @@ class Detector:
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
             result = packed_detections(raw) if self._suppressed else self._check_output(raw[self._output])
             parts.append(result[: len(part)])
+            # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
+            self._bad += (~parts[-1].sum(dim=(1, 2), dtype=torch.float32).isfinite()).sum()
             if len(part) < len(images):
                 parts[-1] = parts[-1].clone()  # the next call may overwrite it
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Finding a split's pictures and reading their labels, in upstream's layout.
+"""Reading the sizes and labels of a split's pictures, in upstream's layout.
 
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
 picture, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. A picture without a label file shows no object.
@@ -9,9 +9,10 @@ label is an error that names its file and line instead of a picture that is left
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
+import stat
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
-from utils.core.errors import DataError
+from utils.core.errors import DataError, no_file
+from utils.evaluation.find_images import SUFFIXES, label_file
+from utils.evaluation.find_images import find_images as find_pictures
+
+__all__ = ["SUFFIXES", "Picture", "find_pictures", "label_file", "read_labels", "read_pictures"]
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES = frozenset(
-    {".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
-)  # what upstream reads
 SMALLEST = 10  # pixels: upstream leaves out pictures with a smaller side
 FIRST, SLOW = 64, 1e-3  # pictures that show how fast the disk is; seconds for one, above which it is slow
+_BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
+           ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
 _TRANSPOSING = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
@@ -40,43 +45,6 @@ class Picture:
     size: tuple[int, int]
     labels: np.ndarray
     labelled: bool  # it has a label file, possibly an empty one
-
-
-def find_pictures(paths: Sequence[str]) -> list[str]:
-    """The picture files in folders (with their subfolders) and in `.txt` lists, sorted, as upstream orders them.
-
-    Raises:
-        DataError: a path does not exist, or there is no picture.
-    """
-    files: list[str] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            files += glob.glob(str(path / "**" / "*.*"), recursive=True)
-        elif path.is_file() and path.suffix.lower() not in SUFFIXES:
-            files += _read_list(path)
-        elif path.is_file():
-            files.append(str(path))
-        else:
-            raise DataError(f"{path} does not exist; expected a folder of pictures or a list of them")
-    files = sorted(file for file in files if Path(file).suffix.lower() in SUFFIXES)
-    if not files:
-        raise DataError(f"no pictures in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
-    return files
-
-
-def _read_list(path: Path) -> list[str]:
-    """The lines of a list of pictures; relative ones count from the list's folder, or else from the working folder."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="ignore").splitlines() if line.strip()]
-    in_working_folder = bool(lines) and not (path.parent / lines[0]).exists() and Path(lines[0]).exists()
-    base = Path.cwd() if in_working_folder else path.parent
-    return [os.path.normpath(base / line) for line in lines]
-
-
-def label_file(picture: str) -> Path:
-    """The label file of a picture: the last folder called `images` in its path becomes `labels`."""
-    before, separator, after = picture.rpartition(f"{os.sep}images{os.sep}")
-    path = f"{before}{os.sep}labels{os.sep}{after}" if separator else picture
-    return Path(path).with_suffix(".txt")
 
 
 def read_pictures(files: Sequence[str], nc: int, *, progress: bool = False) -> tuple[list[Picture], list[str]]:
@@ -120,8 +88,9 @@ def _read_all(files: Sequence[str], nc: int) -> Iterator[Picture | str]:
 
 
 def _read_picture(file: str, nc: int) -> Picture | str:
-    from PIL import Image, UnidentifiedImageError
-
+    problem = _not_a_file(file)
+    if problem:
+        return f"{file}: {problem}"
     try:
         with Image.open(file) as image:  # reads the header only
             width, height = image.size
@@ -130,23 +99,49 @@ def _read_picture(file: str, nc: int) -> Picture | str:
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not a picture, or damaged"
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        return f"{file}: {getattr(error, 'strerror', None) or error}"
+    except _BROKEN as error:  # Pillow's readers of damaged files raise whatever they run into
+        return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
     path = label_file(file)
-    labelled = path.is_file()
+    labelled = _is_there(path)
     labels = read_labels(path, nc) if labelled else np.zeros((0, 5), np.float32)
     return Picture(file, (width, height), labels, labelled)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether anything lies at the path of a label file. A folder closed to us is an error."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise DataError(f"cannot read the labels at {path}: {error.strerror}") from error
+    return True
+
+
+def _not_a_file(path: str) -> str:
+    """Why `path` cannot be opened as a file, '' if it can: to open a pipe is to wait for its writer."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return "" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "not a regular file"
 
 
 def read_labels(path: Path, nc: int) -> np.ndarray:
     """Labels of one file as float32 `[n, 5]`: class, cx, cy, w, h in 0..1; duplicates are dropped, as upstream does.
 
     Raises:
-        DataError: naming the file, the line, and what is wrong with it.
+        DataError: naming the file (which may be a folder or a link to nothing), the line, and what is wrong with it.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    expected = "expected a text file with one object a line, or no file for a picture without objects"
+    if _not_a_file(str(path)):
+        raise DataError(no_file(path, expected))
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; {expected}") from error
     rows = [
         _label(words, f"{path}, line {number}", nc) for number, line in enumerate(lines, 1) if (words := line.split())
     ]

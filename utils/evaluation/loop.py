@@ -14,14 +14,16 @@ import torch
 import torchvision
 from torch import Tensor
 
-from utils.core.errors import DataError, InputError
+from utils.core.bounds import check_bounds
+from utils.core.errors import DataError
+from utils.core.output_paths import refuse_overwrite
 from utils.core.text_tables import Column, aligned
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.letterbox import boxes_to_picture
 from utils.evaluation.metrics import ClassScores, match, score
-from utils.evaluation.predictions import JsonWriter, TextWriter
+from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -69,13 +71,7 @@ class EvalConfig:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("conf_thres", "iou_thres"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected 0 to 1")
-        for name, least in (("imgsz", 1), ("batch_size", 1), ("max_det", 1), ("workers", 0), ("limit", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"--{name.replace('_', '-')} is {value}; expected {least} or more")
+        check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,7 @@ class EvalResult:
             `metrics`.
         left_out: pictures that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
+        not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
     """
 
@@ -123,9 +120,15 @@ class EvalResult:
     seconds: float
     left_out: tuple[str, ...]
     measured_on: str
+    not_finite: int = 0
     ap_coco: float | None = None
     ap50_coco: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
+        return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -166,7 +169,9 @@ def evaluate(
     truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls) if config.save_json else None
     if truth:
         truth.check([picture.path for picture in dataset.pictures])
-    outputs = _Outputs(config, truth, out_dir)
+    outputs = _Outputs(config, truth, out_dir, [picture.path for picture in dataset.pictures])
+    if outputs.json and truth:
+        refuse_overwrite([outputs.folder / f"{name}_predictions.json"], [truth.file], ELSEWHERE)
     if config.rect:
         check_shapes(runner, dataset.shapes)
     statistics = _run(loader, detector, outputs, progress)
@@ -190,8 +195,10 @@ def evaluate(
         images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
         measured_on=f"{runner.description}, {plan.describe(config.rect)}",
-        parts={**statistics.seconds, **detector.seconds()},
+        parts={**statistics.seconds, **detector.seconds()}, not_finite=detector.not_finite,
     )  # fmt: skip
+    if result.mark:
+        logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
     for line in table(result, per_class=config.verbose or 1 < len(result.per_class) < 50):
         logger.info(line)
     return result
@@ -200,11 +207,13 @@ def evaluate(
 class _Outputs:
     """The files that were asked for."""
 
-    def __init__(self, config: EvalConfig, truth: CocoGroundTruth | None, out_dir: Path | None) -> None:
+    def __init__(
+        self, config: EvalConfig, truth: CocoGroundTruth | None, out_dir: Path | None, paths: Sequence[str]
+    ) -> None:
         if out_dir is None and (config.save_txt or config.save_json):
             raise ValueError("save_txt and save_json need out_dir")
         self.folder = out_dir or Path()
-        self.text = TextWriter(self.folder / "labels", config.save_conf) if config.save_txt else None
+        self.text = TextWriter(self.folder / "labels", config.save_conf, paths) if config.save_txt else None
         self.json = JsonWriter(truth.image_id, truth.category_ids) if truth else None
 
     def add(self, paths: Sequence[str], found: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> None:
@@ -340,6 +349,8 @@ def table(result: EvalResult, *, per_class: bool) -> list[str]:
     lines = aligned(columns, rows, gap="")
     if result.ap_coco is not None:
         lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
+    if result.mark:
+        lines.append(f"The network gives {result.mark}")
     if result.left_out:
         lines.append(f"{len(result.left_out)} pictures were left out because they cannot be read")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import atomic_path
+from utils.core.output_paths import distinct_names, refuse_overwrite
+from utils.evaluation.find_images import label_file
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+ELSEWHERE = "choose another --name or --project"
 
 
 class TextWriter:
     """`folder/{picture's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the picture.
 
-    A picture without detections gets no file.
+    A picture without detections gets no file. Of several pictures with one stem the later ones get a number.
     """
 
-    def __init__(self, folder: Path, with_scores: bool) -> None:
+    def __init__(self, folder: Path, with_scores: bool, paths: Sequence[str] = ()) -> None:
+        """Write into `folder`; `paths` are the pictures that will come.
+
+        Raises:
+            InputError: a file would be written over the labels of one of them.
+        """
         self._folder = folder
         self._with_scores = with_scores
+        names = distinct_names(f"{Path(path).stem}.txt" for path in paths)
+        self._names = dict(zip(paths, names, strict=True))
+        refuse_overwrite((folder / name for name in names), map(label_file, paths), ELSEWHERE)
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
@@ -32,7 +44,9 @@ class TextWriter:
             values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
             lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
         if lines:
-            (self._folder / f"{Path(path).stem}.txt").write_text("".join(lines), encoding="utf-8")
+            (self._folder / self._names.get(path, f"{Path(path).stem}.txt")).write_text(
+                "".join(lines), encoding="utf-8"
+            )
 
 
 class JsonWriter:

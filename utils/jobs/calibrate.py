@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,8 @@ from models.quantize import calibration, placement
 from models.quantize.finetune import as_input, seed_everything
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Calibration, Recipe, parse_method
-from utils.core.files import atomic_path, make_run_dir
+from utils.core.files import atomic_path
+from utils.core.run_folder import new_run
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.proxy import distance
 from utils.jobs.evaluate import Measurer, without_tables
@@ -85,17 +87,21 @@ def run(options: CalibrateOptions, command: str) -> Sweep:
     """
     recipe = merged_recipe(options.as_quantize())
     inputs = Inputs.load(options.as_quantize(), recipe)
-    folder = make_run_dir(options.project, options.name, options.exist_ok)
+    with new_run(options.project, options.name, options.exist_ok) as folder:
+        return _run(options, recipe, inputs, folder, command)
+
+
+def _run(options: CalibrateOptions, recipe: Recipe, inputs: Inputs, folder: Path, command: str) -> Sweep:
     model = inputs.network()
     placement.apply(model, inputs.plan)
     model.to(inputs.device).eval()
     with without_tables():
         found = sweep(model, inputs, recipe, options.as_quantize(), options.num_image)
     content = {"schema_version": 1, "command": command, **asdict(found), "options": options.to_dict()}
-    with atomic_path(folder / "calibration.json") as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     chosen = replace(recipe, calibration=found.chosen)
     report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
+    with atomic_path(folder / "calibration.json") as temporary:  # last: where it lies, all is written
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     logger.info("\n%s\n", "\n".join(found.lines()))
     logger.info("python qat.py quantize --recipe %s applies it", folder / report.RECIPE_FILE)
     return found

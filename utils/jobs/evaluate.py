@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from models.quantize import checkpoint
 from utils import upstream
 from utils.core.device import device_name, select_device
-from utils.core.files import make_run_dir
+from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import Detector, InputPlan
@@ -61,7 +61,8 @@ class Measurer:
             versions=versions(),
             size_bytes=Path(file).stat().st_size,
             ms_per_image=result.ms["inference"] if result else None,
-            measured_on=result.measured_on if result else "not evaluated",
+            measured_on="; ".join(filter(None, (result.measured_on, result.mark))) if result else "not evaluated",
+            ap_with=result.mark if result else "",
         )
 
     def samples(self, models: Mapping[str, nn.Module], count: int = 4) -> list[Sample]:
@@ -127,14 +128,14 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     data.paths("val")
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
-    folder = make_run_dir(options.project, options.name, options.exist_ok)
     measurer = Measurer(data, device, config)
-    result = measurer.measure(model, Path(options.weights).stem, folder)
     report = Report(command, data=str(options.data), title="YOLOv9 evaluation")
-    report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
-    if result.coco:
-        report.notes.append(f"pycocotools: {', '.join(f'{key} {value:.4f}' for key, value in result.coco.items())}")
-        logger.info("%s", report.notes[-1])
-    path = report.save(folder / "report.json")
+    with new_run(options.project, options.name, options.exist_ok) as folder:
+        result = measurer.measure(model, Path(options.weights).stem, folder)
+        report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
+        if result.coco:
+            report.notes.append(f"pycocotools: {', '.join(f'{key} {value:.4f}' for key, value in result.coco.items())}")
+            logger.info("%s", report.notes[-1])
+        path = report.save(folder / "report.json")
     logger.info("\n%s\nreport: %s", terminal_table(report), path)
     return report

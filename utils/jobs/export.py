@@ -12,6 +12,7 @@ from torch import Tensor
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
+from utils.core.output_paths import refuse_overwrite
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
 from utils.jobs.inputs import check_classes, fitting_size
@@ -64,17 +65,25 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Form])
     return {path.with_name(f"{path.stem}{form.suffix}.onnx"): form for form in forms}
 
 
-def deliver(request: Request, say: Callable[[str], None]) -> tuple[Network, list[ExportResult]]:
-    """Load, export, verify, compare with PyTorch; `say` gets a few lines for each file.
+def deliver(
+    request: Request, say: Callable[[str], None], loaded: Callable[[Network], None] = lambda network: None
+) -> tuple[Network, list[ExportResult]]:
+    """Load, export, verify, compare with PyTorch.
+
+    Args:
+        say: gets a few lines for each file.
+        loaded: gets the network before the long part, and may refuse it.
 
     Raises:
         InputError: or one of its kinds, for what cannot be used.
         QatError: a file does not compute what the network computes.
     """
+    refuse_overwrite(request.files, [request.weights, request.data])
     data = load_data(request.data) if request.data else None
     network = load_network(request.weights, select_device(request.device))
     if data is not None:
         check_classes(request.weights, network.names, data)
+    loaded(network)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
     config = config.resolved(network.kind == "qat")
     images = check_pictures(request.check, config.imgsz, data) if request.check else None

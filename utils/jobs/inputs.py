@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.quantize import backend, placement
+from models.quantize import backend, placement, recipe_fit
 from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
 from utils.core.device import select_device
-from utils.core.errors import DataError, InputError, RecipeError
+from utils.core.errors import DataError, InputError
+from utils.core.file_schema import Mismatch, number, record
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
+from utils.evaluation.fingerprint import Fingerprint
 from utils.jobs.options import QuantizeOptions
 
 if TYPE_CHECKING:
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# what upstream's LoadImagesAndLabels reads
-AUGMENTATION = (
-    "mosaic", "mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective",
-    "hsv_h", "hsv_s", "hsv_v", "flipud", "fliplr",
-)  # fmt: skip
+# what upstream's LoadImagesAndLabels reads: probabilities, and the most that an image is changed by
+AUGMENTATION = {
+    "mosaic": number(0, 1), "mixup": number(0, 1), "copy_paste": number(0, 1), "flipud": number(0, 1),
+    "fliplr": number(0, 1), "hsv_h": number(0, 1), "hsv_s": number(0, 1), "hsv_v": number(0, 1),
+    "degrees": number(0, 180), "translate": number(0, 1), "scale": number(0, 1), "shear": number(0, 45),
+    "perspective": number(0, 0.01),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,17 +78,20 @@ class Inputs:
         device = select_device(options.device)
         backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
-        unknown = [name for name in recipe.calibration.scales if name not in plan.scale_names]
-        if unknown:
-            raise RecipeError(
-                f"the recipe's calibration.scales name {unknown[0]!r}, which is no scale of this network with this "
-                "recipe; placement.txt of a run lists them"
-            )
+        recipe_fit.check(plan, recipe)
         return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
 
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
         return copy.deepcopy(self.source.model).to(self.device)
+
+    def fingerprint(self, files: Mapping[str, str | None]) -> Fingerprint:
+        """What a run reads, to be compared when it is resumed; `files` are those beside the dataset, by option.
+
+        Raises:
+            InputError: or one of its kinds: something of it cannot be read.
+        """
+        return Fingerprint.of(self.data, ("train", "val"), files)
 
     def training_loader(self, options: QuantizeOptions, *, augment: bool = False) -> DataLoader[Any]:
         """Training pictures in an order that the seed decides: letterboxed as for validation, or augmented."""
@@ -103,10 +110,20 @@ class Inputs:
 
 
 def pictures(loader: DataLoader[Any]) -> Iterator[Tensor]:
-    """The pictures of each batch, uint8 `[B, 3, H, W]`."""
+    """The pictures of each batch, uint8 `[B, 3, H, W]`.
+
+    Raises:
+        DataError: at the end, if not one of them could be decoded.
+    """
+    found = False
     for images, *_ in loader:
         if len(images):
+            found = True
             yield images
+    if not found:
+        files = [picture.path for picture in getattr(loader.dataset, "pictures", ())]
+        first = f"; the first: {files[0]}" if files else ""
+        raise DataError(f"none of the {len(files)} pictures can be decoded, although their headers can be read{first}")
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
@@ -130,7 +147,8 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
     """Upstream's augmentation parameters, from a YAML such as data/hyps/hyp.scratch-high.yaml.
 
     Raises:
-        InputError: the file cannot be read, or a parameter that the augmentation reads is missing.
+        InputError: the file cannot be read, or a parameter that the augmentation reads is missing, or is no number
+            that it can use.
     """
     import yaml
 
@@ -140,11 +158,15 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
         raise InputError(
             f"--hyp {path}: {error.strerror}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
         ) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"--hyp {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates that are none, lists without end
+        raise InputError(f"--hyp {path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
     missing = [key for key in AUGMENTATION if not isinstance(content, Mapping) or key not in content]
     if missing:
         raise InputError(
             f"--hyp {path} lacks {', '.join(missing)}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
         )
-    return dict(content)
+    try:
+        record(AUGMENTATION, others=True)(content, "")
+    except Mismatch as mismatch:
+        raise InputError(f"--hyp {path}: {mismatch}; data/hyps/hyp.scratch-high.yaml has usual values") from mismatch
+    return {key: content[key] for key in AUGMENTATION}

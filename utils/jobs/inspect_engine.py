@@ -8,12 +8,15 @@ from pathlib import Path
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
+from utils.core.output_paths import refuse_overwrite
 from utils.trt import inspector, layer_graph, layer_report, tensorrt_api
 from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary
 
 logger = logging.getLogger(__name__)
+
+RENAME = "rename the file that is read: the files that are written are named after it"
 
 
 def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, device: str = "") -> Summary:
@@ -26,6 +29,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         InputError: the engine cannot be loaded, or the batch is outside its profile.
         DependencyError: TensorRT is not installed, or graphviz is needed and not there.
     """
+    refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:
         layer_graph.program()
     execution = Execution(engine, tensorrt_api.load(), select_device(device))
@@ -55,6 +59,7 @@ def look_at_record(record: Path, *, draw: bool = False) -> Summary:
     except (ValueError, QatError) as error:
         raise InputError(f"{record}: {error}") from error
     name = record.name.removesuffix(".json").removesuffix(".layers")
+    refuse_overwrite(_files(record.with_name(f"{name}.json"), not saved, draw), [record], RENAME)
     precision = EngineNote.load(record.with_name(f"{name}.engine")).precision
     return report(layers, record.with_name(f"{name}.json"), record.name, precision, draw, written=saved)
 
@@ -71,6 +76,11 @@ def report(
     if files:
         logger.info("layers: %s", ", ".join(map(str, files)))
     return summary
+
+
+def _files(file: Path, layers: bool, draw: bool) -> list[Path]:
+    """What `report` writes."""
+    return [file.with_suffix(".layers.json")] * layers + [file.with_suffix(".svg")] * draw
 
 
 def _shape(execution: Execution, name: str, batch: int | None) -> tuple[int, ...]:

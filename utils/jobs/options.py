@@ -11,13 +11,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from models.quantize.recipe import QUANTIZERS, Recipe
+from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
+from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
+from utils.core.file_schema import shown
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
 FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
 GRANULARITIES = ("layer", "module", "quantizer")
 METRICS = ("proxy", "ap")
+# Options that stand for an entry of the recipe → its name for `Recipe.replace`, and what it may hold.
+RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
+    "calib_method": ("calibration_method", CALIBRATION.fields["method"]),
+    "calib_batches": ("calibration_batches", CALIBRATION.fields["batches"]),
+    "percentile": ("calibration_percentile", CALIBRATION.fields["percentile"]),
+    "epochs": ("finetune_epochs", FINETUNE.fields["epochs"]),
+    "iters": ("finetune_iters", FINETUNE.fields["iters"]),
+    "lr": ("finetune_lr", RATE),
+    "supervision_stride": ("finetune_supervision_stride", FINETUNE.fields["supervision_stride"]),
+    "patience": ("finetune_patience", FINETUNE.fields["patience"]),
+}
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
 
@@ -44,8 +58,11 @@ class _CalibratingOptions:
     calib_batches: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "imgsz", "calib_batches")
-        _at_least(self, 0, "seed", "workers")
+        _check_kinds(self)
+        check_bounds(self, "batch_size", "imgsz", "seed", "workers")
+        for name, (_, entry) in RECIPE_OPTIONS.items():
+            if getattr(self, name, None) is not None:
+                entry.read(flag(name), getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the saved state."""
@@ -75,12 +92,8 @@ class QuantizeOptions(_CalibratingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "iters", "supervision_stride")
-        _at_least(self, 0, "patience", "epochs")
         if self.quantizer not in QUANTIZERS:
             raise InputError(f"--quantizer {self.quantizer!r} is unknown; choose {' or '.join(QUANTIZERS)}")
-        if self.lr is not None and not 0 < self.lr < 1:
-            raise InputError(f"--lr must be above 0 and below 1, got {self.lr}")
 
     @property
     def stem(self) -> str:
@@ -110,11 +123,8 @@ class EvalOptions:
     save_json: bool = False
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "imgsz")
-        _at_least(self, 0, "workers")
-        for name in ("conf_thres", "iou_thres"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
+        _check_kinds(self)
+        check_bounds(self, "batch_size", "imgsz", "workers", "conf_thres", "iou_thres")
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ class CalibrateOptions(_CalibratingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "num_image")
+        check_bounds(self, "num_image")
 
     def as_quantize(self) -> QuantizeOptions:
         """The options of a quantization of the same network with the same pictures."""
@@ -161,11 +171,7 @@ class SensitiveOptions(CalibrateOptions):
         for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
             if getattr(self, name) not in choices:
                 raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
-        for name in ("target_drop", "float_budget"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{flag(name)} must be a fraction in 0..1, got {getattr(self, name)}")
-        if self.budget is not None and not self.budget > 0:
-            raise InputError(f"--budget must be above 0 minutes, got {self.budget}")
+        check_bounds(self, "target_drop", "float_budget", "budget", "percentile")
 
 
 def flag(name: str) -> str:
@@ -205,16 +211,11 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
         RecipeError: an unknown key, a value outside its range, or a percentile for a method that has none.
     """
     recipe = Recipe.from_file(options.recipe)
-    changes = {
-        "calibration_method": options.calib_method,
-        "calibration_batches": options.calib_batches,
-        "calibration_percentile": options.percentile,
-        "finetune_epochs": options.epochs,
-        "finetune_iters": options.iters,
-        "finetune_supervision_stride": options.supervision_stride,
-        "finetune_patience": options.patience,
-        "finetune_lr": scaled_schedule(recipe.finetune.lr, options.lr) if options.lr else None,
-    }
+    changes = {entry: getattr(options, name) for name, (entry, _) in RECIPE_OPTIONS.items()}
+    if options.lr is not None:
+        changes["finetune_lr"] = scaled_schedule(recipe.finetune.lr, options.lr)
+        for epoch, rate in changes["finetune_lr"].items():
+            RATE.read(f"the learning rate from epoch {epoch} on, which --lr {options.lr:g} scales,", rate)
     merged = recipe.replace(**{key: value for key, value in changes.items() if value is not None})
     if options.percentile is not None and merged.calibration.method != "percentile":
         raise RecipeError(
@@ -234,8 +235,11 @@ def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, flo
     return {epoch: rate * factor for epoch, rate in schedule.items()}
 
 
-def _at_least(options: Any, lowest: int, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < lowest:
-            raise InputError(f"{flag(name)} must be {lowest} or more, got {value}")
+def _check_kinds(options: Any) -> None:
+    """Options may come from a saved state: texts must be texts, and switches true or false."""
+    for item in fields(options):
+        value, kind = getattr(options, item.name), str(item.type)
+        if kind.startswith("str") and not (isinstance(value, str) or (value is None and kind.endswith("None"))):
+            raise InputError(f"{flag(item.name)} is {shown(value)}; expected a text")
+        if kind == "bool" and not isinstance(value, bool):
+            raise InputError(f"{flag(item.name)} is {shown(value)}; expected true or false")

@@ -20,7 +20,9 @@ from models.quantize.ranges import tensor_ranges
 from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
 from utils.core.errors import InputError
-from utils.core.files import atomic_path, copy_file, file_hash, make_run_dir
+from utils.core.files import atomic_path, copy_file, file_hash
+from utils.core.run_folder import held, new_run
+from utils.evaluation.fingerprint import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
@@ -47,18 +49,28 @@ def start(options: QuantizeOptions, command: str) -> Report:
     """
     recipe = merged_recipe(options)
     inputs = Inputs.load(options, recipe)
-    folder = make_run_dir(options.project, options.name, options.exist_ok)
-    state = RunState(options.to_dict(), recipe.to_dict(), file_hash(options.weights))
-    state.save(folder)
-    return _run(Session(folder, state, options, recipe, inputs, Report(command, data=str(options.data))))
+    dataset = inputs.fingerprint({"--hyp": options.hyp}).to_text()
+    with new_run(options.project, options.name, options.exist_ok) as folder:
+        report = Report(command, data=str(options.data))
+        state = RunState(
+            options.to_dict(), recipe.to_dict(), file_hash(options.weights),
+            dataset=dataset, command=command, created=report.created,
+        )  # fmt: skip
+        state.save(folder)
+        return _run(Session(folder, state, options, recipe, inputs, report))
 
 
 def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
 
     Raises:
-        InputError: the run cannot be continued as asked.
+        InputError: the run cannot be continued as asked, or another program is at it.
     """
+    with held(folder):
+        return _resume(folder, given, command)
+
+
+def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     state = RunState.load(folder)
     options = resumed_options(state.options, given, QuantizeOptions)
     recipe = Recipe.from_dict(state.recipe)
@@ -69,10 +81,25 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-    path = folder / "report.json"
-    report = Report.load(path) if path.is_file() else Report(command, data=str(options.data))
+    dataset = inputs.fingerprint({"--hyp": options.hyp})
+    check_unchanged(state.dataset, dataset, folder)
+    state.dataset = state.dataset or dataset.to_text()
+    report = _report(folder, state, command)
+    if not state.finished:
+        state.save(folder)  # what was asked for now holds also if this process is killed
     logger.info("resuming %s: %s", folder, state.summary())
     return _run(Session(folder, state, options, recipe, inputs, report))
+
+
+def _report(folder: Path, state: RunState, command: str) -> Report:
+    """The report as far as the run wrote it. One of an earlier run in the same folder (`--exist-ok`) is left behind."""
+    path = folder / "report.json"
+    report = Report.load(path) if path.is_file() else None
+    if report is None or state.created not in ("", report.created):
+        report = Report(state.command or command, data=str(state.options["data"]))
+        report.created = state.created or report.created
+    report.notes = [*state.notes, *(note for note in report.notes if note not in state.notes)]
+    return report
 
 
 def _run(session: Session) -> Report:
@@ -251,8 +278,7 @@ class Session:
         if not self.options.ptq_only:
             final = weights / best_name(self.options.stem)
             copy_file(weights / best.file, final)
-            if best.epoch is None:
-                self._note(f"no epoch of QAT beat PTQ: {final.name} is the PTQ state")
+            self._note(f"no epoch of QAT beat PTQ: {final.name} is the PTQ state", holds=best.epoch is None)
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
@@ -261,9 +287,10 @@ class Session:
         if "val" in self._inputs.data.splits:
             stage = "PTQ" if self.options.ptq_only else "QAT"
             self.report.samples = self._measurer.samples({"float": self._teacher, stage: model})
-        state.finished = True
         self._save(None)
         self._draw()
+        state.finished = True  # after all else is written: what is not finished is done again
+        state.save(self.folder)
 
     def _draw(self) -> None:
         """Plots beside the report."""
@@ -310,7 +337,12 @@ class Session:
         self.report.history = list(self.state.history)
         self.report.save(self.folder / "report.json")
 
-    def _note(self, text: str) -> None:
-        logger.info("%s", text)
-        if text not in self.report.notes:
-            self.report.notes.append(text)
+    def _note(self, text: str, *, holds: bool = True) -> None:
+        """Say something in the log and the report, or take it back: it may no longer hold after more epochs."""
+        if holds:
+            logger.info("%s", text)
+        for notes in (self.state.notes, self.report.notes):
+            if holds and text not in notes:
+                notes.append(text)
+            if not holds and text in notes:
+                notes.remove(text)

@@ -14,13 +14,15 @@ epoch's number, so that the state needs no generator and a resumed run is the ru
 from __future__ import annotations
 
 import logging
-import pickle
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import CheckpointError, InputError
+from utils.core.file_schema import damaged
 from utils.core.files import save_torch
+from utils.core.torch_files import check_archive
+from utils.jobs import state_schema
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,9 @@ class RunState:
         checkpoint: the file that holds the student as of now; None before calibration.
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
-        finished: nothing is left to do.
+        finished: nothing is left to do; the last thing that a run writes.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
+        command, created, notes: the report's, of which a killed process may not have written any.
     """
 
     options: dict[str, Any]
@@ -64,6 +68,10 @@ class RunState:
     trainer: dict[str, Any] | None = None
     stopped: str | None = None
     finished: bool = False
+    dataset: str = ""
+    command: str = ""
+    created: str = ""
+    notes: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write the state into the run folder; a reader sees the old one or the new one."""
@@ -78,24 +86,24 @@ class RunState:
             InputError: there is no run to resume in `folder`.
             CheckpointError: the state is damaged, or a checkpoint that it needs is gone.
         """
-        import torch
+        from utils.untrusted import torch_archive
 
         path = weights_folder(folder) / STATE_FILE
         if not path.is_file():
             raise InputError(
                 f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
             )
+        check_archive(path, remedy=state_schema.START_AGAIN)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            version = content.pop("run_state")
-            best = content.pop("best")
-            state = cls(**content, best=best and Best(**best))
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError, AttributeError) as error:
+            content = torch_archive.read(path)
+        except Exception as error:  # a damaged file can break torch's reader anywhere
             raise CheckpointError(
-                f"{path} is no state of a quantize run, or it is damaged ({type(error).__name__})"
+                damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)
             ) from error
-        if version != STATE_VERSION:
-            raise CheckpointError(f"{path} has version {version}, this program reads {STATE_VERSION}; start a new run")
+        state_schema.check_run(content, path, STATE_VERSION, {item.name for item in fields(cls)})
+        content.pop("run_state")
+        best = content.pop("best")
+        state = cls(**content, best=best and Best(**best))
         state._check_files(weights_folder(folder))
         state._remove_leftovers(weights_folder(folder))
         return state

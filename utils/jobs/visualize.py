@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import colorsys
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from utils.core.errors import DataError, InputError
+from utils.core.errors import DataError
 from utils.core.files import atomic_path
-from utils.evaluation.images import SUFFIXES
 from utils.evaluation.letterbox import letterbox
+from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
-
-WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # others become PNG
-VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 
 
 class Artist:
@@ -75,25 +72,28 @@ class Artist:
         return self._detector.milliseconds()
 
 
-def show(artist: Artist, source: str | Path, folder: Path, *, progress: bool = True) -> list[Path]:
-    """Draw detections on a picture, on all pictures and videos of a folder, or on a video.
+def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
+    """Draw detections on a picture, on all pictures and videos of a folder, or on a video; or on these files.
 
     Returns:
-        The files that were written, in `folder`, named as their sources.
+        The files that were written, in `folder`, named as their sources (see `sources.target_names`).
 
     Raises:
         InputError: there is nothing at `source`, or it is neither picture nor video.
         DataError: a file cannot be decoded, and it is the only one.
     """
-    files = check_source(source)
+    files = check_source(source) if isinstance(source, (str, Path)) else list(source)
+    names = target_names(files)
+    for file, name in zip(files, names, strict=True):
+        if Path(name).stem != file.stem:
+            logger.info("%s is drawn as %s: another file has that name", file, name)
     written = []
-    for file in files:
+    for file, name in zip(files, names, strict=True):
         try:
-            if file.suffix.lower() in VIDEOS:
-                written.append(_video(artist, file, folder / f"{file.stem}.mp4", progress))
+            if is_video(file):
+                written.append(_video(artist, file, folder / name, progress))
             else:
-                suffix = file.suffix.lower() if file.suffix.lower() in WRITTEN else ".png"
-                written.append(_picture(artist, file, folder / f"{file.stem}{suffix}"))
+                written.append(_picture(artist, file, folder / name))
         except DataError as error:
             if len(files) == 1:
                 raise
@@ -128,26 +128,6 @@ def _colour(label: int) -> tuple[int, int, int]:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def check_source(source: str | Path) -> list[Path]:
-    """The pictures and videos at `source`.
-
-    Raises:
-        InputError: there are none.
-    """
-    source = Path(source)
-    known = (*SUFFIXES, *VIDEOS)
-    if source.is_dir():
-        found = sorted(path for path in source.iterdir() if path.suffix.lower() in known)
-        if not found:
-            raise InputError(f"--source {source} holds neither pictures nor videos")
-        return found
-    if not source.is_file():
-        raise InputError(f"--source {source} does not exist; expected a picture, a folder of them, or a video")
-    if source.suffix.lower() not in known:
-        raise InputError(f"--source {source} is neither a picture nor a video by its name")
-    return [source]
-
-
 def _picture(artist: Artist, file: Path, target: Path) -> Path:
     import cv2
 
@@ -168,33 +148,20 @@ def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
     import cv2
     from tqdm import tqdm
 
-    video = cv2.VideoCapture(str(file))
-    try:
+    with open_video(file) as video:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
-        if not video.isOpened() or not all(size):
-            raise DataError(f"{file} cannot be decoded")
         rate, total = video.get(cv2.CAP_PROP_FPS) or 25.0, int(video.get(cv2.CAP_PROP_FRAME_COUNT))
         with atomic_path(target) as temporary:
             writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
             if not writer.isOpened():
                 raise DataError(f"{target}: this OpenCV cannot write MP4 videos")
-            frames = tqdm(_frames(video), total=total or None, desc=file.name, unit="frame", disable=not progress)
+            bar = tqdm(frames(video), total=total or None, desc=file.name, unit="frame", disable=not progress)
             count = 0
-            for frame in frames:
+            for frame in bar:
                 writer.write(artist.draw(frame)[0])
                 count += 1
             writer.release()
             if not count:
                 raise DataError(f"{file} cannot be decoded")
-    finally:
-        video.release()
     logger.info("%s: %d frames", target, count)
     return target
-
-
-def _frames(video: Any) -> Iterator[np.ndarray]:
-    while True:
-        good, frame = video.read()
-        if not good:
-            return
-        yield frame

@@ -178,7 +178,8 @@ def residual(graph: Context) -> Check:
     for node in graph.nodes("Add"):
         inputs = graph.inputs(node)
         quantized = [name for name in inputs if graph.dequantizer(name)]
-        if len(inputs) < 2 or graph.is_float(node) or not (quantized or graph.quantizers(node.output[0])):
+        result = graph.quantizers(node.output[0])
+        if len(inputs) < 2 or not (quantized or result) or (graph.is_float(node) and not result):
             continue
         fused = [name for name in inputs if name not in quantized and _fuses_into_add(graph, name)]
         if not quantized:

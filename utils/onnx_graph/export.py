@@ -26,7 +26,7 @@ from torch import nn
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.tasks import DETECT, IMAGES
-from utils.onnx_graph import cleanup, fp16, qdq_passes
+from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
@@ -170,12 +170,14 @@ def export_forms(
     Args:
         model: evaluated in float32 on its own device; fused.
         files: what to write, and in which form.
-        properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset).
+        properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset) and
+            from the placement (float_modules).
     Raises:
         InputError: the image size does not fit the network, or the opset does not suit the typing.
         QatError: the exported graph is not valid.
     """
-    quantized = getattr(model, "quantization_plan", None) is not None
+    plan: Any = getattr(model, "quantization_plan", None)
+    quantized = plan is not None
     config = config.resolved(quantized)
     _check_size(model, config)
     graph = cleanup.clean_up(trace(model, config))
@@ -189,7 +191,8 @@ def export_forms(
         graph = fp16.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    entries = {**properties, **_metadata(config)}
+    named = float_parts.properties(plan.float_convolutions) if plan is not None else {}
+    entries = {**properties, **_metadata(config), **named}
     return [_write(graph, form, path, entries, quantizers) for path, form in files.items()]
 
 

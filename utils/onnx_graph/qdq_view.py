@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
+from utils.core.module_patterns import first_match
+from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
@@ -28,24 +28,6 @@ class Scale:
     scale: bytes
     zero_point: bytes
     axis: int | None
-
-
-@dataclass(frozen=True)
-class FloatParts:
-    """What the recipe leaves in float."""
-
-    patterns: tuple[str, ...] = ()
-    head: str = "int8"  # int8 | last-conv-float | float
-
-    @classmethod
-    def from_metadata(cls, entries: dict[str, str]) -> FloatParts:
-        """Read the recipe that the exporter wrote into the file; without one, everything must be quantized.
-
-        Raises:
-            ValueError: the recipe in the file is not JSON.
-        """
-        recipe = json.loads(entries.get("recipe") or "{}")
-        return cls(tuple(recipe.get("float", ())), recipe.get("head", "int8"))
 
 
 @dataclass(frozen=True)
@@ -189,13 +171,42 @@ class Context:
         return ".".join(shared[:2])
 
     def is_float(self, node: NodeProto) -> bool:
-        """Whether the recipe leaves a node in float."""
-        if self.floats.head == "last-conv-float" and node.output[0] in self._last_results:
-            return True
+        """Whether the recipe leaves a node in float.
+
+        A convolution that it names; another operator where all convolutions of the nearest module that has any are.
+        """
+        if node.op_type in WEIGHTED:
+            return node.output[0] in self._float_results
         parts = self.path(node).split(".")
-        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
-        patterns = [*self.floats.patterns, *([self.head] if self.floats.head == "float" and self.head else [])]
-        return any(fnmatchcase(path, pattern) for path in paths for pattern in patterns)
+        paths = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((self._float_modules[path] for path in paths if path in self._float_modules), False)
+
+    @cached_property
+    def _float_results(self) -> frozenset[str]:
+        """Results of the convolutions that stay in float."""
+        return frozenset(node.output[0] for node in self.convolutions if self._is_named(node))
+
+    def _is_named(self, node: NodeProto) -> bool:
+        """Whether the file's metadata leaves a convolution in float."""
+        floats, path = self.floats, self.path(node)
+        if floats.modules is not None:
+            return path in floats.modules
+        if self.weight_name(node).endswith(("/weight", "/weight_quantized")):  # it was a pool: see `convolve_pools`
+            return False
+        if floats.head == "last-conv-float" and node.output[0] in self._last_results:
+            return True
+        head = [self.head] if floats.head == "float" and self.head else []
+        return first_match([*floats.patterns, *head], path) is not None
+
+    @cached_property
+    def _float_modules(self) -> dict[str, bool]:
+        """Each module with convolutions → whether all of them stay in float."""
+        found: dict[str, bool] = {}
+        for node in self.convolutions:
+            parts = self.path(node).split(".")
+            for path in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+                found[path] = found.get(path, True) and node.output[0] in self._float_results
+        return found
 
     def reads_float(self, tensor: str) -> bool:
         """Whether all that read a tensor, through operators that move values, is float by recipe or decoding."""

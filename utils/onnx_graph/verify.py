@@ -13,11 +13,12 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from utils.core.errors import InputError
+from utils.core.errors import InputError, RecipeError
 from utils.core.onnx_files import read_onnx
 from utils.core.text_tables import aligned, columns
 from utils.onnx_graph.checks import RULES, Rule
-from utils.onnx_graph.qdq_view import Context, FloatParts
+from utils.onnx_graph.float_parts import FloatParts
+from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
@@ -69,7 +70,7 @@ def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
     properties = metadata_of(model)
     try:
         floats = FloatParts.from_metadata(properties)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, RecipeError) as error:
         raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
     graph = Context(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))

@@ -11,13 +11,14 @@ from utils.reports.html import write_html
 from utils.reports.schema import Report
 
 JSON_NAME = "report.json"
+MERGED_NAME = "report-merged.json"  # where JSON_NAME is a run's own, which is read
 PAGE_NAME = "report.html"
 
 
-def write_all(report: Report, folder: str | Path) -> list[Path]:
+def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) -> list[Path]:
     """Write `report.json`, the plots and `report.html` into `folder`; each file appears complete or not at all."""
     folder = Path(folder)
-    return [report.save(folder / JSON_NAME), *write_plots(report, folder), write_html(report, folder / PAGE_NAME)]
+    return [report.save(folder / json_name), *write_plots(report, folder), write_html(report, folder / PAGE_NAME)]
 
 
 def write_plots(report: Report, folder: str | Path) -> list[Path]:
@@ -42,8 +43,19 @@ def load(run: str | Path) -> Report:
     Raises:
         InputError: there is none, or it cannot be read.
     """
+    return Report.load(json_of(run))
+
+
+def json_of(run: str | Path) -> Path:
+    """The JSON of a run, which is a folder or that file."""
     path = Path(run)
-    return Report.load(path / JSON_NAME if path.is_dir() else path)
+    return path / JSON_NAME if path.is_dir() else path
+
+
+def planned(folder: str | Path, json_name: str) -> list[Path]:
+    """What `write_all` may write."""
+    names = (json_name, "ap_per_epoch.png", "ranges.png", "detections.png", PAGE_NAME)
+    return [Path(folder) / name for name in names]
 
 
 def merged(reports: Sequence[Report]) -> Report:

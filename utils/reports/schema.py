@@ -21,6 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
+from utils.core.file_schema import (
+    Mismatch,
+    Rule,
+    check,
+    choice,
+    integer,
+    listing,
+    mapping,
+    maybe,
+    number,
+    plain,
+    record,
+    shown,
+    text,
+)
 from utils.core.files import atomic_path
 
 SCHEMA_VERSION = 1
@@ -246,7 +261,7 @@ class Report:
             raise InputError(
                 f"cannot read the report {path}: {error.strerror}; give the path of a report.json"
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path} is no report: {error}; expected the JSON that a run wrote, so run it again"
             ) from None
@@ -259,25 +274,41 @@ class Report:
             raise InputError(f"{source} is no report: expected a JSON object with 'schema_version' and 'rows'")
         if value["schema_version"] != SCHEMA_VERSION:
             raise InputError(
-                f"{source} has report schema {value['schema_version']!r}, this version reads {SCHEMA_VERSION}: "
+                f"{source} has report schema {shown(value['schema_version'])}, this version reads {SCHEMA_VERSION}: "
                 "use the version that wrote it, or run it again"
             )
-        unknown = set(value) - {item.name for item in fields(cls)} - {"schema_version"}
-        if unknown:
-            raise InputError(f"{source} has unknown fields {sorted(unknown)}; it is no report of this version")
+        check(value, _report_rule(), source, "run it again", InputError)
         known = {"created": "", "hardware": {}} | {key: item for key, item in value.items() if key != "schema_version"}
-        for name in ("rows", "history", "ranges", "samples", "notes"):
-            if not isinstance(known.get(name, []), list):
-                raise InputError(f"{source} is damaged in '{name}': expected a JSON array; run it again")
-        where = "rows"
-        try:
-            known["rows"] = [Row(**row) for row in known["rows"]]
-            where = "samples"
-            known["samples"] = [Sample.from_dict(sample) for sample in known.get("samples", [])]
-            where = "command"
-            return cls(**known)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"{source} is damaged in '{where}': {error}; run it again") from None
+        known["rows"] = [Row(**row) for row in known["rows"]]
+        known["samples"] = [Sample.from_dict(sample) for sample in known.get("samples", [])]
+        return cls(**known)
+
+
+def _report_rule() -> Rule:
+    """What a report's JSON holds: `Report`, with null for what was not measured or not finite."""
+    some, positive, score = maybe(number()), maybe(number(0)), maybe(number(0, 1))
+    box = record({"xyxy": listing(number(), 4, 4), "name": text(), "score": some}, ("score",))
+    sample = record({"image": text(), "predictions": mapping(text(), listing(box)), "truth": listing(box),
+                     "confidence": number(0, 1)}, ("truth", "confidence"))  # fmt: skip
+    history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "loss": some, "lr": some,
+                      "seconds": positive}, ("ap", "ap50", "loss", "lr", "seconds"))  # fmt: skip
+    ranges = record({"name": text(), "kind": choice("activation", "weight"), "amax": positive, "min": positive,
+                     "max": positive, "channels": plain, "tensors": plain},
+                    ("min", "max", "channels", "tensors"))  # fmt: skip
+    rules = {"schema_version": integer(SCHEMA_VERSION, SCHEMA_VERSION), "command": text(), "rows": listing(_row),
+             "history": listing(history), "ranges": listing(ranges), "samples": listing(sample),
+             "notes": listing(text()), "title": text(), "data": text(), "created": text(),
+             "hardware": mapping(text(), text())}  # fmt: skip
+    return record(rules, set(rules) - {"schema_version", "command", "rows"})
+
+
+def _row(value: Any, field: str) -> None:
+    names = {item.name: plain for item in fields(Row)}
+    record(names, ("ap_with",))(value, field)
+    try:
+        Row(**value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Mismatch.said(f"{field}: {error}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -91,8 +91,7 @@ def prepare(
         if entry.is_engine:
             found[entry] = entry.file
             continue
-        name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
-        engine = entry.file.with_name(f"{name}.engine")
+        engine = engine_path(entry, batch, size)
         wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
         if size is not None:
             wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
@@ -103,6 +102,12 @@ def prepare(
         except QatError as error:
             found[entry] = str(error)
     return found
+
+
+def engine_path(entry: Entry, batch: int, size: tuple[int, int] | None) -> Path:
+    """The engine that is built of an ONNX file for a batch and, where it is variable, a size."""
+    name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    return entry.file.with_name(f"{name}.engine")
 
 
 def check(entries: Sequence[Entry]) -> None:

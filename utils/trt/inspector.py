@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
+from utils.core.input_files import LARGEST_JSON, read_text
 
 IDLE = ("Constant", "NoOp", "Signal", "Wait")  # layers that run nothing
 PRECISIONS = ("INT8", "FP8", "FP16", "BF16", "FP32", "other")
@@ -66,7 +67,7 @@ class Layer:
 
 def read(path: Path) -> str:
     """The text of a file with an inspector's JSON; bytes that are no UTF-8 (8.6) are replaced."""
-    return path.read_text(encoding="utf-8", errors="replace")
+    return read_text(path, "expected the inspector's JSON", limit=LARGEST_JSON, errors="replace")
 
 
 def parse(text: str) -> list[Layer]:

@@ -86,8 +86,8 @@ def export(
     from models.quantize.recipe import Recipe
     from utils.onnx_graph.export import ExportConfig, export_onnx
 
-    network = load(model).to(device)
     recipe = Recipe.from_file(recipe_file)
+    network = load(model).to(device)
     stride, names = int(network.stride.max()), network.names
     for variant in dict.fromkeys(job.variant for job in missing):
         chosen = quantized(network, recipe, variant, device) if variant != "fp16" else _float(network)
@@ -137,11 +137,12 @@ def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.de
     """A quantized copy, calibrated on one random picture."""
     import torch
 
-    from models.quantize import placement
+    from models.quantize import placement, recipe_fit
     from models.quantize.calibration import calibrate
 
     model = copy.deepcopy(network)
     plan = placement.plan(model, recipe)
+    recipe_fit.check(plan, recipe)
     placement.apply(model, convolutions_only(plan) if variant == "int8-convs" else plan)
     model.to(device)
     generator = torch.Generator().manual_seed(0)

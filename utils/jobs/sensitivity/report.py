@@ -85,7 +85,7 @@ def _speed(screened: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[st
     """Cost of screening in passes of the whole network over the pictures (the mean of a float and an INT8 pass)."""
     spent = sum(value for stage, value in seconds.items() if stage.startswith("screening"))
     one = seconds.get("whole networks", 0.0) / 2
-    if not screened or not one:
+    if not screened or not one or not spent:
         return None
     return {
         "passes": spent / one,
@@ -95,10 +95,10 @@ def _speed(screened: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[st
 
 
 def save(content: Mapping[str, Any], folder: Path) -> None:
-    """Write the JSON and the chart."""
+    """Write the chart and the JSON; where the JSON lies, all is written."""
+    figures.save(chart(content), folder / CHART_FILE)
     with atomic_path(folder / SUMMARY_FILE) as temporary:
         temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    figures.save(chart(content), folder / CHART_FILE)
 
 
 def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:

@@ -23,14 +23,16 @@ from models.quantize.finetune import as_input, seed_everything
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import AUTO, Recipe
 from utils.core.errors import InputError, RecipeError
-from utils.core.files import file_hash, make_run_dir
+from utils.core.files import file_hash
+from utils.core.run_folder import held, new_run
+from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, pictures
 from utils.jobs.options import SensitiveOptions, merged_recipe, resumed_options
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity import selection
-from utils.jobs.sensitivity.screening import Clock, Confirming, Screening, Work
+from utils.jobs.sensitivity.screening import Clock, Confirming, Screening, Work, forget_parts
 from utils.jobs.sensitivity.search import Costs, Search
 from utils.jobs.sensitivity.state import AnalysisState, find_analysis
 from utils.jobs.sensitivity.units import Unit, Units, macs
@@ -51,24 +53,36 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     """
     recipe = merged_recipe(options.as_quantize())
     analysis = Analysis(options, recipe)
-    folder = make_run_dir(options.project, options.name, options.exist_ok)
-    state = AnalysisState(options.to_dict(), recipe.to_dict(), file_hash(options.weights))
-    state.save(folder)
-    return analysis.run(folder, state, command)
+    state = AnalysisState(
+        options.to_dict(), recipe.to_dict(), file_hash(options.weights),
+        dataset=analysis.fingerprint().to_text(), command=command,
+    )  # fmt: skip
+    with new_run(options.project, options.name, options.exist_ok) as folder:
+        forget_parts(folder)  # an earlier run's detections, which have the same names
+        state.save(folder)
+        return analysis.run(folder, state)
 
 
 def resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
     """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
 
     Raises:
-        InputError: the run cannot be continued as asked.
+        InputError: the run cannot be continued as asked, or another program is at it.
     """
+    with held(folder):
+        return _resume(folder, given, command)
+
+
+def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
     state = AnalysisState.load(folder)
     options = resumed_options(state.options, given, SensitiveOptions)
     analysis = Analysis(options, Recipe.from_dict(state.recipe))
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-    return analysis.run(folder, state, command)
+    dataset = analysis.fingerprint()
+    check_unchanged(state.dataset, dataset, folder)
+    state.dataset, state.command = state.dataset or dataset.to_text(), state.command or command
+    return analysis.run(folder, state)
 
 
 class Analysis:
@@ -85,20 +99,23 @@ class Analysis:
         self.options, self.recipe = options, recipe
         self._inputs = inputs = Inputs.load(options.as_quantize(), recipe)
         self._units = Units(inputs.source.model, inputs.plan, recipe, options.granularity)
-        if not self._units.all:
-            raise InputError("the recipe leaves every convolution in float; there is nothing to analyse")
 
-    def run(self, folder: Path, state: AnalysisState, command: str) -> dict[str, Any]:
+    def fingerprint(self) -> Fingerprint:
+        """What the run reads, to be compared when it is resumed."""
+        return self._inputs.fingerprint({"--hyp": self.options.hyp, "--profile": self.options.profile})
+
+    def run(self, folder: Path, state: AnalysisState) -> dict[str, Any]:
         """Do what is left to do; returns the summary."""
         self.folder, self.state = folder, state
+        self.state.finished = False  # until all is written, again
         try:
             with without_tables():
-                return self._run(command)
+                return self._run()
         except KeyboardInterrupt:
             logger.info("\nstopped; continue with: python qat.py sensitive --resume %s", folder)
             raise
 
-    def _run(self, command: str) -> dict[str, Any]:
+    def _run(self) -> dict[str, Any]:
         units = list(self._units.all)
         logger.info("%s → %s: %d units (%s)", self.options.weights, self.folder, len(units), self.options.granularity)
         model = self._calibrated()
@@ -121,7 +138,7 @@ class Analysis:
             lost = search.ap["float"] - recipe_ap
             notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges it was found with")
         summary = report.summary(
-            command=command, options=self.options.to_dict(), screened=search.screened, ap=search.ap,
+            command=self.state.command, options=self.options.to_dict(), screened=search.screened, ap=search.ap,
             costs=search.costs, selection=chosen, patterns=recipe.float,
             recipe_ap=recipe_ap, seconds=self.state.seconds, notes=notes,
         )  # fmt: skip
@@ -135,7 +152,7 @@ class Analysis:
         """The network as `qat.py quantize` with this recipe would calibrate it."""
         model = self._place(self._inputs.plan)
         if self.state.amax:
-            calibration.load(model, {name: torch.tensor(value) for name, value in self.state.amax.items()})
+            calibration.load_all(model, {name: torch.tensor(value) for name, value in self.state.amax.items()})
             return model
         began = time.perf_counter()
         self._calibrate(model, self.recipe)

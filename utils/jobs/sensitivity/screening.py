@@ -17,18 +17,24 @@ import torch
 
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
+from utils.core.errors import CheckpointError
+from utils.core.file_schema import damaged, shown
 from utils.core.files import save_torch
+from utils.core.torch_files import check_archive
 from utils.evaluation.detector import in_pictures
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.proxy import distance, weight
-from utils.jobs.sensitivity.state import AnalysisState
+from utils.jobs.sensitivity.state import STATE_FILE, AnalysisState
 from utils.jobs.sensitivity.units import Unit
+from utils.jobs.state_schema import START_AGAIN, check_part
+from utils.untrusted import torch_archive
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 PICTURES_A_UNIT = 25  # that each unit sees in screening, where there are so many
+PARTS = "parts"
 LARGEST_TURN = 8  # with many pictures, a unit sees every eighth batch
 
 
@@ -98,7 +104,9 @@ class Confirming:
 
         state, folder = self._work.state, self._work.folder
         if stage in state.ap:
-            return state.ap[stage], True
+            known = self._known(stage, states)
+            forget_parts(folder, stage)
+            return known, True
         began = time.perf_counter()
         results = {name: Statistics() for name in states}
         whole = True
@@ -115,8 +123,8 @@ class Confirming:
         if whole:
             state.ap[stage] = found
         state.save(folder)
-        for index in range(len(self._work.loader)) if whole else ():
-            self._part(stage, index).unlink(missing_ok=True)
+        if whole:
+            forget_parts(folder, stage)
         return found, whole
 
     def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
@@ -127,12 +135,32 @@ class Confirming:
         if new and stage not in self._work.state.ap:
             save_torch({**known, **new}, path)
 
+    def _known(self, stage: str, states: Mapping[str, State]) -> dict[str, float]:
+        """AP that the state holds; of other networks than these it is of another run."""
+        found = self._work.state.ap[stage]
+        if set(found) != set(states):
+            different = sorted(set(found) ^ set(states))[0]
+            path = self._work.folder / STATE_FILE
+            raise CheckpointError(
+                damaged(path, f"ap.{stage} has other networks than this run, such as {shown(different)}", START_AGAIN)
+            )
+        return found
+
     @staticmethod
     def _load(path: Path) -> dict[str, Any]:
-        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        remedy = "delete it, and what it holds is measured again"
+        check_archive(path, remedy=remedy)
+        try:
+            content = torch_archive.read(path)
+        except Exception as error:  # a damaged file can break torch's reader anywhere
+            raise CheckpointError(damaged(path, f"it cannot be read ({type(error).__name__})", remedy)) from error
+        check_part(content, path)
+        return content
 
     def _part(self, stage: str, index: int) -> Path:
-        return self._work.folder / "parts" / f"{hashlib.sha256(stage.encode()).hexdigest()[:12]}-{index}.pt"
+        return self._work.folder / PARTS / f"{_stage_name(stage)}-{index}.pt"
 
     def _batch(self, batch: Any, states: Mapping[str, State], path: Path) -> dict[str, Any]:
         """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated."""
@@ -156,6 +184,16 @@ class Confirming:
         labels = labels_in_pictures(targets, images.shape, shapes, self._work.device)
         statistics.add(in_pictures(found, shapes), labels, paths)
         return statistics.to_plain()
+
+
+def forget_parts(folder: Path, stage: str | None = None) -> None:
+    """Remove the detections that a stage has kept in a run's folder, or all of them."""
+    for path in (folder / PARTS).glob(f"{_stage_name(stage) if stage else '*'}-*.pt"):
+        path.unlink(missing_ok=True)
+
+
+def _stage_name(stage: str) -> str:
+    return hashlib.sha256(stage.encode()).hexdigest()[:12]
 
 
 class Screening:
@@ -192,6 +230,7 @@ class Screening:
         whole = self._network.run(images, self._network.everything)
         base, scale = float(distance(origin.prediction, whole.prediction)), float(weight(origin.prediction))
         state.add_seconds("whole networks", time.perf_counter() - began)
+        began = self._spent(stage, began)
         self._confirming.keep(stage, index, batch, {"float": origin, "INT8": whole})
         for unit in units:
             in_float = self._network.run(images, unit.in_float, whole)
@@ -200,9 +239,14 @@ class Screening:
             rows[unit.name] = [len(images), scale, base, *far]
             if self._thorough:
                 self._confirming.keep(stage, index, batch, {unit.name: in_float})
+            began = self._spent(stage, began)
             state.save(self._work.folder)
-        state.add_seconds(f"screening {stage}", time.perf_counter() - began)
-        state.save(self._work.folder)
+
+    def _spent(self, stage: str, began: float) -> float:
+        """Count the time since `began`, also of a process that is killed before the batch is done; returns now."""
+        now = time.perf_counter()
+        self._work.state.add_seconds(f"screening {stage}", now - began)
+        return now
 
     def found(self, units: Sequence[Unit], stage: str) -> dict[str, Screened]:
         """What screening found, by unit; units that it never came to are missing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from models.quantize.partial_forward import Layerwise, State
@@ -120,13 +121,20 @@ class Search:
 
         def evaluate(names: tuple[str, ...]) -> float | None:
             label = "+".join(sorted((*taken.names, *names)))
-            found, whole = self._confirming.run(label, {label: self._together((*taken.names, *names))})
+            state = self._together((*taken.names, *names))
+            if not state.weights:  # nothing would be quantized: no recipe
+                return -math.inf
+            found, whole = self._confirming.run(label, {label: state})
             return found[label] if whole else None
 
         def cost_of(names: tuple[str, ...]) -> float:
             return self._cost_together((*taken.names, *names)) - taken.cost
 
-        candidates = [selection.Candidate(name, gain, _cost(self.costs[name])) for name, gain in gains.items()]
+        candidates = [
+            selection.Candidate(name, gain, _cost(self.costs[name]))
+            for name, gain in gains.items()
+            if self._together((*taken.names, name)).weights
+        ]
         return selection.choose(
             candidates, evaluate, cost_of, reference=self.ap["float"], start=taken.ap,
             target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,

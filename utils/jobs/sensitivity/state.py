@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import CheckpointError, InputError
+from utils.core.file_schema import damaged
 from utils.core.files import atomic_path
+from utils.jobs import state_schema
 
 STATE_FILE = "state.json"
 VERSION = 1
@@ -30,7 +32,9 @@ class AnalysisState:
             network, of that with the unit in float, and of the float network with the unit in INT8.
         ap: stage → network → AP.
         seconds: stage → wall time spent on it so far.
-        finished: the result is written.
+        finished: the result is written; the last thing that a run writes.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
+        command: the command line that started the run.
     """
 
     options: dict[str, Any]
@@ -41,6 +45,8 @@ class AnalysisState:
     ap: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     finished: bool = False
+    dataset: str = ""
+    command: str = ""
 
     def save(self, folder: Path) -> None:
         """Write the state; a reader sees the old one or the new one."""
@@ -57,14 +63,13 @@ class AnalysisState:
         path = folder / STATE_FILE
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            version = content.pop("analysis_state")
-            if version != VERSION:
-                raise CheckpointError(f"{path} has version {version}, this program reads {VERSION}; start a new run")
-            return cls(**content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{path} is no state of a sensitivity run, or it is damaged ({type(error).__name__})"
+                damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)
             ) from error
+        state_schema.check_analysis(content, path, VERSION, {item.name for item in fields(cls)})
+        content.pop("analysis_state")
+        return cls(**content)
 
     def add_seconds(self, stage: str, seconds: float) -> None:
         """Count time that was spent on a stage."""

@@ -1,0 +1,268 @@
+"""What a recipe may hold: a table of its fields, each with its type, bounds or choices, and how a value is checked.
+
+    RECIPE["calibration"].fields["batches"].read("calibration.batches", 2.5)
+    RecipeError: calibration.batches is 2.5; it may hold a whole number from 1 to 1,000,000
+
+Defaults are the dataclasses' in `recipe.py`. The bounds lie far outside what helps: they stand against slips.
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from utils.core.errors import RecipeError
+
+CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
+AUTO = "auto"  # try them, keep the best
+HEAD_OPTIONS = ("int8", "last-conv-float", "float")
+ADD_OPTIONS = ("both", "residual")
+LONGEST = 200  # characters of a pattern, or of a scale's name
+MOST = 10_000  # entries of a list or mapping: networks have hundreds of convolutions and scales
+
+
+class Field(Protocol):
+    """One entry of a recipe."""
+
+    @property
+    def expected(self) -> str:
+        """What it may hold, in words."""
+
+    def read(self, key: str, value: Any) -> Any:
+        """The value in its type.
+
+        Args:
+            key: how a message names the entry, such as `calibration.batches`.
+        Raises:
+            RecipeError: the entry may not hold this value.
+        """
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number; `true` is none, and neither is 2.0."""
+
+    low: int
+    high: int
+
+    @property
+    def expected(self) -> str:
+        return f"a whole number from {self.low:,} to {self.high:,}"
+
+    def read(self, key: str, value: Any) -> int:
+        if not _is_number(value, int) or not self.low <= value <= self.high:
+            raise misfit(key, value, self.expected)
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number, whole or not; neither infinite nor NaN, and no text."""
+
+    low: float
+    high: float
+    above: bool = False  # the lower bound itself is excluded
+    below: bool = False  # the upper bound itself is excluded
+
+    @property
+    def expected(self) -> str:
+        low, high = "above" if self.above else "of at least", "below" if self.below else "at most"
+        return f"a number {low} {self.low:,}, {high} {self.high:,}"
+
+    def read(self, key: str, value: Any) -> float:
+        inside = _is_number(value, (int, float)) and self.low <= value <= self.high
+        if not inside or (self.above and value == self.low) or (self.below and value == self.high):
+            raise misfit(key, value, self.expected)
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+
+    def read(self, key: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            raise misfit(key, value, self.expected)
+        return value
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is not empty."""
+
+    expected: str
+
+    def read(self, key: str, value: Any) -> str:
+        if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
+            raise misfit(key, value, self.expected)
+        return value
+
+
+@dataclass(frozen=True)
+class Method:
+    """The calibration method of one scale, as `parse_method` takes it."""
+
+    expected: str = "max, mse, entropy, or a percentile such as 'percentile 99.99'"
+
+    def read(self, key: str, value: Any) -> str:
+        name, _, number = value.partition(" ") if isinstance(value, str) else ("", "", "")
+        try:
+            percentile = float(number or 100)
+        except ValueError:
+            percentile = 0.0
+        if name not in CALIBRATION_METHODS or (name == "percentile") != bool(number) or not 50 < percentile <= 100:
+            raise misfit(key, value, self.expected)
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A list of values of one kind; becomes a tuple."""
+
+    expected: str
+    item: Field
+
+    def read(self, key: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) > MOST:
+            raise misfit(key, value, self.expected)
+        return tuple(self.item.read(f"{key}[{index}]", item) for index, item in enumerate(value))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A mapping from names to values of one kind."""
+
+    expected: str
+    name: Field
+    item: Field
+
+    def read(self, key: str, value: Any) -> dict[Any, Any]:
+        if not isinstance(value, Mapping) or len(value) > MOST:
+            raise misfit(key, value, self.expected)
+        return {
+            self.name.read(f"a key of {key}", name): self.item.read(f"{key}[{shown(name)}]", item)
+            for name, item in value.items()
+        }
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate for all epochs, or rates by the epoch (0-based) from which on they hold.
+
+    JSON has no keys but texts, so that an epoch may be one of digits.
+    """
+
+    rate: Real
+    epoch: Whole
+    expected: str = "a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
+
+    def read(self, key: str, value: Any) -> dict[int, float]:
+        if not isinstance(value, Mapping):
+            if not _is_number(value, (int, float)):
+                raise misfit(key, value, self.expected)
+            return {0: self.rate.read(key, value)}
+        if len(value) > MOST:
+            raise misfit(key, value, self.expected)
+        rates: dict[int, float] = {}
+        for name, rate in value.items():
+            digits = isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 10
+            epoch = self.epoch.read(f"a key of {key}", int(name) if digits else name)
+            if epoch in rates:
+                raise RecipeError(f"{key} holds epoch {epoch} twice; leave one of them out")
+            rates[epoch] = self.rate.read(f"{key}[{epoch}]", rate)
+        if 0 not in rates:
+            raise misfit(key, value, f"{self.expected}, with a rate for epoch 0")
+        return rates
+
+
+@dataclass(frozen=True)
+class Section:
+    """Entries by name; those that are missing keep their default."""
+
+    fields: Mapping[str, Field]
+
+    @property
+    def expected(self) -> str:
+        return f"the keys {', '.join(self.fields)}"
+
+    def read(self, key: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise misfit(key, value, self.expected)
+        for name in value:
+            if not isinstance(name, str) or name not in self.fields:
+                meant = difflib.get_close_matches(str(name)[:LONGEST], self.fields, 1) if isinstance(name, str) else []
+                hint = f"; did you mean {meant[0]}?" if meant else ""
+                raise RecipeError(f"{key} has no key {shown(name)}; it may hold {self.expected}{hint}")
+        prefix = "" if key == WHOLE else f"{key}."
+        return {name: self.fields[name].read(f"{prefix}{name}", item) for name, item in value.items()}
+
+
+WHOLE = "the recipe"  # how a message names all of it
+PERCENTILE = Real(50, 100, above=True)
+RATE = Real(0, 1, above=True, below=True)
+EPOCHS = Whole(0, 10_000)
+CALIBRATION = Section(
+    {
+        "method": Choice((*CALIBRATION_METHODS, AUTO)),
+        "percentile": PERCENTILE,
+        "batches": Whole(1, 1_000_000),
+        "scales": Table(
+            "a mapping from names of scales to methods",
+            Text(f"the name of a scale, of at most {LONGEST} characters"),
+            Method(),
+        ),
+    }
+)
+FINETUNE = Section(
+    {
+        "epochs": EPOCHS,
+        "iters": Whole(1, 1_000_000),
+        "lr": Schedule(RATE, EPOCHS),
+        "supervision_stride": Whole(1, 1_000),
+        "grad_clip": Real(0, 1_000_000, above=True),
+        "patience": EPOCHS,
+        "collapse": Real(0, 1, below=True),
+    }
+)
+RECIPE: Mapping[str, Field] = {
+    "calibration": CALIBRATION,
+    "finetune": FINETUNE,
+    "head": Choice(HEAD_OPTIONS),
+    "add": Choice(ADD_OPTIONS),
+    "float": Listing(
+        "a list of module paths and glob patterns of them, such as [model.22, 'model.4.cv2.*']",
+        Text(f"a module's path such as model.22, or a glob pattern of paths, of at most {LONGEST} characters"),
+    ),
+}
+
+
+def misfit(key: str, value: Any, expected: str) -> RecipeError:
+    """The error of an entry that holds what it may not hold."""
+    return RecipeError(f"{key} is {shown(value)}; it may hold {expected}")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: short, whatever it is, on one line."""
+    if value is None:
+        return "empty"
+    try:
+        return " ".join(_short.repr(value).split())
+    except ValueError:  # of a number of so many digits that Python does not print them
+        return f"a {type(value).__name__}"
+
+
+def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother = 2, 80, 80

@@ -1,0 +1,153 @@
+"""Recipes in the programs: refused before any work; a file and --verify agree on what stays in float."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+import qat
+from models.quantize.recipe import Recipe
+from utils.core.module_patterns import matches
+from utils.jobs.compare_placement.variants import random_network
+from utils.jobs.evaluate import Measurer
+from utils.jobs.open import Network, load_network
+from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.onnx_graph.float_parts import KEY
+from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.verify import verify
+from utils.onnx_graph.view import metadata_of
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qat_runs import write_small_set
+from random_networks import TINY, save_float, save_quantized
+
+PATTERNS = {  # → how many convolutions of TINY it names
+    "*cv2": 6,
+    "model.?": 1,
+    "model.3.cv?": 2,
+    "model.3.cv2.0.cv1.conv": 1,
+    "model.9.cv2": 9,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_float(tmp_path_factory.mktemp("weights") / "tiny.pt", random_network(TINY))
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("few"), demo_data, train=2, val=2)
+
+
+def exported(tiny: Path, recipe: Recipe, tmp_path: Path) -> tuple[Network, onnx.ModelProto]:
+    network = load_network(save_quantized(tmp_path / "some.pt", tiny, recipe), torch.device("cpu"))
+    config = ExportConfig((64, 64), 1, typing="weak")
+    return network, onnx.load(export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).path)
+
+
+def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The file as version 0.1.0 wrote it: with the recipe, without the modules' names."""
+    old = onnx.ModelProto()
+    old.CopyFrom(model)
+    onnx.helper.set_model_props(old, {key: value for key, value in metadata_of(model).items() if key != KEY})
+    return old
+
+
+def findings_without_quantizer(model: onnx.ModelProto, conv: onnx.NodeProto) -> list[tuple[str, str]]:
+    """What the verifier says when a convolution's weight has lost its Q/DQ."""
+    view = Context(model).view
+    quantizer = view.producer(view.producer(conv.input[1]).input[0])
+    broken = onnx.ModelProto()
+    broken.CopyFrom(model)
+    next(node for node in broken.graph.node if node.name == conv.name).input[1] = quantizer.input[0]
+    return [(finding.rule, finding.node) for finding in verify(broken).findings]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_q_dq_taken_off_a_convolution_that_is_not_in_float_is_found(pattern: str, tiny: Path, tmp_path: Path):
+    network, model = exported(tiny, Recipe(float=(pattern,)), tmp_path)
+    floats = set(network.model.quantization_plan.float_convolutions)
+    assert len(floats) == PATTERNS[pattern]
+    assert floats == {path for path in network.model.quantization_plan.convolutions if matches(pattern, path)}
+    assert json.loads(metadata_of(model)[KEY]) == list(network.model.quantization_plan.float_convolutions)
+    for file in (model, without_names(model)):
+        assert verify(file).ok, verify(file).findings
+        assert verify(file).counts["float_convolutions"] == len(floats)
+        context = Context(file)
+        quantized = [node for node in context.convolutions if context.path(node) not in floats]
+        assert len(quantized) > 20
+        for conv in quantized:
+            assert ("convolutions", conv.name) in findings_without_quantizer(file, conv)
+
+
+@pytest.mark.parametrize("head", ["last-conv-float", "float"])
+def test_the_metadata_names_what_the_head_leaves_in_float(head: str, tiny: Path, tmp_path: Path):
+    network, model = exported(tiny, Recipe(head=head), tmp_path)
+    named = json.loads(metadata_of(model)[KEY])
+    assert named == list(network.model.quantization_plan.float_convolutions)
+    assert len(named) == {"last-conv-float": 6, "float": 18}[head]
+    for file in (model, without_names(model)):
+        report = verify(file)
+        assert report.ok, report.findings
+        assert report.counts["float_convolutions"] == len(named)
+
+
+@pytest.fixture
+def refused(
+    few: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], str]:
+    """Run a command with a recipe; it must end with 2 and one line, and compute and write nothing."""
+
+    def never(*_args: object, **_options: object) -> None:
+        raise AssertionError("a network was evaluated")
+
+    monkeypatch.setattr(Measurer, "measure", never)
+
+    def run(command: str, text: str) -> str:
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(text)
+        words = ["--weights", tiny, "--data", few, "--recipe", recipe, "--project", tmp_path / "runs"]
+        assert qat.main([command, *map(str, words)]) == 2
+        assert not (tmp_path / "runs").exists()
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        return error
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["quantize", "calibrate", "sensitive"])
+class TestRefused:
+    def test_everything_in_float(self, command: str, refused: Callable[[str, str], str]):
+        text = refused(command, 'float: ["*"]\n')
+        assert "float is ['*']: all 41 convolutions would stay in float; leave at least one to INT8" in text
+        assert "leave at least one to INT8" in refused(command, 'float: ["model.[0-6].*", model.0]\nhead: float\n')
+
+    def test_a_part_of_a_batch(self, command: str, refused: Callable[[str, str], str], tmp_path: Path):
+        assert refused(command, "calibration: {batches: 2.5}\n") == (
+            f"error: --recipe {tmp_path / 'recipe.yaml'}: calibration.batches is 2.5; "
+            "it may hold a whole number from 1 to 1,000,000\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "named"),
+        [
+            ("float: [model.0, model.99]", "float holds 'model.99'"),
+            ("calibration: {scales: {model.99: mse}}", "calibration.scales holds 'model.99'"),
+            ("calibration: {scales: {model.0: median}}", "calibration.scales['model.0'] is 'median'"),
+            ("finetune: {epochs: 1.5}", "finetune.epochs is 1.5"),
+            ("calibration: {batches: 3, batches: 4}", "stands twice"),
+            ("finetune: {lr: .inf}", "finetune.lr is inf"),
+            ("float: " + "[" * 5000, "levels"),
+        ],
+    )
+    def test_other_entries(self, command: str, text: str, named: str, refused: Callable[[str, str], str]):
+        assert named in refused(command, text)

@@ -1,0 +1,250 @@
+"""Resuming and sharing run folders: what would mix two datasets or two programs is refused, and nothing is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import qat
+import val_trt
+from models.quantize.finetune import DivergedError, Finetuner
+from utils.cli import run_program
+from utils.core.run_folder import held
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import find_pictures, label_file
+from utils.jobs.evaluate import Measurer
+from utils.jobs.run_state import RunState
+from utils.jobs.sensitivity.state import AnalysisState
+from utils.reports import figures
+from utils.reports.schema import Report
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from qat_runs import SMALL_RUN, checkpoints, quantize, report_of
+
+COLLECT = ("models.quantize.calibration.collect",)
+QUICK = ("--ptq-only", "--no-eval-origin", "--no-eval-ptq")
+STATES = {"quantize": "weights/last.pt", "sensitive": "state.json"}
+
+
+class Killed(BaseException):
+    """Ends the program as abruptly as this process allows."""
+
+
+def die(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def killed(run: Callable[[], object], target: tuple[Any, ...]) -> None:
+    """Run something that dies where it calls `target`: a dotted name, or an owner and a name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*target, die)
+        with pytest.raises(Killed):
+            run()
+
+
+@pytest.fixture
+def data(tmp_path: Path, demo_data: Path) -> Path:
+    """A dataset of a few images that a test may change."""
+    demo, root = load_data(demo_data), tmp_path / "set"
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for file in find_pictures(demo.paths(split))[:4]:
+            shutil.copy2(file, root / "images" / split)
+            shutil.copy2(label_file(file), root / "labels" / split)
+    content = {"path": str(root), "train": "images/train", "val": "images/val", "names": dict(demo.names)}
+    (root / "data.yaml").write_text(yaml.safe_dump(content))
+    return root / "data.yaml"
+
+
+@pytest.fixture
+def start(data: Path, demo_weights: Path, tmp_path: Path) -> Callable[..., int]:
+    """Start a command of qat.py in `tmp_path/exp`."""
+
+    def run(command: str, *words: str) -> int:
+        small = SMALL_RUN if command == "quantize" else SMALL_RUN[:-2]
+        common = ["--weights", demo_weights, "--data", data, "--project", tmp_path]
+        return qat.main([command, *map(str, common), *small, *words])
+
+    return run
+
+
+def resume(command: str, run: Path) -> int:
+    return qat.main([command, "--resume", str(run)])
+
+
+def one_line(text: str) -> str:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+class TestDataset:
+    @pytest.mark.parametrize("command", STATES)
+    def test_a_run_is_not_continued_on_other_images(self, command, start, data, tmp_path, capsys):
+        killed(lambda: start(command, *(("--no-eval-origin",) if command == "quantize" else ())), COLLECT)
+        image = next((data.parent / "images/val").iterdir())
+        kept = image.rename(tmp_path / "kept")
+        capsys.readouterr()
+        assert resume(command, tmp_path / "exp") == 2
+        assert f"1 image was removed from val, images/val/{image.name}" in one_line(capsys.readouterr().err)
+        kept.rename(image)
+        label = data.parent / "labels/val" / f"{image.stem}.txt"
+        before = label.read_text()
+        label.write_text("0 0.5 0.5 0.5 0.5\n")
+        assert resume(command, tmp_path / "exp") == 2
+        assert f"1 image has other labels in val, images/val/{image.name}" in one_line(capsys.readouterr().err)
+        label.write_text(before)
+        killed(lambda: resume(command, tmp_path / "exp"), COLLECT)  # it goes on
+
+    def test_a_state_of_an_earlier_version_goes_on_and_is_checked_from_then_on(self, start, data, tmp_path, capsys):
+        assert start("quantize", *QUICK) == 0
+        path = tmp_path / "exp" / STATES["quantize"]
+        content = torch.load(path, weights_only=True)
+        for name in ("dataset", "command", "created", "notes"):
+            del content[name]
+        torch.save({**content, "finished": False}, path)
+        assert resume("quantize", tmp_path / "exp") == 0
+        assert "cannot be checked" in capsys.readouterr().out
+        os.utime(next((data.parent / "images/train").iterdir()), (1, 1))
+        assert resume("quantize", tmp_path / "exp") == 2
+        assert "1 image has another size or time in train" in one_line(capsys.readouterr().err)
+
+    def test_a_sensitivity_state_of_an_earlier_version_goes_on(self, start, tmp_path, capsys):
+        killed(lambda: start("sensitive"), COLLECT)
+        path = tmp_path / "exp/state.json"
+        content = json.loads(path.read_text())
+        del content["dataset"], content["command"]
+        path.write_text(json.dumps(content))
+        killed(lambda: resume("sensitive", tmp_path / "exp"), COLLECT)
+        assert "cannot be checked" in capsys.readouterr().out
+
+
+class TestTwoAtOnce:
+    @pytest.mark.parametrize("command", ["quantize", "sensitive", "calibrate", "eval"])
+    def test_no_command_writes_into_a_folder_that_is_in_use(self, command, start, data, demo_weights, tmp_path, capsys):
+        (tmp_path / "exp").mkdir()
+        words = ["eval", "--weights", str(demo_weights), "--data", str(data), "--project", str(tmp_path)]
+        with held(tmp_path / "exp"):
+            before = sorted(tmp_path.rglob("*"))
+            assert (qat.main([*words, "--exist-ok"]) if command == "eval" else start(command, "--exist-ok")) == 2
+            assert sorted(tmp_path.rglob("*")) == before
+        text = one_line(capsys.readouterr().err)
+        assert f"{tmp_path / 'exp'} is in use by process {os.getpid()} (" in text
+        assert "choose another --name" in text
+
+    @pytest.mark.parametrize("words", [(), ("--source",)])
+    def test_val_trt_does_not_either(self, words, data, demo_weights, tmp_path, capsys):
+        (tmp_path / "exp").mkdir()
+        command = [
+            "--engine-file",
+            demo_weights,
+            "--data",
+            data,
+            "--project",
+            tmp_path,
+            "--exist-ok",
+            "--device",
+            "cpu",
+        ]
+        command += [*words, data.parent / "images/val"] if words else []
+        with held(tmp_path / "exp"):
+            assert run_program(val_trt.make_parser(), val_trt.main, [*map(str, command)]) == 2
+        assert "is in use by process" in one_line(capsys.readouterr().err)
+
+    @pytest.mark.parametrize("command", STATES)
+    def test_a_run_that_lives_is_not_resumed(self, command, start, tmp_path, capsys):
+        killed(lambda: start(command, *(("--no-eval-origin",) if command == "quantize" else ())), COLLECT)
+        capsys.readouterr()
+        with held(tmp_path / "exp"):
+            assert resume(command, tmp_path / "exp") == 2
+        assert "wait for it to end" in one_line(capsys.readouterr().err)
+
+
+class TestNothingIsLeftOut:
+    """Moments at which a kill cost something for good."""
+
+    def test_plots_that_were_being_drawn(self, start, tmp_path):
+        killed(lambda: start("quantize", *QUICK), (figures, "ranges_per_layer"))
+        (tmp_path / "exp/.ranges-abcdefgh.part.png").touch()
+        (tmp_path / "exp/weights/.last-abcdefgh.part.pt").touch()
+        assert resume("quantize", tmp_path / "exp") == 0
+        assert (tmp_path / "exp/ranges.png").stat().st_size > 10_000
+        assert RunState.load(tmp_path / "exp").finished
+        assert not list((tmp_path / "exp").rglob(".*"))
+
+    def test_notes_between_the_state_and_the_report(self, start, tmp_path, monkeypatch):
+        def diverge(*_: object) -> None:
+            raise DivergedError("the loss is nan")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Finetuner, "run_epoch", diverge)
+            words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1")
+            killed(lambda: start("quantize", *words), (Measurer, "samples"))
+        assert resume("quantize", tmp_path / "exp") == 0
+        assert [note for note in report_of(tmp_path / "exp")["notes"] if "the loss is nan" in note]
+
+    def test_the_command_of_a_run_that_was_killed_before_its_first_report(self, start, tmp_path):
+        killed(lambda: start("quantize", *QUICK), COLLECT)
+        assert resume("quantize", tmp_path / "exp") == 0
+        assert "--ptq-only" in report_of(tmp_path / "exp")["command"]
+
+    def test_epochs_that_were_asked_for_on_resume(self, start, tmp_path):
+        words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1")
+        assert start("quantize", *words) == 0
+        killed(
+            lambda: qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "2"]), (Finetuner, "run_epoch")
+        )
+        assert resume("quantize", tmp_path / "exp") == 0
+        assert len(report_of(tmp_path / "exp")["history"]) == 2
+
+    def test_detections_kept_for_a_stage_that_is_done(self, start, tmp_path):
+        killed(
+            lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
+            ("utils.jobs.sensitivity.screening.forget_parts",),
+        )
+        assert list((tmp_path / "exp/parts").iterdir())
+        assert resume("sensitive", tmp_path / "exp") == 0
+        assert not list((tmp_path / "exp/parts").iterdir())
+
+    def test_a_killed_last_unit_leaves_a_speed(self, start, tmp_path):
+        """All is screened and saved, but its time was not: the summary divided by 0 on every resume."""
+        killed(
+            lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
+            ("utils.jobs.sensitivity.screening.Confirming.run",),
+        )
+        state = AnalysisState.load(tmp_path / "exp")
+        assert state.seconds["screening units"] > 0
+        state.seconds["screening units"] = 0.0
+        state.save(tmp_path / "exp")
+        assert resume("sensitive", tmp_path / "exp") == 0
+
+
+class TestAnotherRunInTheSameFolder:
+    def test_its_report_does_not_go_into_the_new_one(self, start, data, demo_weights, tmp_path):
+        assert quantize(demo_weights, data, tmp_path, "--no-eval-ptq", "--epochs", "1") == 0
+        report = Report.load(tmp_path / "exp/report.json")
+        report.created = "2001-01-01T00:00:00+00:00"
+        report.save(tmp_path / "exp/report.json")
+        killed(lambda: start("quantize", *QUICK, "--exist-ok"), COLLECT)
+        assert resume("quantize", tmp_path / "exp") == 0
+        assert [row["stage"] for row in report_of(tmp_path / "exp")["rows"]] == ["PTQ"]
+        assert "ptq_gelan-digits.pt" in checkpoints(tmp_path / "exp")
+
+    def test_detections_that_it_kept_are_not_the_new_ones(self, start, tmp_path):
+        killed(
+            lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
+            ("utils.jobs.sensitivity.screening.Confirming.run",),
+        )
+        assert list((tmp_path / "exp/parts").iterdir())
+        killed(lambda: start("sensitive", "--num-image", "2", "--target-drop", "1", "--exist-ok"), COLLECT)
+        assert not list((tmp_path / "exp/parts").iterdir())

@@ -1,0 +1,179 @@
+"""The patch, killed before each single change that it makes to the file system, and then run again or reverted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {
+    "models/__init__.py": "",
+    "models/yolo.py": "def parse_model(d, ch): ...\n",
+    "utils/__init__.py": "",
+    "utils/general.py": "",
+    "train.py": "",
+    "qat.py": "of others\n",
+    "same.py": "the same in both\n",
+}
+OLD = {"qat.py": "1\n", "same.py": "the same in both\n", "models/quantize/rules.py": "1\n", "data/demo/old.sh": ""}
+NEW = {"qat.py": "2\n", "same.py": "the same in both\n", "models/quantize/rules.py": "2\n", "utils/new/deep/a.py": ""}
+# What changes files, as Python's audit events name it; `open` only when it writes.
+CHANGES = {"os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.chmod", "os.utime"}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+def overlay(root: Path, files: dict[str, str]) -> Path:
+    write(root, files)
+    return write(root, {"scripts/overlay_manifest.txt": "\n".join(files), "VERSION": f"{root.name}\n"})
+
+
+def tree(root: Path) -> dict[str, object]:
+    """Everything in a folder but .git, with content and permissions."""
+    return {
+        path.relative_to(root).as_posix(): (path.read_bytes() if path.is_file() else None, path.stat().st_mode)
+        for path in sorted(root.rglob("*"))
+        if path.relative_to(root).parts[0] != ".git"
+    }
+
+
+@pytest.fixture
+def patch_overlay(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import patch_overlay
+
+    return patch_overlay
+
+
+class Scene:
+    """A checkout, two versions of an overlay, and how a run is started: in a fork, which can be killed."""
+
+    def __init__(self, program, root: Path) -> None:
+        self.program, self.root, self.checkout = program, root, root / "checkout"
+        self.overlays = {"1.0": overlay(root / "1.0", OLD), "2.0": overlay(root / "2.0", NEW)}
+
+    def fresh(self, template: Path | None = None) -> None:
+        shutil.rmtree(self.checkout, ignore_errors=True)
+        if template is None:
+            write(self.checkout, FILES)
+        else:
+            shutil.copytree(template, self.checkout, symlinks=True)
+
+    def run(self, version: str, *arguments: str) -> None:
+        """Run the patch; it ends well."""
+        assert self._main(version, *arguments) == 0
+
+    def _main(self, version: str, *arguments: str) -> int:
+        return self.program.main([str(self.checkout), *arguments], root=self.overlays[version])
+
+    def run_and_kill(self, version: str, *arguments: str, kill_at: int) -> bool:
+        """Run the patch in a process that dies before its n-th change; returns whether it lived."""
+        child = os.fork()
+        if child == 0:
+            count = 0
+
+            def die(event: str, details: tuple[object, ...]) -> None:
+                nonlocal count
+                writes = event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR)
+                if event in CHANGES or writes:
+                    count += 1
+                    if count == kill_at:
+                        os._exit(9)
+
+            sys.addaudithook(die)
+            os._exit(self._main(version, *arguments))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 9), f"{version} {arguments} ends with {code}"
+        return code == 0
+
+
+SCENES = {
+    "a first time": ([], ("1.0", "--force")),
+    "an update": ([("1.0", "--force")], ("2.0", "--force")),
+    "a step back": ([("2.0", "--force")], ("1.0", "--force")),
+    "a revert": ([("1.0", "--force")], ("1.0", "--revert")),
+    "a revert after an update": ([("1.0", "--force"), ("2.0", "--force")], ("2.0", "--revert")),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_killed_before_any_change_and_run_again_or_reverted(name, patch_overlay, tmp_path):
+    scene = Scene(patch_overlay, tmp_path)
+    before, last = SCENES[name]
+    scene.fresh()
+    clean = tree(scene.checkout)
+    for arguments in before:
+        scene.run(*arguments)
+    template = shutil.copytree(scene.checkout, tmp_path / "template", symlinks=True)
+    scene.run(*last)
+    done = tree(scene.checkout)
+    other = "1.0" if last[0] == "2.0" else "2.0"
+    for number in range(1, 200):
+        for then in ([last, (last[0], "--revert")], [(other, "--revert")], [(other, "--force"), (other, "--revert")]):
+            scene.fresh(template)
+            lived = scene.run_and_kill(*last, kill_at=number)
+            scene.run(*then[0])
+            if then[0] == last:
+                assert tree(scene.checkout) == done, f"killed before change {number} and run again"
+            scene.run(*then[-1])
+            assert tree(scene.checkout) == clean, f"killed before change {number}, then {then}"
+        if lived:
+            assert number > 10, "a run makes at least so many changes"
+            return
+    pytest.fail("a run makes more than 200 changes")
+
+
+@pytest.mark.parametrize("number", range(2, 40, 7))
+def test_killed_twice(number, patch_overlay, tmp_path):
+    scene = Scene(patch_overlay, tmp_path)
+    for second in range(1, 40, 6):
+        scene.fresh()
+        clean = tree(scene.checkout)
+        scene.run_and_kill("1.0", "--force", kill_at=number)
+        scene.run_and_kill("2.0", "--force", kill_at=second)
+        scene.run_and_kill("1.0", "--revert", kill_at=second)
+        scene.run("2.0", "--revert")
+        assert tree(scene.checkout) == clean
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
+
+
+@pytest.mark.parametrize("kind", ["clone", "worktree", "submodule", "read-only"])
+def test_what_the_user_changed_is_kept_where_git_status_does_not_show_it(kind, patch_overlay, tmp_path, monkeypatch):
+    scene = Scene(patch_overlay, tmp_path)
+    origin = write(tmp_path / "origin", FILES)
+    git(origin, "init", "--quiet")
+    git(origin, "add", "--all")
+    git(origin, "commit", "--quiet", "-m", "upstream")
+    if kind == "worktree":
+        git(origin, "worktree", "add", "--quiet", str(scene.checkout))
+    elif kind == "submodule":
+        above = write(tmp_path / "above", {"README": ""})
+        git(above, "init", "--quiet")
+        git(above, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(origin), "yolov9")
+        scene.checkout = above / "yolov9"
+    else:
+        git(tmp_path, "clone", "--quiet", str(origin), str(scene.checkout))
+    if kind == "read-only":
+        allowed = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != ".git" and allowed(path, mode))
+    scene.run("1.0", "--force")
+    (scene.checkout / "models/quantize/rules.py").write_text("my work", encoding="utf-8")
+    scene.run("1.0", "--revert")
+    assert git(scene.checkout, "status", "--porcelain", "--untracked-files=all") == ""
+    kept = list(tmp_path.rglob(".yolov9_overlay_kept/*/models/quantize/rules.py"))
+    assert [path.read_text(encoding="utf-8") for path in kept] == ["my work"]

@@ -1,0 +1,183 @@
+"""Patterns of a recipe's `float`: placing and verifying mean the same convolutions by them, and no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import onnx
+import pytest
+from qdq_graph import Editor, good_graph
+from small_networks import Conv, Network, Unknown, chain
+from torch import nn
+
+from models.quantize import placement
+from models.quantize.recipe import Recipe
+from utils.core.errors import InputError, RecipeError
+from utils.core.module_patterns import first_match, matches, spellings
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.verify import Report, verify
+
+GOOD = good_graph()
+
+# pattern → the convolutions of `small_networks.chain` that it names, found by reading the network
+CHAIN = {
+    "*cv2": {"model.1.cv2.conv", "model.2.cv2.conv"},
+    "model.?": {"model.0.conv", "model.5.conv", "model.6"},
+    "model.1.cv?": {"model.1.cv1.conv", "model.1.cv2.conv"},
+    "model.2": {"model.2.cv1.conv", "model.2.cv2.conv"},
+    "model.2.*": {"model.2.cv1.conv", "model.2.cv2.conv"},
+    "model.2.cv1": {"model.2.cv1.conv"},
+    "model.2.cv1.conv": {"model.2.cv1.conv"},
+    "model.*.cv1.conv": {"model.1.cv1.conv", "model.2.cv1.conv"},
+    "model.[0-4]": {"model.0.conv"},
+    "model.[!0]": {"model.5.conv", "model.6"},
+    "model.5.co?v": {"model.5.conv"},
+    "model.6": {"model.6"},
+    "*.conv": {"model.0.conv", "model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv",
+               "model.5.conv"},
+    "model": {"model.0.conv", "model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv",
+              "model.5.conv", "model.6"},
+}  # fmt: skip
+NOTHING = ["cv1", "MODEL.0", "model.1.cv", "model.77", "model.2.add", "model.2.cv1.conv.weight", "model.0.", " model.0",
+           "model.?.?", "?", "model.[", ".conv"]  # fmt: skip
+
+# the same for `qdq_graph.good_graph`; the old verifier exempted what lies below each module that a pattern matches
+GRAPH = {
+    "*cv2": {"model.3.m.cv2.conv"},
+    "model.?": {"model.0.conv"},
+    "model.3.cv?": {"model.3.cv1.conv"},
+    "model.3.?": set(),
+    "model.3.m.cv?": {"model.3.m.cv1.conv", "model.3.m.cv2.conv"},
+    "model.5.cv?": set(),
+    "model.5.cv2": {"model.5.cv2.0.0.conv", "model.5.cv2.0.1.conv"},
+    "model.1": {"model.1.cv1.conv"},
+    "model.1.cv1.conv": {"model.1.cv1.conv"},
+    "*.0.conv": {"model.0.conv", "model.5.cv2.0.0.conv", "model.5.cv3.0.0.conv"},
+}
+CONVOLUTIONS = [
+    "model.0.conv", "model.1.cv1.conv", "model.3.cv1.conv", "model.3.m.cv1.conv", "model.3.m.cv2.conv",
+    "model.5.cv2.0.0.conv", "model.5.cv2.0.1.conv", "model.5.cv3.0.0.conv", "model.5.cv3.0.1.conv",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", CHAIN)
+def test_what_is_placed_in_float(pattern: str):
+    plan = placement.plan(chain(), Recipe(float=(pattern,)))
+    assert set(plan.float_convolutions) == CHAIN[pattern]
+    assert {path for path in plan.convolutions if matches(pattern, path)} == CHAIN[pattern]
+
+
+@pytest.mark.parametrize("pattern", NOTHING)
+def test_a_pattern_that_names_nothing_is_refused(pattern: str):
+    with pytest.raises(RecipeError, match=r"matches no convolution of the network; it may hold paths such as model\.0"):
+        placement.plan(chain(), Recipe(float=("model.0", pattern)))
+
+
+def test_a_pattern_is_not_excused_by_a_module_whose_number_begins_alike():
+    layers = [(-1, Conv(3, 4)), (-1, Unknown(4)), (-1, nn.Conv2d(4, 2, 1))]
+    inside = placement.plan(Network(layers), Recipe(float=("model.1.inner",)))
+    assert set(inside.float_convolutions) == {"model.1.inner"}
+    for pattern in ("model.17.cv1", "model.1.other"):
+        with pytest.raises(RecipeError, match="matches no convolution"):
+            placement.plan(Network(layers), Recipe(float=(pattern,)))
+
+
+def test_spellings_and_the_first_match():
+    assert spellings("model.4.cv1.conv") == ("model.4.cv1.conv", "model.4.cv1")
+    assert spellings("model.22.cv2.0.2") == ("model.22.cv2.0.2",)
+    assert first_match(["model.9", "*cv1", "model.4"], "model.4.cv1.conv") == "*cv1"
+    assert first_match(["model.9"], "model.4.cv1.conv") is None
+
+
+def broken(path: str, **recipe: object) -> Report:
+    """The verifier's report on a graph in which one convolution's weight has lost its Q/DQ."""
+    editor = Editor(GOOD)
+    editor.bypass(f"{path}.weight")
+    editor.set_recipe(**recipe)
+    return verify(editor.model)
+
+
+def exempted(**recipe: object) -> set[str]:
+    return {path for path in CONVOLUTIONS if broken(path, **recipe).ok}
+
+
+def named(modules: Iterable[str]) -> onnx.ModelProto:
+    """The good graph as an exporter writes it that names the modules."""
+    entries = {"recipe": json.dumps({"float": ["*"], "head": "float"}), "float_modules": json.dumps(list(modules))}
+    return set_metadata(GOOD, entries)
+
+
+@pytest.mark.parametrize("pattern", GRAPH)
+def test_what_verify_exempts_in_a_file_that_holds_patterns_only(pattern: str):
+    assert exempted(float=[pattern]) == GRAPH[pattern]
+
+
+@pytest.mark.parametrize("pattern", GRAPH)
+def test_placing_and_verifying_agree(pattern: str):
+    assert {path for path in CONVOLUTIONS if matches(pattern, path)} == GRAPH[pattern]
+
+
+@pytest.mark.parametrize("path", CONVOLUTIONS)
+def test_a_file_that_names_modules_is_judged_by_them_and_not_by_its_patterns(path: str):
+    for modules, ok in ([path], True), ([], False), ([other for other in CONVOLUTIONS if other != path], False):
+        editor = Editor(named(modules))
+        editor.bypass(f"{path}.weight")
+        report = verify(editor.model)
+        assert report.ok is ok
+        assert [finding.rule for finding in report.findings] == ([] if ok else ["convolutions"])
+        assert report.counts["float_convolutions"] == len(modules)
+
+
+def test_the_ends_of_the_head_are_named_one_by_one():
+    editor = Editor(set_metadata(GOOD, {"recipe": '{"head": "last-conv-float"}',
+                                        "float_modules": '["model.5.cv2.0.1.conv"]'}))  # fmt: skip
+    editor.bypass("model.5.cv2.0.1.conv.weight")
+    assert verify(editor.model).ok
+    editor.bypass("model.5.cv3.0.1.conv.weight")
+    assert [finding.node for finding in verify(editor.model).findings] == ["/model.5/cv3.0/cv3.0.1/conv/Conv"]
+
+
+def test_a_sum_of_float_convolutions_that_is_read_as_int8_has_quantized_inputs():
+    editor = Editor(GOOD)
+    editor.set_recipe(float=["model.3.m"])
+    assert verify(editor.model).ok
+    editor.rewire("/model.3/m/Add", 0, "/model.3/Split_output_1")
+    assert [finding.rule for finding in verify(editor.model).findings] == ["residual"]
+
+
+def test_an_operator_is_in_float_with_the_convolutions_around_it():
+    def with_operator(modules: list[str]) -> Report:
+        editor = Editor(named(modules))
+        editor.bypass("model.0.conv.weight")
+        editor.insert_node("Exp", "/model.0/act/Mul_output_0")
+        editor.find("/inserted/Exp").name = "/model.0/Exp"
+        return verify(editor.model)
+
+    assert with_operator(["model.0.conv"]).ok
+    assert {finding.rule for finding in with_operator(["model.3.cv1.conv"]).findings} == {
+        "convolutions",
+        "float island",
+    }
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"float_modules": "model.0"},
+        {"float_modules": '{"model.0": 1}'},
+        {"float_modules": "[1]"},
+        {"float_modules": "[" * 100_000},
+        {"recipe": "[" * 100_000},
+        {"recipe": "[]"},
+        {"recipe": '{"float": "model.0"}'},
+        {"recipe": '{"float": [1]}'},
+        {"recipe": '{"head": 5}'},
+        {"recipe": '{"head": "half"}'},
+    ],
+)
+def test_metadata_that_is_not_the_exporters_is_one_line(entries: dict[str, str]):
+    with pytest.raises(InputError, match=r"recipe in the file's metadata is not what export_qat\.py writes") as error:
+        verify(set_metadata(GOOD, entries))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
