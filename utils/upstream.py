@@ -231,7 +231,7 @@ def make_dataset(
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
 ) -> torch.utils.data.Dataset[Any]:
-    """Upstream's `LoadImagesAndLabels`.
+    """Upstream's `LoadImagesAndLabels`, of images and labels only: no label cache and no array beside an image is read.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
     `dataset.collate_fn` makes batches of them.
@@ -244,7 +244,7 @@ def make_dataset(
 
     try:
         with _quiet():
-            return LoadImagesAndLabels(
+            dataset = LoadImagesAndLabels(
                 list(paths) if not isinstance(paths, str) else paths,
                 imgsz,
                 batch_size,
@@ -257,6 +257,9 @@ def make_dataset(
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
         raise DataError(str(error).split("\n")[0]) from error
+    # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
+    dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
+    return dataset
 
 
 @lru_cache(maxsize=1)
@@ -267,7 +270,7 @@ def module_classes() -> dict[str, type[nn.Module]]:
     import models.yolo
 
     ours = {"models.common": models.common, "models.yolo": models.yolo}
-    found = {}
+    found: dict[str, type[nn.Module]] = {}
     for module, names in allowed_names.UPSTREAM_MODULES.items():
         for name in names:
             if hasattr(ours[module], name):  # not every release of upstream has all of them
