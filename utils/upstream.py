@@ -235,7 +235,7 @@ def make_dataset(
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
 ) -> torch.utils.data.Dataset[Any]:
-    """Upstream's `LoadImagesAndLabels`.
+    """Upstream's `LoadImagesAndLabels`, of images and labels only: no label cache and no array beside an image is read.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
     `dataset.collate_fn` makes batches of them.
@@ -248,7 +248,7 @@ def make_dataset(
 
     try:
         with _quiet():
-            return LoadImagesAndLabels(
+            dataset = LoadImagesAndLabels(
                 list(paths) if not isinstance(paths, str) else paths,
                 imgsz,
                 batch_size,
@@ -261,6 +261,9 @@ def make_dataset(
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
         raise DataError(str(error).split("\n")[0]) from error
+    # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
+    dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
+    return dataset
 
 
 @lru_cache(maxsize=1)

@@ -254,7 +254,7 @@ def _fill_array(array: np.ndarray, state: Any) -> None:
         raise Damaged("an array's shape is none")
     if math.prod(shape) * dtype.itemsize != len(data):
         raise Damaged(f"an array of shape {list(shape)} has {len(data)} bytes")
-    cast(Any, array).__setstate__((1, shape, dtype, fortran, data))
+    array.__setstate__((1, shape, dtype, fortran, data))  # type: ignore[arg-type]
 
 
 def _check_dtype_state(state: Any) -> None:
