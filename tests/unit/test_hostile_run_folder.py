@@ -28,10 +28,10 @@ sys.path.insert(0, sys.argv[1])
 from utils.core.run_folder import new_run
 with new_run(sys.argv[2], "exp", exist_ok="exist_ok" in sys.argv) as folder:
     if "forking" in sys.argv and not os.fork():
-        print("worker", os.getpid(), flush=True)
+        os.write(1, f"worker {os.getpid()}\\n".encode())  # whole: two processes write
         time.sleep(60)
         os._exit(0)
-    print("held", folder, flush=True)
+    os.write(1, f"held {folder}\\n".encode())
     sys.stdin.readline()
 """
 
