@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
+import interrupts
 from models.quantize.errors import QatError
 from utils.cli import select_device, setup_logging
 from utils.comparison.variants import VARIANTS, Job
@@ -91,7 +92,8 @@ def _results(missing: Sequence[Job], config: BuildConfig, workers: int, device: 
         return
     start = get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(missing)), start, _start_worker, (device,)) as pool:
-        running = {pool.submit(_build_one, job, config): job for job in missing}
+        with interrupts.blocked():  # this process answers Ctrl-C
+            running = {pool.submit(_build_one, job, config): job for job in missing}
         yield from ((running[future], future.result()) for future in as_completed(running))
 
 
