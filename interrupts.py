@@ -92,6 +92,8 @@ def leave() -> None:
             stream.flush()
         except (OSError, ValueError, AttributeError):  # closed; nobody reads it
             continue
+    for child in _children():  # which multiprocessing would wait for
+        _try(os.kill, child, SIGTERM)
     atexit._run_exitfuncs()
     end(0)
 
@@ -102,8 +104,7 @@ def end(code: int) -> None:
         if _State.signal:
             _say()
             code = 128 + _State.signal
-        children = _children()
-        for child in children:
+        for child in _children():
             _try(os.kill, child, SIGTERM)
         for path in list(temporaries):
             _remove(path)
@@ -111,9 +112,12 @@ def end(code: int) -> None:
 
 
 class blocked:
-    """A block in which processes are started that do not hear Ctrl-C; one for this process arrives at its end."""
+    """A block in which multiprocessing spawns processes that do not hear Ctrl-C, not even while they start."""
 
     def __enter__(self) -> None:
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # which unblocks the signal where the tracker does not run yet
         self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (SIGINT,))
 
     def __exit__(self, *_: object) -> None:

@@ -138,7 +138,7 @@ def fingerprint(name: str) -> str:
 def uv_settings() -> Iterator[str]:
     """Shell lines that set for uv what pip is configured with; what the user has set for uv stays."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, errors="replace").stdout
     found = {}
     for line in output.splitlines():  # such as: global.index-url='https://...'; environment variables come last and win
         match = re.fullmatch(r"(?:global|install|:env:)\.([\w-]+)=(['\"])(.*)\2", line.strip())

@@ -17,6 +17,10 @@ OVERLAY_BUILD=${OVERLAY_BUILD:-$OVERLAY_ROOT/build}
 OVERLAY_VENV=${OVERLAY_VENV:-$OVERLAY_ROOT/.venv}
 YOLOV9_CHECKOUT=${YOLOV9_CHECKOUT:-$OVERLAY_BUILD/yolov9}
 
+# Ctrl-C ends the script. Our programs answer it themselves with exit code 130, and bash would go on with what comes next.
+interrupted() { exit 130; }
+trap interrupted INT
+
 say() { printf '== %s\n' "$*"; }
 warn() { printf 'warning: %s\n' "$*" >&2; }
 die() { # EXIT_CODE MESSAGE

@@ -25,6 +25,11 @@ set -euo pipefail
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
+interrupted() {
+  if [ -n "${quantizing:-}" ]; then say "the same command with --resume continues this run"; fi
+  exit 130
+}
+
 main() {
   parse_arguments "$@"
   local started=$SECONDS
@@ -124,9 +129,9 @@ quantize() {
   local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
-  local status=0
+  local status=0 quantizing=yes
   run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || status=$?
-  [ "$status" != 130 ] || say "the same command with --resume continues this run"
+  [ "$status" != 130 ] || interrupted
   [ "$status" = 0 ] || exit "$status"
   local found=("$run"/weights/qat_best_*.pt)
   best=${found[0]}

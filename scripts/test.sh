@@ -71,7 +71,7 @@ lint() {
 run_pytest() { # NAME FOLDER TESTS...
   local name=$1 log=$OVERLAY_BUILD/tests/$1.log color=no status=0
   if [ -t 1 ]; then color=yes; fi
-  run_part "$name tests" pytest_in "$2" --color="$color" "${@:3}" 2>&1 | tee "$log" || status=$?
+  run_part "$name tests" pytest_in "$2" --color="$color" "${@:3}" 2>&1 | tee -i "$log" || status=$?
   results+=("$name tests: $(summary_of "$log")")
   if [ "$status" != 0 ]; then failed=1; fi
 }

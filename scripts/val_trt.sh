@@ -12,6 +12,7 @@
 # BATCH (default: '1 8 16') is the engine's range of batches; EXPORT_ARGS, BUILD_ARGS and VAL_ARGS are passed on.
 # PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail
+trap 'exit 130' INT # whatever the program that runs makes of Ctrl-C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
 

@@ -16,6 +16,7 @@
 #
 # PYTHON names the interpreter (default: python).
 set -euo pipefail
+trap 'exit 130' INT # whatever the program that runs makes of Ctrl-C
 
 limit=2000000 # bytes: what the repository takes for one weights file
 epochs=110 batch=64 data=datasets/digits device=0 workers=12 seed=0 name=digits output=data/demo/gelan-digits.pt

@@ -53,9 +53,16 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root, self.wheels, self.programs = root / "the project", root / "wheels", root / "programs"
-        for folder in (self.root / "scripts", self.root / "requirements", self.wheels, self.programs):
+        for folder in (
+            self.root / "scripts",
+            self.root / "utils",
+            self.root / "requirements",
+            self.wheels,
+            self.programs,
+        ):
             folder.mkdir(parents=True)
-        for path in ("install_dependencies.sh", "scripts/lib.sh", "scripts/environment.py"):
+        modules = ("scripts/environment.py", "interrupts.py", "utils/console.py")
+        for path in ("install_dependencies.sh", "scripts/lib.sh", *modules):
             shutil.copy(ROOT / path, self.root / path)
         for name, text in REQUIREMENTS.items():
             (self.root / "requirements" / name).write_text(text)
@@ -306,6 +313,7 @@ class TestManaged:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch):
     """scripts/environment.py as a module."""
+    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import environment
 

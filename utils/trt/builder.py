@@ -185,7 +185,7 @@ def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
     if made is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
+    with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another build may have added to it
         now = path.read_bytes() if path.is_file() else b""
         if now and now != stored and (other := setup.create_timing_cache(now)) is not None:

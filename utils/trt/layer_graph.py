@@ -59,7 +59,9 @@ def draw(layers: Sequence[Layer], title: str, path: Path) -> Path:
     command = [program(), "-Tsvg"]
     with atomic_path(path) as temporary:
         command += ["-o", str(temporary)]
-        done = subprocess.run(command, input=dot(layers, title), text=True, capture_output=True, check=False)
+        done = subprocess.run(
+            command, input=dot(layers, title), encoding="utf-8", errors="replace", capture_output=True, check=False
+        )
         if done.returncode:
             raise QatError(f"graphviz could not draw {path}: {' '.join(done.stderr.split())[:300]}")
     return path

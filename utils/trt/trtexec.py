@@ -39,7 +39,9 @@ class Trtexec:
 
     @cached_property
     def _help(self) -> str:
-        done = subprocess.run([self.path, "--help"], capture_output=True, text=True, check=False, errors="replace")
+        done = subprocess.run(
+            [self.path, "--help"], capture_output=True, encoding="utf-8", check=False, errors="replace"
+        )
         return done.stdout + done.stderr
 
     @cached_property
@@ -83,7 +85,9 @@ class Trtexec:
             QatError: it failed; the message has its last error.
         """
         logger.info("%s %s", self.path, " ".join(arguments))
-        done = subprocess.run([self.path, *arguments], capture_output=True, text=True, check=False, errors="replace")
+        done = subprocess.run(
+            [self.path, *arguments], capture_output=True, encoding="utf-8", check=False, errors="replace"
+        )
         text = done.stdout + done.stderr
         if done.returncode:
             errors = re.findall(r"\[E\] (.*)", text)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+import interrupts
 from utils.cli import setup_logging
 from utils.core.device import select_device
 from utils.core.errors import QatError
@@ -97,7 +98,8 @@ def _results(missing: Sequence[Job], config: BuildConfig, workers: int, device: 
         return
     start = get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(missing)), start, _start_worker, (device,)) as pool:
-        running = {pool.submit(_build_one, job, config): job for job in missing}
+        with interrupts.blocked():  # this process answers Ctrl-C
+            running = {pool.submit(_build_one, job, config): job for job in missing}
         yield from ((running[future], future.result()) for future in as_completed(running))
 
 
