@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that models/ and utils/ lie in
 
 from utils.cli import add_device, run_program
+from utils.dependencies import need, need_tensorrt
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,11 +35,13 @@ def main(args: argparse.Namespace) -> int:
     from utils.evaluation.data_yaml import load_data
 
     load_data(args.data).paths("val")
+    need_tensorrt()
+    if args.generate_graph:
+        program()
+    need("torch")
     tensorrt_api.use_device(args.device)
     api = tensorrt_api.load()
     check_target(api, tensorrt_api.gpu(), ())
-    if args.generate_graph:
-        program()
     print("weak" if api.weakly_typed else "strong")
     return 0
 
