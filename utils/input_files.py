@@ -56,8 +56,8 @@ def check_files(**files: str | Path | None) -> None:
         files: option, as `EXPECTED` names it, → the file that the user gave.
     """
     for option, path in files.items():
-        if path:
-            check_file(path, f"--{option} takes {EXPECTED[option]}")
+        if path and not is_regular(path):
+            raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
 
 
 def read_text(
