@@ -134,6 +134,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 def setup_logging(verbose: bool = False) -> None:
     """Send the library's log to standard output as plain lines, the way upstream's programs look."""
+    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     root = logging.getLogger()

@@ -49,6 +49,14 @@ def check_file(path: str | Path, expected: str, error: type[InputError] = InputE
     return Path(path)
 
 
+def check_text(path: str | Path) -> None:
+    """Raise `InputError` if a path is not text: ONNX Runtime and ONNX take none that holds other bytes."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the name {os.fspath(path)!r} is not UTF-8, which ONNX files need; rename it") from None
+
+
 def check_files(**files: str | Path | None) -> None:
     """Raise `InputError` for the first option's file that is no regular file; None and '' are options not given.
 

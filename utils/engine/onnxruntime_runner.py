@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.quantize.errors import DependencyError, InputError, no_file
 from utils.engine.runner import Runner, TensorSpec, device_name
+from utils.input_files import check_text
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -72,6 +73,7 @@ def _session(
         raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
     if not path.is_file():
         raise InputError(no_file(path, "expected an ONNX file"))
+    check_text(path)
     if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
         logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
         device = torch.device("cpu")

@@ -14,6 +14,7 @@ from models.quantize.errors import InputError, QatError
 from models.quantize.inputs import check_classes, fitting_size
 from utils.cli import select_device
 from utils.evaluation.data_yaml import load_data
+from utils.input_files import check_text
 from utils.onnx_graph import parity
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.forms import Form
@@ -58,6 +59,7 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Form])
     if not weights:
         raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
     path = Path(output) if output else Path(weights).with_suffix(".onnx")
+    check_text(path)
     if path.suffix != ".onnx" or path.is_dir():
         raise InputError(f"--output {path} is not the name of an .onnx file")
     if output and len(forms) == 1:
