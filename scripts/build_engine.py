@@ -79,6 +79,10 @@ def main(args: argparse.Namespace) -> int:
     check_file(args.onnx, "expected an ONNX file, as export_qat.py writes it")
     refuse_overwrite(outputs(engine, args), [args.onnx])
     need_tensorrt(args.trtexec)
+    if args.generate_graph and not args.target:
+        from utils.trt.layer_graph import program
+
+        program()  # refuses before the long build
     need("torch", "onnx")
     from utils.trt.build_config import BuildConfig
     from utils.trt.tensorrt_api import use_device
@@ -101,10 +105,6 @@ def main(args: argparse.Namespace) -> int:
         targets=tuple(args.target),
         allow_fp32=args.allow_fp32,
     )
-    if args.generate_graph and not args.target:
-        from utils.trt.layer_graph import program
-
-        program()  # refuses before the long build
     if args.trtexec:
         from utils.trt import trtexec
 

@@ -19,6 +19,7 @@ import argparse
 from collections.abc import Sequence
 
 from utils.cli import add_device, run_program
+from utils.jobs.dependencies import need, need_tensorrt
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,11 +40,13 @@ def main(args: argparse.Namespace) -> int:
     from utils.trt.layer_graph import program
 
     load_data(args.data).paths("val")
+    need_tensorrt()
+    if args.generate_graph:
+        program()
+    need("torch")
     tensorrt_api.use_device(args.device)
     api = tensorrt_api.load()
     check_target(api, tensorrt_api.gpu(), ())
-    if args.generate_graph:
-        program()
     print("weak" if api.weakly_typed else "strong")
     return 0
 

@@ -54,6 +54,8 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
 
 def setup_logging(verbose: bool = False) -> None:
     """Send the library's log to standard output as plain lines, the way upstream's programs look."""
+    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     root = logging.getLogger()

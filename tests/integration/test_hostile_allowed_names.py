@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from hostile_canary import watched
 
-from utils import allowed_names
+from utils.untrusted import allowed_names
 
 BEFORE = "from utils import upstream\nupstream.ensure()\nimport models.common, models.yolo, torch\nfrom torch import nn"
 
 TRY = """
 import contextlib
 from utils import allowed_names, pickled_values
-from utils.pickle_machine import Damaged, NotAllowed
+from utils.untrusted.pickle_machine import Damaged, NotAllowed
 
 MARKS = [
     "mark", "touch mark", "mark.pt", "mark.yaml", "http://127.0.0.1:9/mark.pt", "https://127.0.0.1:9/mark.onnx",
@@ -92,11 +92,11 @@ def _watched(code: str, tmp_path: Path, checkout: Path):
 def test_the_lists_cover_what_upstreams_networks_are_made_of(checkout: Path):
     import yaml
 
-    from utils import model_description, upstream
+    from utils import upstream, upstream_description
 
     files = [path for path in checkout.glob("models/*/*.yaml") if "backbone" in yaml.safe_load(path.read_text())]
     for path in files:
-        model_description.check(yaml.safe_load(path.read_text()))
+        upstream_description.check(yaml.safe_load(path.read_text()))
     classes = set(upstream.module_classes().values())
     for path in files:
         if path.parent.name != "hub":  # upstream's own code cannot build these

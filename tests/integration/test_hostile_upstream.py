@@ -14,8 +14,8 @@ import yaml
 from hostile_canary import Outcome, program, watched
 from random_networks import TINY, random_network, save_float, save_quantized
 
-from models.quantize.errors import InputError
 from utils import upstream
+from utils.core.errors import InputError
 
 BEFORE = "from utils import upstream\nupstream.ensure()\nimport onnx, matplotlib.pyplot, torch.utils.data"
 COMMAND = "touch mark"

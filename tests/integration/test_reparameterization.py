@@ -152,7 +152,7 @@ def test_mistakes_get_one_line(
         ("layer 0 is Conv [32, 3, 2]", [training, "--cfg", upstream_yaml("gelan-s")]),
         ("layer 22 is SPPELAN", [training, "--cfg", upstream_yaml("yolov9-t")]),
         ("is not a model description", [training, "--cfg", tmp_path / "text.yaml"]),
-        ("would overwrite the training weights", [training, "--save", training]),
+        ("best.pt is read and would be overwritten; choose another name", [training, "--save", training]),
         ("is not the name of a .pt file", [training, "--save", tmp_path]),
     ]
     for message, words in cases:

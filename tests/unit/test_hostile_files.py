@@ -48,7 +48,7 @@ def test_a_name_that_is_too_long_or_no_name(tmp_path):
 def test_options_that_were_not_given_are_not_looked_at(tmp_path):
     (tmp_path / "w.pt").touch()
     check_files(weights=tmp_path / "w.pt", recipe=None, hyp="")
-    with pytest.raises(InputError, match=r"none\.yaml does not exist; --recipe takes a recipe's YAML"):
+    with pytest.raises(InputError, match=r"--recipe .*none\.yaml does not exist; expected a recipe's YAML"):
         check_files(weights=tmp_path / "w.pt", recipe=tmp_path / "none.yaml")
 
 

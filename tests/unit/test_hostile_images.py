@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -21,6 +24,7 @@ from utils.evaluation.predictions import TextWriter
 from utils.evaluation.sources import check_source, target_names
 
 pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cat", "dog", "owl")
 
 
@@ -134,11 +138,11 @@ def test_labels_in_a_folder_that_cannot_be_entered(folder):
 
 def test_images_that_are_no_files_are_left_out_without_waiting(folder):
     paths = images_of(folder)
-    for path, make in zip(paths, (os.mkfifo, os.mkdir), strict=False):
+    for path, make in zip(paths, (os.mkfifo, lambda path: os.symlink(path, path)), strict=False):
         os.unlink(path)
         make(path)
     dataset = PictureDataset([str(folder / "images/val")], 3, 64)
-    assert dataset.left_out == [f"{paths[0]}: not a regular file", f"{paths[1]}: a folder"]
+    assert dataset.left_out == [f"{paths[0]}: not a regular file", f"{paths[1]}: Too many levels of symbolic links"]
     assert len(dataset) == 2
 
 
@@ -270,3 +274,25 @@ def test_detections_are_not_written_over_the_labels_that_they_are_compared_with(
     assert code == 2
     assert "is read and would be overwritten; choose another --name or --project" in err
     assert {path: path.read_bytes() for path in (tmp_path / "set").rglob("*.txt")} == before
+
+
+def test_names_that_are_no_text(folder, network, draw):
+    content = Path(images_of(folder)[0]).read_bytes()
+    odd = os.fsdecode(b"\xff")
+    (folder / f"images/val/{odd}.png").write_bytes(content)
+    command = [sys.executable, "val_trt.py", "--engine-file", network, "--source", folder / "images/val"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run([*command, "--project", folder / "runs", "--device", "cpu"], cwd=ROOT, capture_output=True,
+                          text=True, check=False, env=environment)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\udcff.png: " in done.stdout
+    assert (folder / f"runs/exp/{odd}.png").is_file()
+    renamed = Path(shutil.copy(network, folder / f"{odd}.onnx"))
+    code, _, err = draw("--engine-file", renamed, "--source", folder / "images/val")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is not UTF-8, which ONNX files need; rename it" in err
+    from utils.reports.html import write_html
+    from utils.reports.schema import Report
+
+    page = write_html(Report("command", notes=[f"left out: {odd}.png"]), folder / "report.html")
+    assert r"left out: \udcff.png" in page.read_text()

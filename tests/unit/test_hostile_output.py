@@ -138,7 +138,7 @@ def test_a_file_name_that_the_locale_lacks_is_one_line(tmp_path):
 
 
 def test_the_streams_of_tests_stay():
-    from utils import console
+    from utils.core import console
 
     before = sys.stdout, sys.stderr
     console.guard()

@@ -61,7 +61,7 @@ class Project:
             self.programs,
         ):
             folder.mkdir(parents=True)
-        modules = ("scripts/environment.py", "interrupts.py", "utils/console.py")
+        modules = ("scripts/environment.py", "interrupts.py", "utils/core/console.py")
         for path in ("install_dependencies.sh", "scripts/lib.sh", *modules):
             shutil.copy(ROOT / path, self.root / path)
         for name, text in REQUIREMENTS.items():

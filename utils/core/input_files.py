@@ -49,6 +49,14 @@ def check_file(path: str | Path, expected: str, error: type[InputError] = InputE
     return Path(path)
 
 
+def check_text(path: str | Path) -> None:
+    """Raise `InputError` if a path is not text: ONNX Runtime and ONNX take none that holds other bytes."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the name {os.fspath(path)!r} is not UTF-8, which ONNX files need; rename it") from None
+
+
 def check_files(**files: str | Path | None) -> None:
     """Raise `InputError` for the first option's file that is no regular file; None and '' are options not given.
 
@@ -56,8 +64,8 @@ def check_files(**files: str | Path | None) -> None:
         files: option, as `EXPECTED` names it, → the file that the user gave.
     """
     for option, path in files.items():
-        if path:
-            check_file(path, f"--{option} takes {EXPECTED[option]}")
+        if path and not is_regular(path):
+            raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
 
 
 def read_text(

@@ -25,7 +25,7 @@ def write_html(report: Report, path: str | Path) -> Path:
     path = Path(path)
     text = page(report)
     with atomic_path(path) as temporary:
-        Path(temporary).write_text(text, encoding="utf-8")
+        Path(temporary).write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
 
 
