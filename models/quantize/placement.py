@@ -51,6 +51,8 @@ class Plan:
         flows: modules that run as flows → their statements.
         unknown: modules without a rule → their class.
         results: name of the tensor that each top-level layer gives to others; '' for the head.
+        left_in_float: paths of the convolutions that the recipe leaves in float, and no others: a file says so, and
+            the verifier takes a convolution that something else left in float for a mistake.
     """
 
     tensors: tuple[QuantizedTensor, ...]
@@ -60,6 +62,7 @@ class Plan:
     flows: dict[str, rules.Flow]
     unknown: dict[str, str]
     results: tuple[str, ...]
+    left_in_float: tuple[str, ...]
 
     @property
     def scales(self) -> dict[str, tuple[str, ...]]:
@@ -114,9 +117,10 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         readers_of_picture = tuple(path for path, value in lacking.items() if value is picture)
         tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[picture].name, False, readers_of_picture))
     inside = _inside_unknown(model, graph, recipe)
+    states = {_weight_path(model, path): state for path, state in convolutions.items()} | inside
     return Plan(
         tensors=tuple(tensors),
-        convolutions={_weight_path(model, path): state for path, state in convolutions.items()} | inside,
+        convolutions=states,
         picture_readers=tuple(_weight_path(model, path) for path, value in lacking.items() if value is picture),
         fallback=tuple(
             [path for path, state in inside.items() if state == "int8"]
@@ -125,6 +129,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         flows=graph.flows,
         unknown=graph.unknown,
         results=tuple(value.name if isinstance(value, Value) else "" for value in graph.results),
+        left_in_float=tuple(path for path in states if _why_float(model, path, recipe)),
     )
 
 
@@ -226,25 +231,11 @@ def _readers(graph: Graph) -> dict[Value, list[str]]:
 
 def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
     """Path of each convolution of the graph → 'int8' or why it stays in float."""
-    head = f"model.{len(model.model) - 1}."
-    states: dict[str, str] = {}
-    for operation in graph.operations:
-        if operation.kind != "conv":
-            continue
-        path = operation.path
-        pattern = first_match(recipe.float, _weight_path(model, path))
-        if pattern is not None:
-            states[path] = f"the recipe's float pattern {pattern}"
-        elif path.startswith(head) and recipe.head == "float":
-            states[path] = "the recipe's head: float"
-        elif (
-            path.startswith(head)
-            and recipe.head == "last-conv-float"
-            and isinstance(model.get_submodule(path), nn.Conv2d)
-        ):
-            states[path] = "the recipe's head: last-conv-float"
-        else:
-            states[path] = "int8"
+    states = {
+        operation.path: _why_float(model, _weight_path(model, operation.path), recipe) or "int8"
+        for operation in graph.operations
+        if operation.kind == "conv"
+    }
     paths = [*(_weight_path(model, path) for path in states), *_inside_unknown(model, graph, recipe)]
     for pattern in recipe.float:
         if not any(matches(pattern, path) for path in paths):
@@ -253,6 +244,18 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
                 f"paths such as {next(iter(states), 'model.0')}, and glob patterns of them"
             )
     return states
+
+
+def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
+    """Why the recipe leaves the convolution whose weight lies at `path` in float; None if it does not."""
+    pattern = first_match(recipe.float, path)
+    if pattern is not None:
+        return f"the recipe's float pattern {pattern}"
+    if recipe.head == "int8" or not path.startswith(f"model.{len(model.model) - 1}."):
+        return None
+    around, _, last = path.rpartition(".")
+    inner = last == "conv" and _is_unit(model.get_submodule(around))
+    return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
 
 
 def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]], add: str) -> set[Value]:
@@ -295,13 +298,12 @@ def _has_site(value: Value) -> bool:
 
 
 def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str, str]:
-    states = {}
-    for path in graph.unknown:
-        for name, module in model.get_submodule(path).named_modules(prefix=path):
-            if isinstance(module, nn.Conv2d):
-                pattern = first_match(recipe.float, name)
-                states[name] = "int8" if pattern is None else f"the recipe's float pattern {pattern}"
-    return states
+    return {
+        name: _why_float(model, name, recipe) or "int8"
+        for path in graph.unknown
+        for name, module in model.get_submodule(path).named_modules(prefix=path)
+        if isinstance(module, nn.Conv2d)
+    }
 
 
 def _weight_path(model: nn.Module, path: str) -> str:

@@ -75,8 +75,9 @@ def test_q_dq_taken_off_a_convolution_that_is_not_in_float_is_found(pattern: str
     network, model = exported(tiny, Recipe(float=(pattern,)), tmp_path)
     floats = set(network.model.quantization_plan.float_convolutions)
     assert len(floats) == PATTERNS[pattern]
+    assert floats == set(network.model.quantization_plan.left_in_float)
     assert floats == {path for path in network.model.quantization_plan.convolutions if matches(pattern, path)}
-    assert json.loads(metadata_of(model)[KEY]) == list(network.model.quantization_plan.float_convolutions)
+    assert json.loads(metadata_of(model)[KEY]) == list(network.model.quantization_plan.left_in_float)
     for file in (model, without_names(model)):
         assert verify(file).ok, verify(file).findings
         assert verify(file).counts["float_convolutions"] == len(floats)
@@ -91,7 +92,7 @@ def test_q_dq_taken_off_a_convolution_that_is_not_in_float_is_found(pattern: str
 def test_the_metadata_names_what_the_head_leaves_in_float(head: str, tiny: Path, tmp_path: Path):
     network, model = exported(tiny, Recipe(head=head), tmp_path)
     named = json.loads(metadata_of(model)[KEY])
-    assert named == list(network.model.quantization_plan.float_convolutions)
+    assert named == list(network.model.quantization_plan.left_in_float)
     assert len(named) == {"last-conv-float": 6, "float": 18}[head]
     for file in (model, without_names(model)):
         report = verify(file)

@@ -191,7 +191,7 @@ def export_forms(
         graph = fp16.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    named = float_parts.properties(plan.float_convolutions) if plan is not None else {}
+    named = float_parts.properties(plan.left_in_float) if plan is not None else {}
     entries = {**properties, **_metadata(config), **named}
     return [_write(graph, form, path, entries, quantizers) for path, form in files.items()]
 
