@@ -330,9 +330,7 @@ class TestMistakes:
             (["--hyp", "nowhere.yaml"], "--hyp nowhere.yaml"),
             (["--recipe", "nowhere.yaml"], "--recipe nowhere.yaml"),
             (["--device", "99"], "--device"),
-            (["--batch-size", "0"], "--batch-size"),
             (["--calib-method", "max", "--percentile", "99"], "--calib-method percentile"),
-            (["--calib-method", "percentile", "--percentile", "200"], "percentile"),
         ],
     )
     def test_options(self, fails, words, expected, data, demo_weights):
