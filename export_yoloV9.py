@@ -83,7 +83,7 @@ def export(args: argparse.Namespace) -> None:
     height, width = result.inputs["images"][2:]
     text = deepstream.infer_config(
         path, (int(height), int(width)), batch, len(network.names),
-        typing=config.resolved(True).typing if network.kind == "qat" else "", dynamic=args.dynamic,
+        typing=config.resolved(True).typing if network.quantized else "", dynamic=args.dynamic,
     )  # fmt: skip
     for written in deepstream_files.write(path, deepstream.labels(network.names), text):
         print(written)

@@ -259,13 +259,13 @@ def sensitive(args: argparse.Namespace) -> None:
     if args.resume is None and not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
     options = _options(args, SensitiveOptions) if args.resume is None else None
-    from utils.jobs.sensitivity import run
+    from utils.jobs.sensitivity import run as analysis
 
     if options is None:
-        run = run.find_analysis(args.resume, args.project or SensitiveOptions.project)
-        run.resume(run, given, args.command_line)
+        run = analysis.find_analysis(args.resume, args.project or SensitiveOptions.project)
+        analysis.resume(run, given, args.command_line)
     else:
-        run.start(options, args.command_line)
+        analysis.start(options, args.command_line)
 
 
 def calibrate(args: argparse.Namespace) -> None:

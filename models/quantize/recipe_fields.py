@@ -1,9 +1,10 @@
 """What a recipe may hold: a table of its fields, each with its type, bounds or choices, and how a value is checked.
 
     RECIPE["calibration"].fields["batches"].read("calibration.batches", 2.5)
-    RecipeError: calibration.batches is 2.5; it may hold a whole number from 1 to 1,000,000
+    RecipeError: calibration.batches is 2.5; it may hold an integer from 1 to 1,000,000
 
-Defaults are the dataclasses' in `recipe.py`. The bounds lie far outside what helps: they stand against slips.
+Defaults are the dataclasses' in `recipe.py`; bounds of numbers are those of `utils/core/bounds.py`. They lie far
+outside what helps: they stand against slips.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from utils.core.bounds import BOUNDS, Bounds
 from utils.core.errors import RecipeError
 
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
@@ -42,41 +44,19 @@ class Field(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number; `true` is none, and neither is 2.0."""
+class Number:
+    """A number within bounds; `true` is none, neither infinite nor NaN, and 2.0 is no integer."""
 
-    low: int
-    high: int
-
-    @property
-    def expected(self) -> str:
-        return f"a whole number from {self.low:,} to {self.high:,}"
-
-    def read(self, key: str, value: Any) -> int:
-        if not _is_number(value, int) or not self.low <= value <= self.high:
-            raise misfit(key, value, self.expected)
-        return int(value)
-
-
-@dataclass(frozen=True)
-class Real:
-    """A number, whole or not; neither infinite nor NaN, and no text."""
-
-    low: float
-    high: float
-    above: bool = False  # the lower bound itself is excluded
-    below: bool = False  # the upper bound itself is excluded
+    bounds: Bounds
 
     @property
     def expected(self) -> str:
-        low, high = "above" if self.above else "of at least", "below" if self.below else "at most"
-        return f"a number {low} {self.low:,}, {high} {self.high:,}"
+        return str(self.bounds)
 
-    def read(self, key: str, value: Any) -> float:
-        inside = _is_number(value, (int, float)) and self.low <= value <= self.high
-        if not inside or (self.above and value == self.low) or (self.below and value == self.high):
+    def read(self, key: str, value: Any) -> int | float:
+        if value not in self.bounds:
             raise misfit(key, value, self.expected)
-        return float(value)
+        return int(value) if self.bounds.whole else float(value)
 
 
 @dataclass(frozen=True)
@@ -161,8 +141,8 @@ class Schedule:
     JSON has no keys but texts, so that an epoch may be one of digits.
     """
 
-    rate: Real
-    epoch: Whole
+    rate: Number
+    epoch: Number
     expected: str = "a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
 
     def read(self, key: str, value: Any) -> dict[int, float]:
@@ -207,14 +187,12 @@ class Section:
 
 
 WHOLE = "the recipe"  # how a message names all of it
-PERCENTILE = Real(50, 100, above=True)
-RATE = Real(0, 1, above=True, below=True)
-EPOCHS = Whole(0, 10_000)
+RATE, EPOCHS = Number(BOUNDS["lr"]), Number(BOUNDS["epochs"])
 CALIBRATION = Section(
     {
         "method": Choice((*CALIBRATION_METHODS, AUTO)),
-        "percentile": PERCENTILE,
-        "batches": Whole(1, 1_000_000),
+        "percentile": Number(BOUNDS["percentile"]),
+        "batches": Number(BOUNDS["calib_batches"]),
         "scales": Table(
             "a mapping from names of scales to methods",
             Text(f"the name of a scale, of at most {LONGEST} characters"),
@@ -225,12 +203,12 @@ CALIBRATION = Section(
 FINETUNE = Section(
     {
         "epochs": EPOCHS,
-        "iters": Whole(1, 1_000_000),
+        "iters": Number(BOUNDS["iters"]),
         "lr": Schedule(RATE, EPOCHS),
-        "supervision_stride": Whole(1, 1_000),
-        "grad_clip": Real(0, 1_000_000, above=True),
-        "patience": EPOCHS,
-        "collapse": Real(0, 1, below=True),
+        "supervision_stride": Number(BOUNDS["supervision_stride"]),
+        "grad_clip": Number(BOUNDS["grad_clip"]),
+        "patience": Number(BOUNDS["patience"]),
+        "collapse": Number(BOUNDS["collapse"]),
     }
 )
 RECIPE: Mapping[str, Field] = {

@@ -135,7 +135,7 @@ class TestRefused:
     def test_a_part_of_a_batch(self, command: str, refused: Callable[[str, str], str], tmp_path: Path):
         assert refused(command, "calibration: {batches: 2.5}\n") == (
             f"error: --recipe {tmp_path / 'recipe.yaml'}: calibration.batches is 2.5; "
-            "it may hold a whole number from 1 to 1,000,000\n"
+            "it may hold an integer from 1 to 1,000,000\n"
         )
 
     @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 PYTHON_PROGRAMS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data/demo/*.py")]
-    if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
+    if 'if __name__ == "__main__"' in (text := path.read_text(encoding="utf-8"))
+    and ("-> argparse.ArgumentParser" in text or path.name == "run_upstream.py")  # the others serve our scripts only
 )
 SHELL_PROGRAMS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -134,6 +135,9 @@ def parser_of(program: str) -> argparse.ArgumentParser:
     spec = importlib.util.spec_from_file_location(name, ROOT / program)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    beside = str((ROOT / program).parent)
+    if beside not in sys.path:  # a program finds what lies beside it
+        sys.path.append(beside)
     spec.loader.exec_module(module)
     (make,) = [
         function

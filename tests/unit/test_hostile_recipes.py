@@ -43,16 +43,16 @@ NUMBERS = [
 WHOLE = [*NUMBERS, "2.5", "2.0", "1e3", "-1", "10000000000"]
 ENTRIES: dict[str, tuple[list[str], str]] = {  # entry → what it may not hold, and what the message says that it may
     "calibration.method": (["median", "MAX", "1", "true", "[max]", ""], "max, percentile, mse, entropy or auto"),
-    "calibration.percentile": ([*NUMBERS, "50", "100.1", "-99.9"], "a number above 50, at most 100"),
-    "calibration.batches": ([*WHOLE, "0", "1000001"], "a whole number from 1 to 1,000,000"),
+    "calibration.percentile": ([*NUMBERS, "50", "100.1", "-99.9"], "a number above 50 and at most 100"),
+    "calibration.batches": ([*WHOLE, "0", "1000001"], "an integer from 1 to 1,000,000"),
     "calibration.scales": (["mse", "[mse]", "3", ""], "a mapping from names of scales to methods"),
-    "finetune.epochs": ([*WHOLE, "10001"], "a whole number from 0 to 10,000"),
-    "finetune.iters": ([*WHOLE, "0", "1000001"], "a whole number from 1 to 1,000,000"),
+    "finetune.epochs": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
+    "finetune.iters": ([*WHOLE, "0", "1000001"], "an integer from 1 to 1,000,000"),
     "finetune.lr": (["'1e-6'", "fast", "true", "[1e-6]", ""], "a learning rate, or rates by the epoch"),
-    "finetune.supervision_stride": ([*WHOLE, "0", "1001"], "a whole number from 1 to 1,000"),
-    "finetune.grad_clip": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0, at most 1,000,000"),
-    "finetune.patience": ([*WHOLE, "10001"], "a whole number from 0 to 10,000"),
-    "finetune.collapse": ([*NUMBERS, "-0.1", "1"], "a number of at least 0, below 1"),
+    "finetune.supervision_stride": ([*WHOLE, "0", "1001"], "an integer from 1 to 1,000"),
+    "finetune.grad_clip": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
+    "finetune.patience": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
+    "finetune.collapse": ([*NUMBERS, "-0.1", "1"], "a number of at least 0 and below 1"),
     "head": (["half", "INT8", "1", "[int8]", ""], "int8, last-conv-float or float"),
     "add": (["none", "true", "{both: 1}", ""], "both or residual"),
     "float": (["model.22", "true", "3", "{model.1: float}", ""], "a list of module paths and glob patterns"),
@@ -98,21 +98,21 @@ def test_the_table_of_hostile_values_has_every_entry():
 
 def test_the_message_is_the_one_of_the_documentation(tmp_path):
     assert refusal(write(tmp_path, "calibration: {batches: 2.5}")) == (
-        "calibration.batches is 2.5; it may hold a whole number from 1 to 1,000,000"
+        "calibration.batches is 2.5; it may hold an integer from 1 to 1,000,000"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("finetune: {lr: {0: 1e-6, 2.5: 1e-6}}", "a key of finetune.lr is 2.5; it may hold a whole number from 0 to"),
+        ("finetune: {lr: {0: 1e-6, 2.5: 1e-6}}", "a key of finetune.lr is 2.5; it may hold an integer from 0 to"),
         ("finetune: {lr: {0: 1e-6, true: 1e-6}}", "a key of finetune.lr is True"),
         ("finetune: {lr: {0: 1e-6, -1: 1e-6}}", "a key of finetune.lr is -1"),
         ("finetune: {lr: {0: 1e-6, 10001: 1e-6}}", "a key of finetune.lr is 10001"),
         ("finetune: {lr: {0: 1e-6, first: 1e-6}}", "a key of finetune.lr is 'first'"),
-        ("finetune: {lr: {0: 1e-6, 6: .inf}}", "finetune.lr[6] is inf; it may hold a number above 0, below 1"),
+        ("finetune: {lr: {0: 1e-6, 6: .inf}}", "finetune.lr[6] is inf; it may hold a number above 0 and below 1"),
         ("finetune: {lr: {0: 1e-6, 6: 1}}", "finetune.lr[6] is 1;"),
-        ("finetune: {lr: 0}", "finetune.lr is 0; it may hold a number above 0, below 1"),
+        ("finetune: {lr: 0}", "finetune.lr is 0; it may hold a number above 0 and below 1"),
         ("finetune: {lr: {0: 1e-6, '6': 1e-6, 6: 1e-5}}", "finetune.lr holds epoch 6 twice"),
         ("finetune: {lr: {}}", "with a rate for epoch 0"),
         ("calibration: {scales: {model.1: 99.9}}", "calibration.scales['model.1'] is 99.9; it may hold max, mse"),
@@ -404,6 +404,9 @@ class _Pair:
     def in_float(self, paths: Any) -> State:
         return State(weights=frozenset("ab") - set(paths))
 
+    def union(self, units: Any) -> Any:
+        return self.Unit("+".join(unit.name for unit in units))
+
 
 def test_a_search_with_any_budget_leaves_something_in_int8():
     ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
@@ -418,7 +421,7 @@ def test_a_search_with_any_budget_leaves_something_in_int8():
         _Pair(),
         screening,
         confirming,
-        lambda units: {u.name: {"macs": 0.5, "engine_time": None} for u in units},
+        lambda units: {u.name: {"macs": 0.5 * (u.name.count("+") + 1), "engine_time": None} for u in units},
     ).run(SimpleNamespace(everything=everything), [])
     assert len(found.names) == 1
     assert found.ap == pytest.approx(0.4)

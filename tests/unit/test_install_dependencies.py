@@ -55,7 +55,7 @@ class Project:
         self.root, self.wheels, self.programs = root / "the project", root / "wheels", root / "programs"
         for folder in (
             self.root / "scripts",
-            self.root / "utils",
+            self.root / "utils/core",
             self.root / "requirements",
             self.wheels,
             self.programs,

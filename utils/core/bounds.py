@@ -20,7 +20,7 @@ class Bounds:
 
     Attributes:
         whole: integers only.
-        open_: which ends are excluded: '', 'least' or 'both'.
+        open_: which ends are excluded: '', 'least', 'most' or 'both'.
     """
 
     least: float
@@ -32,15 +32,18 @@ class Bounds:
         kinds = int if self.whole else (int, float)
         if not isinstance(value, kinds) or isinstance(value, bool) or not self.least <= value <= self.most:
             return False
-        return not ((self.open_ and value == self.least) or (self.open_ == "both" and value == self.most))
+        return not (
+            (self.open_ in ("least", "both") and value == self.least)
+            or (self.open_ in ("most", "both") and value == self.most)
+        )
 
     def __str__(self) -> str:
-        kind = "an integer" if self.whole else "a number"
-        if self.open_:
-            return (
-                f"{kind} above {self.least:.12g} and {'below' if self.open_ == 'both' else 'at most'} {self.most:.12g}"
-            )
-        return f"{kind} from {self.least:.12g} to {self.most:.12g}"
+        least, most = (f"{end:,}" for end in (self.least, self.most))
+        if not self.open_:
+            return f"{'an integer' if self.whole else 'a number'} from {least} to {most}"
+        low = "above" if self.open_ in ("least", "both") else "of at least"
+        high = "below" if self.open_ in ("most", "both") else "at most"
+        return f"{'an integer' if self.whole else 'a number'} {low} {least} and {high} {most}"
 
 
 FRACTION = Bounds(0, 1, whole=False)
@@ -69,6 +72,8 @@ BOUNDS = {
     "optimization_level": Bounds(0, 5),  # of TensorRT's IBuilderConfig
     "timing_iterations": Bounds(1, 1000),
     "lr": Bounds(0, 1, whole=False, open_="both"),
+    "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
+    "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
     "percentile": Bounds(50, 100, whole=False, open_="least"),
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes
     "conf_thres": FRACTION,

@@ -1,13 +1,16 @@
 """One evaluation loop for every runner (PyTorch, ONNX Runtime, TensorRT).
 
 data_yaml.py    data.yaml → DataConfig
-images.py       a split's image files and their labels, checked
+find_images.py  a split's image files and their label files
+images.py       these, read and checked; quiet_decoders.py: without the decoders' own complaints
+fingerprint.py  has a dataset changed since a run began?
+sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back
 dataset.py      both together: batches, read ahead by worker processes
 detector.py     runner + NMS: batches of images → detections
 nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
 metrics.py      detections and labels → precision, recall, AP
-coco.py         predictions as COCO JSON, pycocotools
+coco.py         predictions as COCO JSON, pycocotools; coco_annotations.py: annotations, checked
 predictions.py  detections as files
 loop.py         evaluate(runner, data, config) → EvalResult
 proxy.py        distance of predictions without labels and without NMS

@@ -87,7 +87,7 @@ def deliver(
         check_classes(request.weights, network.names, data)
     loaded(network)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
-    config = config.resolved(network.kind == "qat")
+    config = config.resolved(network.quantized)
     images = check_pictures(request.check, config.imgsz, data) if request.check else None
     problems = []
     results = export_forms(network.model, config, request.files, network.metadata())
@@ -107,7 +107,7 @@ def deliver(
 
 def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
-    kind = {"qat": "QAT", "float": "standard"}[network.kind]
+    kind = {"qat": "QAT", "ptq": "PTQ", "float": "standard"}[network.kind]
     shapes = [
         ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in side.items())
         for side in (result.inputs, result.outputs)

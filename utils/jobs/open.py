@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from models import reparam
-from models.quantize import __version__, checkpoint
-from models.quantize.recipe import Recipe
-from utils import upstream
+from models.quantize import __version__
 from utils.core.errors import DependencyError, InputError, no_file
 from utils.core.tasks import DETECT, Task
-from utils.runners.base import Runner
 from utils.trt.engine_file import ENGINE_SUFFIXES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from models.quantize.recipe import Recipe
+    from utils.runners.base import Runner
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Network:
         stride: image sizes are multiples of it, pixels.
         head: upstream's class of the checkpoint's last layer, such as DDetect.
         recipe: of a quantized network, None for a float one.
+        kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
     """
 
     model: nn.Module
@@ -36,12 +37,13 @@ class Network:
     stride: int
     head: str
     recipe: Recipe | None
+    kind: str
     task: Task = DETECT
 
     @property
-    def kind(self) -> str:
-        """'qat' (calibrated or finetuned) or 'float'."""
-        return "float" if self.recipe is None else "qat"
+    def quantized(self) -> bool:
+        """Whether there are quantizers in it."""
+        return self.recipe is not None
 
     def metadata(self) -> dict[str, str]:
         """Properties for the exported file; values are texts, structures JSON."""
@@ -61,17 +63,20 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     Raises:
         CheckpointError: it is neither, or damaged, or a network that cannot be exported.
     """
+    from models import reparam
+    from models.quantize import checkpoint
+    from utils import upstream
+
     if checkpoint.kind(weights) == "quantized":
-        quantized = checkpoint.load(weights)
-        return Network(
-            quantized.model.to(device), quantized.names, quantized.stride, _head(quantized.model), quantized.recipe
-        )
+        found = checkpoint.load(weights)
+        kind = "ptq" if found.extra.get("stage") == "PTQ" else "qat"
+        return Network(found.model.to(device), found.names, found.stride, _head(found.model), found.recipe, kind)
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == upstream.TRAINING_HEAD:
         source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, head, None)
+    return Network(model, source.names, source.stride, head, None, "float")
 
 
 def _head(model: Any) -> str:

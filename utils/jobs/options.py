@@ -58,11 +58,11 @@ class _CalibratingOptions:
     calib_batches: int | None = None
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        check_bounds(self, "batch_size", "imgsz", "seed", "workers")
         for name, (_, entry) in RECIPE_OPTIONS.items():
             if getattr(self, name, None) is not None:
                 entry.read(flag(name), getattr(self, name))
+        _check_kinds(self)
+        check_bounds(self, "batch_size", "imgsz", "seed", "workers")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the saved state."""
