@@ -53,7 +53,7 @@ class Number:
     def expected(self) -> str:
         return str(self.bounds)
 
-    def read(self, key: str, value: Any) -> int | float:
+    def read(self, key: str, value: Any) -> Any:
         if value not in self.bounds:
             raise misfit(key, value, self.expected)
         return int(value) if self.bounds.whole else float(value)
