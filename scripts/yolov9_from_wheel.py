@@ -12,11 +12,19 @@ scripts/get_yolov9.sh calls this where GitHub cannot be reached, and compares th
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where interrupts.py lies
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
 import argparse
 import ast
 import email
 import hashlib
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath

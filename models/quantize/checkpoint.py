@@ -8,7 +8,7 @@ in full precision, so that a fresh process computes what the saving process comp
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from utils.core.file_schema import Mismatch, check, choice, damaged, integer, ma
 from utils.core.files import save_torch
 from utils.core.torch_files import check_archive
 from utils.untrusted import torch_archive
+from utils.upstream import DETECT_HEADS
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
@@ -93,8 +94,11 @@ def save(
     save_torch(content, path)
 
 
-def load(path: str | Path) -> QuantizedCheckpoint:
+def load(path: str | Path, heads: Sequence[str] = DETECT_HEADS) -> QuantizedCheckpoint:
     """Read a quantized checkpoint.
+
+    Args:
+        heads: upstream's classes that its last layer may be of.
 
     Raises:
         CheckpointError: missing, truncated, foreign, a float checkpoint, or of a version this one cannot read.
@@ -108,7 +112,7 @@ def load(path: str | Path) -> QuantizedCheckpoint:
             f"python qat.py quantize --weights {path} makes it"
         )
     check(content, CONTENT, path, AGAIN)
-    recipe, model = _build(path, content)
+    recipe, model = _build(path, content, heads)
     names, state, nc, yaml = content["names"], content["quantized_state"], content["nc"], content["yaml"]
     stride, extra = content["stride"], content["extra"]
     check({"names": names}, record({"names": upstream_checks.class_names(nc)}), path, AGAIN)
@@ -126,7 +130,7 @@ def load(path: str | Path) -> QuantizedCheckpoint:
     return QuantizedCheckpoint(model.eval(), recipe, names, nc, stride, yaml, extra)
 
 
-def _build(path: str | Path, content: Mapping[str, Any]) -> tuple[Recipe, nn.Module]:
+def _build(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -> tuple[Recipe, nn.Module]:
     """The network that the content describes, with quantizers, before it gets its weights and ranges."""
     from utils import upstream
 
@@ -135,8 +139,9 @@ def _build(path: str | Path, content: Mapping[str, Any]) -> tuple[Recipe, nn.Mod
         recipe = Recipe.from_dict(content["recipe"])
         model = upstream.build_model(content["yaml"], content["nc"])
         upstream_checks.check_layers(path, model)
-        upstream.check_head(model, path)
-        upstream_checks.one_of(upstream.DETECT_HEADS)(model.model[-1], f"model.{len(model.model) - 1}")
+        if type(model.model[-1]).__name__ not in heads:
+            upstream.check_head(model, path)
+        upstream_checks.one_of(tuple(heads))(model.model[-1], f"model.{len(model.model) - 1}")
         model = upstream.fuse(model)
         placement.apply(model, placement.plan(model, recipe), content["library"])
     except (CheckpointError, DependencyError):

@@ -169,7 +169,7 @@ def test_a_job_may_close_what_it_opened(tmp_path):
 def test_temporary_files_go_also_when_nothing_unwinds(tmp_path, presses):
     program = Program(tmp_path, """
         import hashlib
-        from utils.cli import atomic_path
+        from utils.core.files import atomic_path
         def work():
             os.mkdir("folder"); os.mkdir("folder/deep"); open("folder/deep/file", "w").close()
             interrupts.temporaries.add(os.path.abspath("folder"))

@@ -80,7 +80,7 @@ def test_help_into_a_closed_output(words):
 
 def test_a_closed_output_leaves_no_temporary_file(tmp_path):
     job = """
-    from utils.cli import atomic_path
+    from utils.core.files import atomic_path
     with atomic_path("result") as temporary:
         while True: print("line")
     """
@@ -160,7 +160,9 @@ def without_encoding(source: str) -> list[str]:
         words = {k.arg: ast.unparse(k.value) for k in node.keywords}
         texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         mode = words.get("mode", "".join(texts[-1:]) if name == "open" else "")
-        if name == "read_text" or (name == "write_text" and len(node.args) < 2):
+        if (name == "read_text" and isinstance(node.func, ast.Attribute)) or (
+            name == "write_text" and len(node.args) < 2
+        ):
             found.append(ast.unparse(node))
         elif name in ("open", "fdopen", "NamedTemporaryFile") and function not in ("os.open", "Image.open"):
             found += [ast.unparse(node)] if "b" not in mode else []
