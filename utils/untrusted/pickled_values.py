@@ -168,7 +168,9 @@ def tensor(
             raise Damaged("a tensor's shape is none")
     if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in (offset, *size, *stride)):
         raise Damaged("a tensor's shape is none")
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else offset - 1
+    if 0 in size:  # a view of nothing may begin anywhere
+        return torch.empty_strided(size, stride, dtype=storage.dtype)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if last >= storage.count or math.prod(size) > storage.count:
         raise Damaged(f"a tensor of shape {list(size)} does not fit into its storage")
     found = torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, size, stride)
