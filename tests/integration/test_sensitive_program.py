@@ -184,7 +184,7 @@ class TestAPlantedProblem:
         assert summary["rows"][0]["unit"] == "model.21"
         assert max(summary["rows"], key=lambda row: row["score"] or 0)["unit"] == "model.21"
         assert "model.21" in summary["recipe"]["units"]
-        assert found["PTQ"] == pytest.approx(found["float"], abs=0.005)
+        assert found["PTQ"] > found["float"] - 0.005
 
     def test_the_recipe_survives_to_onnx(self, mended, requantized, data, tmp_path):
         units = summary_of(mended)["recipe"]["units"]

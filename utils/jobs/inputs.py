@@ -36,7 +36,7 @@ AUGMENTATION = {
     "mosaic": number(0, 1), "mixup": number(0, 1), "copy_paste": number(0, 1), "flipud": number(0, 1),
     "fliplr": number(0, 1), "hsv_h": number(0, 1), "hsv_s": number(0, 1), "hsv_v": number(0, 1),
     "degrees": number(0, 180), "translate": number(0, 1), "scale": number(0, 1), "shear": number(0, 45),
-    "perspective": number(0, 0.01),
+    "perspective": number(0, 1),
 }  # fmt: skip
 
 
