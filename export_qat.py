@@ -30,13 +30,13 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser("export_qat.py", description=__doc__.splitlines()[0])
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt): quantized by qat.py, or float")
-    parser.add_argument("--data", metavar="FILE", help="data set's YAML, to check that the classes fit (optional)")
+    parser.add_argument("--data", metavar="FILE", help="dataset's YAML, to check that the classes fit (optional)")
     parser.add_argument(
         *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
         help="input size in pixels: one side, or height and width (default: 640)",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=bounded("batch_size"), default=1, metavar="N", help="pictures a batch (default: 1)"
+        "--batch-size", type=bounded("batch_size"), default=1, metavar="N", help="images a batch (default: 1)"
     )
     add_device(parser)
     parser.add_argument(
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--dynamic", nargs="?", const="all", default="none", choices=("all", "batch"),
-        help="free batch, height and width; '--dynamic batch': free batch only",
+        help="dynamic batch, height and width; '--dynamic batch': dynamic batch only",
     )  # fmt: skip
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--inplace", action="store_true", help="upstream's switch of the same name on the head")
@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_end2end(parser)
     parser.add_argument(
         "--check", type=bounded("check"), default=4, metavar="N",
-        help="compare with PyTorch on N pictures in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
+        help="compare with PyTorch on N images in ONNX Runtime, those of --data if given (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument(
         "--output", metavar="FILE",
@@ -85,12 +85,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_end2end(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("NMS in the file", "of --include onnx_end2end")
+    group = parser.add_argument_group("NMS in the file", "for --include onnx_end2end")
     group.add_argument(
         "--nms", choices=("efficient", "onnx", "none"),
         help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
     )  # fmt: skip
-    group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections a picture (default: 100)")
+    group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections an image (default: 100)")
     group.add_argument(
         "--iou-thres", type=bounded("iou_thres"), default=0.45, metavar="P", help="overlap (default: 0.45)"
     )
@@ -120,7 +120,7 @@ def export(args: argparse.Namespace) -> None:
     if len(args.imgsz) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
     if args.nms and "onnx_end2end" not in names:
-        raise InputError(f"--nms {args.nms} is of --include onnx_end2end; without it no NMS is in the file")
+        raise InputError(f"--nms {args.nms} needs --include onnx_end2end: without it there is no NMS in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     check_files(weights=args.weights, data=args.data)

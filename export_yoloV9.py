@@ -41,11 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
         "typed, for TensorRT 10.12 and later",
     )  # fmt: skip
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
-    parser.add_argument("--dynamic", action="store_true", help="free batch; not together with --batch")
-    parser.add_argument("--batch", type=bounded("batch_size"), metavar="N", help="pictures a batch (default: 1)")
+    parser.add_argument("--dynamic", action="store_true", help="dynamic batch; not together with --batch")
+    parser.add_argument("--batch", type=bounded("batch_size"), metavar="N", help="images a batch (default: 1)")
     parser.add_argument(
         "--check", type=bounded("check"), default=4, metavar="N",
-        help="compare with PyTorch on N pictures in ONNX Runtime (default: 4; 0: do not)",
+        help="compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument(
         "--output", metavar="FILE", help="the file to write (default: beside the weights, NAME-deepstream.onnx)"

@@ -62,7 +62,7 @@ def _add_common(
         "--batch-size",
         type=bounded("batch_size"),
         metavar="N",
-        help=f"pictures a batch (default: {options.batch_size})",
+        help=f"images a batch (default: {options.batch_size})",
     )
     parser.add_argument(
         *IMAGE_SIZE_FLAGS,
@@ -75,7 +75,7 @@ def _add_common(
         "--workers",
         type=bounded("workers"),
         metavar="N",
-        help=f"processes that read pictures, at most (default: {options.workers})",
+        help=f"processes that read images, at most (default: {options.workers})",
     )
     add_run_dir(parser, options.project, options.name)
 
@@ -88,7 +88,7 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=bounded("seed"),
         metavar="N",
-        help=f"for pictures' order and augmentation (default: {QuantizeOptions.seed})",
+        help=f"for images' order and augmentation (default: {QuantizeOptions.seed})",
     )
     run.add_argument("--no-eval-origin", action="store_true", help="do not evaluate the float model")
     run.add_argument("--no-eval-ptq", action="store_true", help="do not evaluate the calibrated model before QAT")
@@ -109,7 +109,7 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
         "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
     )
     recipe.add_argument(
-        "--hyp", metavar="FILE", help="upstream's YAML of augmentation, for QAT's pictures (default: no augmentation)"
+        "--hyp", metavar="FILE", help="upstream's YAML of augmentation, for QAT's images (default: no augmentation)"
     )
     recipe.add_argument(
         "--epochs", type=bounded("epochs"), metavar="N", help=f"epochs of QAT (default: {Finetune.epochs})"
@@ -141,7 +141,7 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
     options = SensitiveOptions
     _add_common(parser, options)
     run = parser.add_argument_group("the run")
-    _add_pictures(run, options)
+    _add_images(run, options)
     run.add_argument("--granularity", choices=GRANULARITIES, help=f"of the units (default: {options.granularity})")
     run.add_argument(
         "--metric", choices=METRICS, help=f"ap: measure AP with every unit in float (default: {options.metric})"
@@ -175,25 +175,25 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.description = "AP of each calibration method, from one pass of statistics; the best goes to a recipe."
     _add_common(parser, CalibrateOptions)
-    _add_pictures(parser.add_argument_group("the run"), CalibrateOptions)
+    _add_images(parser.add_argument_group("the run"), CalibrateOptions)
     _add_recipe(parser.add_argument_group("the recipe (what it says about calibration methods is replaced)"))
     _without_defaults(parser)
 
 
-def _add_pictures(group: Any, options: type[CalibrateOptions]) -> None:
+def _add_images(group: Any, options: type[CalibrateOptions]) -> None:
     group.add_argument(
         "--num-image", type=bounded("num_image"), metavar="N",
-        help=f"validation pictures, evenly spread over the split (default: {options.num_image})",
+        help=f"validation images, evenly spread over the split (default: {options.num_image})",
     )  # fmt: skip
     group.add_argument(
-        "--seed", type=bounded("seed"), metavar="N", help=f"for the pictures' order (default: {options.seed})"
+        "--seed", type=bounded("seed"), metavar="N", help=f"for the images' order (default: {options.seed})"
     )
 
 
 def _add_recipe(group: Any) -> None:
     group.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
     group.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
-    group.add_argument("--hyp", metavar="FILE", help="accepted and checked; these pictures are not augmented")
+    group.add_argument("--hyp", metavar="FILE", help="accepted and checked; these images are not augmented")
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Evaluate a TensorRT engine or an ONNX file on a data set.
+"""Evaluate a TensorRT engine or an ONNX file on a dataset.
 
 python val_trt.py --engine-file gelan-c.onnx --data coco.yaml
 python val_trt.py --engine-file gelan-c.onnx --data coco.yaml --task study --imgsz 320 480 640
-python val_trt.py --engine-file gelan-c.engine --source pictures/          # draws what it finds
+python val_trt.py --engine-file gelan-c.engine --source images/          # draws what it finds
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVERYDAY_CONFIDENCE, EVERYDAY_OVERLAP = 0.25, 0.45  # what the eye wants
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Evaluate a TensorRT engine or an ONNX file on a data set, or draw what it finds."
+        description="Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds."
     )
     parser.add_argument(
         "--engine-file",
@@ -55,14 +55,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--source",
         metavar="PATH",
-        help="draw detections on this picture, video or folder instead of evaluating",
+        help="draw detections on this image, video or folder instead of evaluating",
     )
     parser.add_argument(
         *IMAGE_SIZE_FLAGS, type=bounded("imgsz"), nargs="+", metavar="N",
         help="longer side of the input in pixels (default: the file's own); several for --task study",
     )  # fmt: skip
     parser.add_argument("--batch-size", type=bounded("batch_size"), default=32, metavar="N",
-                        help="pictures at a time (default: 32); a fixed batch in the file wins")  # fmt: skip
+                        help="images at a time (default: 32); a static batch in the file wins")  # fmt: skip
     parser.add_argument(
         "--conf-thres", type=bounded("conf_thres"), metavar="P", help="least score (default: 0.001; --source: 0.25)"
     )
@@ -70,23 +70,23 @@ def make_parser() -> argparse.ArgumentParser:
         "--iou-thres", type=bounded("iou_thres"), metavar="P", help="NMS overlap (default: 0.7; --source: 0.45)"
     )
     parser.add_argument(
-        "--max-det", type=bounded("max_det"), default=300, metavar="N", help="detections per picture (default: 300)"
+        "--max-det", type=bounded("max_det"), default=300, metavar="N", help="detections per image (default: 300)"
     )
     parser.add_argument(
         "--task", default="val", choices=("val", "test", "train", "speed", "study"),
         help="a split to evaluate; speed: times at everyday thresholds; study: AP and times over image sizes",
     )  # fmt: skip
     parser.add_argument(
-        "--workers", type=bounded("workers"), default=8, metavar="N", help="processes that read pictures (default: 8)"
+        "--workers", type=bounded("workers"), default=8, metavar="N", help="processes that read images (default: 8)"
     )
-    parser.add_argument("--rect", action="store_true", help="smallest input that holds a picture (variable size only)")
+    parser.add_argument("--rect", action="store_true", help="smallest input that holds an image (dynamic size only)")
     parser.add_argument("--single-cls", action="store_true", help="all classes count as one")
     parser.add_argument("--verbose", action="store_true", help="a row for each class, however many there are")
     parser.add_argument("--save-txt", action="store_true", help="write detections to labels/*.txt")
     parser.add_argument("--save-conf", action="store_true", help="with scores in those files")
     parser.add_argument("--save-json", action="store_true", help="write COCO JSON, and run pycocotools if it can")
     parser.add_argument(
-        "--limit", type=bounded("limit"), metavar="N", help="only N pictures, evenly spread over the split"
+        "--limit", type=bounded("limit"), metavar="N", help="only N images, evenly spread over the split"
     )
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")
@@ -122,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def draw(args: argparse.Namespace) -> int:
-    """Draw detections on `args.source`; class names are the network's, or else the data set's."""
+    """Draw detections on `args.source`; class names are the network's, or else the dataset's."""
     from utils.core.run_folder import new_run
     from utils.evaluation.data_yaml import load_data
     from utils.evaluation.sources import check_readable, check_source, target_names
@@ -132,7 +132,9 @@ def draw(args: argparse.Namespace) -> int:
     files = check_source(args.source)
     for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
         if getattr(args, name):
-            raise InputError(f"--{name.replace('_', '-')} is of evaluation; --source draws, and writes nothing else")
+            raise InputError(
+                f"--{name.replace('_', '-')} belongs to evaluation; --source draws, and writes nothing else"
+            )
     check_readable(files)
     need_for(args.engine_file)
     if args.exist_ok:
@@ -188,7 +190,7 @@ def make_configs(args: argparse.Namespace, runner: Runner) -> list[EvalConfig]:
         sizes = args.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
         if None not in fixed_sizes(runner)[2:] or not sizes:
             raise InputError(
-                f"--task study needs a variable image size; {args.engine_file} takes {image_input(runner)}; "
+                f"--task study needs a dynamic image size; {args.engine_file} takes {image_input(runner)}; "
                 "export it with --dynamic, and build its engine for a range of --imgsz"
             )
         return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
@@ -222,7 +224,7 @@ def make_row(args: argparse.Namespace, runner: Runner, config: EvalConfig, resul
     from utils.trt.engine_file import EngineNote
 
     unusual = {
-        f"{result.images} pictures": config.limit is not None,
+        f"{result.images} images": config.limit is not None,
         f"split {config.split}": config.split != "val",
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"overlap {config.iou_thres:g}": config.iou_thres != AP_OVERLAP,

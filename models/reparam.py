@@ -22,7 +22,7 @@ from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.files import save_torch
 
 MAIN_HEAD = {"cv2": "cv4", "cv3": "cv5", "dfl": "dfl2"}  # part of DDetect → the same part of DualDDetect's second half
-CHECK_SIDE = 64  # pixels of the picture on which both networks are compared
+CHECK_SIDE = 64  # pixels of the image on which both networks are compared
 TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order
 
 
@@ -35,7 +35,7 @@ class Variant:
         head: the training network's head; the deployed head follows the last of `layers`.
         auxiliary: (first, last) training layers that only the auxiliary branch needs.
         stem: output channels of the first convolution.
-        down: class of the first layer that halves the picture with anything but a plain strided convolution.
+        down: class of the first layer that halves the image with anything but a plain strided convolution.
     """
 
     name: str
@@ -64,7 +64,7 @@ VARIANTS = {variant.name: variant for variant in (
     # name, deployed layers ← training layers, training head, auxiliary layers, what tells it from the others
     Variant("t", ((0, 21, 0),), 29, ((22, 28),), 16, "AConv"),
     Variant("s", ((0, 21, 0),), 29, ((22, 28),), 32, "AConv"),
-    # layer 0 passes the picture on, to both branches: deployed, the first convolution reads it itself
+    # layer 0 passes the image on, to both branches: deployed, the first convolution reads it itself
     Variant("m", ((0, 21, 1),), 38, ((0, 0), (23, 37)), 32, "AConv"),
     Variant("c", ((0, 21, 1),), 38, ((0, 0), (23, 37)), 64, "ADown"),
     # two backbones, both deployed; the auxiliary branch is the neck of the first
@@ -104,7 +104,7 @@ def choose(model: Any, name: str | None, where: str | Path) -> Variant:
 
 
 def derive(description: Mapping[str, Any]) -> Variant:
-    """The map for any network with a DualDDetect, also of somebody's own: walk from its second half to the picture.
+    """The map for any network with a DualDDetect, also of somebody's own: walk from its second half to the image.
 
     Where a variant of upstream's is meant, `VARIANTS` is what has been checked against its two YAMLs.
     """
@@ -159,7 +159,7 @@ def _deployed_input(reference: int, index: int, source: int, deployed: Mapping[i
     """What deployed layer `index` reads, where training layer `source` reads `reference` (-1: the layer before)."""
     absolute = source + reference if reference < 0 else reference
     if absolute >= 0 and absolute not in deployed and layers[absolute][2] == "Silence":
-        absolute = -1  # it only passes the picture on
+        absolute = -1  # it only passes the image on
     if absolute < 0 and index == 0:
         return -1
     if absolute not in deployed:
@@ -185,7 +185,7 @@ def check_description(found: Mapping[str, Any], expected: Mapping[str, Any], whe
 def _normalized(row: list[Any], index: int) -> str:
     sources, count, kind, arguments = row
     inputs = [index - 1 if one == -1 else one for one in ([sources] if isinstance(sources, int) else sources)]
-    return f"{kind} {arguments} x {count} reading {', '.join('the picture' if i < 0 else str(i) for i in inputs)}"
+    return f"{kind} {arguments} x {count} reading {', '.join('the image' if i < 0 else str(i) for i in inputs)}"
 
 
 def tensor_map(variant: Variant, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, str]:
@@ -242,16 +242,16 @@ def convert(training: upstream.FloatCheckpoint, variant: Variant) -> upstream.Fl
 
 
 def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
-    """How far the deployed network's output is from the training network's main branch, on one random picture.
+    """How far the deployed network's output is from the training network's main branch, on one random image.
 
     Raises:
         QatError: by more than float arithmetic explains.
     """
-    picture = torch.rand(1, 3, CHECK_SIDE, CHECK_SIDE, generator=torch.Generator().manual_seed(0)).to(device)
+    image = torch.rand(1, 3, CHECK_SIDE, CHECK_SIDE, generator=torch.Generator().manual_seed(0)).to(device)
     results = []
     for model in (training, deployed):
         with torch.no_grad(), _head_as_it_was(model):
-            result = model.to(device)(picture)[0]
+            result = model.to(device)(image)[0]
         results.append(result[1] if isinstance(result, (list, tuple)) else result)
     difference = float((results[0] - results[1]).abs().max())
     if not difference <= TOLERANCE:

@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="default: 1 4 8 12",
     )
     parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
-                        help="height and width, or both in one, of files of variable size")  # fmt: skip
+                        help="height and width, or both in one, of files of dynamic size")  # fmt: skip
     times = parser.add_argument_group("timing, with trtexec's names and defaults")
     times.add_argument(
         "--warmUp", type=bounded("warmUp"), default=200, metavar="MS", help="before each round (default: 200)"

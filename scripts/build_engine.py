@@ -40,9 +40,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("onnx", type=Path, metavar="ONNX", help="as export_qat.py writes it")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the engine (default: ONNX with .engine)")
     parser.add_argument("--batch-size", type=bounded("batch_size"), nargs="+", metavar="N",
-                        help="one, or min opt max, for a file of free batch (default: 1 8 16)")  # fmt: skip
+                        help="one, or min opt max, for a file of dynamic batch (default: 1 8 16)")  # fmt: skip
     parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
-                        help="one, or min opt max, for a file of free size (default: the file's own)")  # fmt: skip
+                        help="one, or min opt max, for a file of dynamic size (default: the file's own)")  # fmt: skip
     parser.add_argument(
         "--precision", choices=("best", "fp16", "fp32"), default="best",
         help="of a float file, where TensorRT chooses (default: best: FP16; a quantized file is INT8)",

@@ -26,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "check_engine_setup.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", metavar="DATA", help="data set's YAML")
+    parser.add_argument("data", metavar="DATA", help="dataset's YAML")
     parser.add_argument("--generate-graph", action="store_true", help="is graphviz there too?")
     add_device(parser)
     return parser

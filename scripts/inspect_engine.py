@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="engine, ENGINE.layers.json, or the inspector's JSON")
     parser.add_argument(
-        "--batch-size", type=bounded("batch_size"), metavar="N", help="pictures (default: what the engine is best for)"
+        "--batch-size", type=bounded("batch_size"), metavar="N", help="images (default: what the engine is best for)"
     )
     parser.add_argument("--generate-graph", action="store_true", help="draw the layers as SVG, with graphviz")
     add_device(parser)

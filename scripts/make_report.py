@@ -7,7 +7,7 @@
 
 A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. No run's report.json is written
 over: in a run's folder the page's data goes to report-merged.json, elsewhere to report.json. With --compare both
-networks run on a few validation pictures, and the page shows their detections side by side.
+networks run on a few validation images, and the page shows their detections side by side.
 """
 
 from __future__ import annotations
@@ -55,13 +55,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--note", action="append", default=[], metavar="TEXT", help="a sentence for the reader; several times"
     )
-    pictures = parser.add_argument_group("pictures")
-    pictures.add_argument(
-        "--compare", nargs=2, metavar=("FLOAT", "INT8"), help="networks to draw: .pt, .onnx or .engine"
-    )
-    pictures.add_argument("--data", metavar="FILE", help="the data set's YAML, whose val pictures are shown")
-    pictures.add_argument("--samples", type=bounded("samples"), default=4, metavar="N", help="pictures (default: 4)")
-    pictures.add_argument(
+    images = parser.add_argument_group("images")
+    images.add_argument("--compare", nargs=2, metavar=("FLOAT", "INT8"), help="networks to draw: .pt, .onnx or .engine")
+    images.add_argument("--data", metavar="FILE", help="the dataset's YAML, whose val images are shown")
+    images.add_argument("--samples", type=bounded("samples"), default=4, metavar="N", help="images (default: 4)")
+    images.add_argument(
         *IMAGE_SIZE_FLAGS,
         dest="imgsz",
         type=bounded("imgsz"),
@@ -69,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PX",
         help="input size (default: 640)",
     )
-    pictures.add_argument(
+    images.add_argument(
         "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
     )
     add_device(parser)
@@ -79,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Make the report as `args` say, and log its table."""
     if args.compare and not args.data:
-        raise InputError("--compare needs --data, the data set whose pictures are shown")
+        raise InputError("--compare needs --data, the dataset whose images are shown")
     need("matplotlib", *["torch"] * bool(args.compare))
     for network in args.compare or ():
         check_file(network, "--compare takes a .pt, .onnx or .engine")
@@ -110,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> list[Sample]:
-    """Detections of both networks on the same pictures."""
+    """Detections of both networks on the same images."""
     from utils.evaluation.dataset import load_data
     from utils.jobs.open import open_runner
     from utils.jobs.samples import collect

@@ -6,9 +6,9 @@
 #   ./scripts/quickstart.sh --weights my.pt --data my.yaml --imgsz 640
 #
 #   --weights FILE  float checkpoint, as upstream's train.py writes it (default: the demo model)
-#   --data FILE     data set's YAML with train and val (default: the demo set, which is drawn in build/digits)
+#   --data FILE     dataset's YAML with train and val (default: the demo set, which is drawn in build/digits)
 #   --imgsz PX      input size (default: 320 for the demo, else 640)
-#   --batch-size N  pictures a batch (default: 10)
+#   --batch-size N  images a batch (default: 10)
 #   --epochs N      epochs of QAT (default: 5)
 #   --iters N       iterations an epoch, at most (default: 20; both so that it takes minutes on two CPU cores)
 #   --device D      cpu, or a CUDA device such as 0 (default: 0 if there is one)
@@ -84,7 +84,7 @@ parse_arguments() {
     esac
     shift 2
   done
-  [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the data set that the model was trained on"
+  [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the dataset that the model was trained on"
   [ -n "$imgsz" ] || { [ -n "$weights" ] && imgsz=640 || imgsz=320; }
   weights=${weights:-data/demo/gelan-digits.pt}
   cd "$OVERLAY_ROOT"

@@ -4,7 +4,7 @@
 #   ./scripts/val_trt.sh WEIGHTS DATA IMGSZ [--generate-graph]
 #
 #   WEIGHTS           quantized or float checkpoint (.pt); an .onnx file is only built, an .engine only evaluated
-#   DATA              data set's YAML
+#   DATA              dataset's YAML
 #   IMGSZ             input size in pixels
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
 #
@@ -33,7 +33,7 @@ for option in "$@"; do
   esac
 done
 [ -f "$weights" ] || refuse "$weights does not exist; expected a checkpoint (.pt)"
-[ -f "$data" ] || refuse "$data does not exist; expected a data set's YAML"
+[ -f "$data" ] || refuse "$data does not exist; expected a dataset's YAML"
 case $imgsz in '' | *[!0-9]*) refuse "IMGSZ is $imgsz; expected pixels, such as 640" ;; esac
 case $weights in *.pt | *.onnx | *.engine | *.plan) ;; *) refuse "$weights is neither .pt, .onnx nor .engine" ;; esac
 # What would only be noticed after the export and the build, which take minutes

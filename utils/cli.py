@@ -26,9 +26,9 @@ IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """`--data FILE`: a data set's YAML in upstream's form."""
+    """`--data FILE`: a dataset's YAML in upstream's form."""
     default = None if required else "data/coco.yaml"
-    text = "data set's YAML" + ("" if required else f" (default: {default})")
+    text = "dataset's YAML" + ("" if required else f" (default: {default})")
     parser.add_argument("--data", default=default, required=required, metavar="FILE", help=text)
 
 

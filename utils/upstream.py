@@ -1,4 +1,4 @@
-"""The one door to upstream YOLOv9: models, checkpoints, augmented pictures.
+"""The one door to upstream YOLOv9: models, checkpoints, augmented images.
 
 Nothing else in this project imports upstream's modules. Upstream is imported when it is first needed, from the
 checkout that this file was copied into.
@@ -241,7 +241,7 @@ def make_dataset(
     `dataset.collate_fn` makes batches of them.
 
     Raises:
-        DataError: no picture, or no readable one, lies at `paths`.
+        DataError: no image, or no readable one, lies at `paths`.
     """
     ensure()
     from utils.dataloaders import LoadImagesAndLabels

@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def after_import() -> None:
-    """Make the font check of upstream's data-set reader ignore a missing network: fonts only serve plot labels."""
+    """Make the font check of upstream's dataset reader ignore a missing network: fonts only serve plot labels."""
     import utils.dataloaders as dataloaders
     import utils.general as general
 

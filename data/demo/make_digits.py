@@ -5,12 +5,12 @@
 
     datasets/digits/
         data.yaml                           for --data
-        images/{train,val}/000001.jpg       320x320; validation pictures are numbered from 500001
+        images/{train,val}/000001.jpg       320x320; validation images are numbered from 500001
         labels/{train,val}/000001.txt       class, middle x, middle y, width, height as fractions
         annotations/instances_{train,val}.json
         demo_set.json                       what it was made with
 
-Nothing is downloaded. A second run finds the set and leaves it alone. digit_pictures.py draws the pictures.
+Nothing is downloaded. A second run finds the set and leaves it alone. digit_images.py draws the images.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from utils.core.bounds import bounded
 from utils.core.errors import InputError
 
 if TYPE_CHECKING:
-    from digit_pictures import Sources
+    from digit_images import Sources
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # raise it when the same arguments draw other pictures
+VERSION = 1  # raise it when the same arguments draw other images
 SPLITS = ("train", "val")
 FIRST_ID = {"train": 1, "val": 500_001}
 JPEG_QUALITY = 85
@@ -72,22 +72,22 @@ def _start_worker(job: _Job) -> None:
     _jobs[:] = [job]
 
 
-def _write_picture(task: tuple[str, int]) -> list[Row]:
-    """Draw and write picture number ``index`` of a split with its labels; return the labels."""
+def _write_image(task: tuple[str, int]) -> list[Row]:
+    """Draw and write image number ``index`` of a split with its labels; return the labels."""
     import cv2
     import numpy as np
-    from digit_pictures import PICTURE_SIZE, draw_picture
+    from digit_images import IMAGE_SIZE, draw_image
 
     split, index = task
     folder, seed, sources = _jobs[0]
-    picture = draw_picture(np.random.default_rng([seed, SPLITS.index(split), index]), sources[split])
+    image = draw_image(np.random.default_rng([seed, SPLITS.index(split), index]), sources[split])
     stem = f"{FIRST_ID[split] + index:06d}"
-    _, data = cv2.imencode(".jpg", picture.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    _, data = cv2.imencode(".jpg", image.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     (folder / "images" / split / f"{stem}.jpg").write_bytes(data.tobytes())
-    rows = [(int(label), *map(int, box)) for label, box in zip(picture.labels, picture.boxes, strict=True)]
+    rows = [(int(label), *map(int, box)) for label, box in zip(image.labels, image.boxes, strict=True)]
     lines = [
-        f"{label} {(x1 + x2) / 2 / PICTURE_SIZE:.7f} {(y1 + y2) / 2 / PICTURE_SIZE:.7f} "
-        f"{(x2 - x1) / PICTURE_SIZE:.7f} {(y2 - y1) / PICTURE_SIZE:.7f}\n"
+        f"{label} {(x1 + x2) / 2 / IMAGE_SIZE:.7f} {(y1 + y2) / 2 / IMAGE_SIZE:.7f} "
+        f"{(x2 - x1) / IMAGE_SIZE:.7f} {(y2 - y1) / IMAGE_SIZE:.7f}\n"
         for label, x1, y1, x2, y2 in rows
     ]
     (folder / "labels" / split / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
@@ -95,32 +95,32 @@ def _write_picture(task: tuple[str, int]) -> list[Row]:
 
 
 def _draw_all(tasks: list[tuple[str, int]], folder: Path, seed: int, workers: int) -> Iterator[list[Row]]:
-    """Yield the labels of every picture in the order of the tasks."""
-    from digit_pictures import read_sources
+    """Yield the labels of every image in the order of the tasks."""
+    from digit_images import read_sources
 
     job = _Job(folder, seed, {split: read_sources(split) for split in SPLITS})
     if workers <= 1:
         _jobs[:] = [job]
-        yield from map(_write_picture, tasks)
+        yield from map(_write_image, tasks)
         return
     # spawn, not fork: OpenCV's threads do not survive a fork
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (job,)) as pool:
         try:
             with interrupts.blocked():  # a process that starts would answer Ctrl-C with a traceback
-                rows = pool.map(_write_picture, tasks, chunksize=16)
+                rows = pool.map(_write_image, tasks, chunksize=16)
             yield from rows
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _coco(split: str, pictures: list[list[Row]]) -> dict[str, object]:
+def _coco(split: str, drawn: list[list[Row]]) -> dict[str, object]:
     """COCO's instances for one split; image ids are the numbers in the file names, annotation ids start at 1."""
-    from digit_pictures import PICTURE_SIZE
+    from digit_images import IMAGE_SIZE
 
     images, annotations = [], []
-    for number, rows in enumerate(pictures, FIRST_ID[split]):
-        images.append({"id": number, "file_name": f"{number:06d}.jpg", "width": PICTURE_SIZE, "height": PICTURE_SIZE})
+    for number, rows in enumerate(drawn, FIRST_ID[split]):
+        images.append({"id": number, "file_name": f"{number:06d}.jpg", "width": IMAGE_SIZE, "height": IMAGE_SIZE})
         for label, x1, y1, x2, y2 in rows:
             box = [x1, y1, x2 - x1, y2 - y1]
             annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": label, "bbox": box,
@@ -181,10 +181,10 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
                 (temporary / kind / split).mkdir(parents=True)
         (temporary / "annotations").mkdir()
         tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
-        drawn = list(tqdm(_draw_all(tasks, temporary, seed, workers), "drawing digits", len(tasks), unit="picture"))
-        for split, pictures in (("train", drawn[:train]), ("val", drawn[train:])):
+        drawn = list(tqdm(_draw_all(tasks, temporary, seed, workers), "drawing digits", len(tasks), unit="image"))
+        for split, images in (("train", drawn[:train]), ("val", drawn[train:])):
             (temporary / "annotations" / f"instances_{split}.json").write_text(
-                json.dumps(_coco(split, pictures)), encoding="utf-8"
+                json.dumps(_coco(split, images)), encoding="utf-8"
             )
         (temporary / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
         (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n", encoding="utf-8")
@@ -203,8 +203,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
     parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
-    parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training pictures (default: 1000)")
-    parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation pictures (default: 500)")
+    parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training images (default: 1000)")
+    parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation images (default: 500)")
     parser.add_argument(
         "--workers", type=bounded("workers"), default=min(_cores(), 8), help="processes (default: one per core)"
     )
@@ -213,9 +213,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> int:
     new = make(args.out_dir, args.seed, args.train, args.val, args.workers)
-    words = (
-        f"wrote {args.train} training and {args.val} validation pictures" if new else "the demo set is there already"
-    )
+    words = f"wrote {args.train} training and {args.val} validation images" if new else "the demo set is there already"
     logger.info("%s: %s", words, args.out_dir / "data.yaml")
     return 0
 

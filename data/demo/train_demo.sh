@@ -5,8 +5,8 @@
 #   usage, in a patched YOLOv9 checkout: data/demo/train_demo.sh [--epochs N] [--batch-size N] [--data DIR]
 #                                        [--device D] [--workers N] [--seed N] [--name NAME] [--output FILE]
 #
-#   --epochs N      passes over the 1,000 training pictures (default: 110, 14 minutes on an H100; the last fifth without mosaic)
-#   --batch-size N  pictures per step (default: 64, the batch that upstream's learning rates are meant for)
+#   --epochs N      passes over the 1,000 training images (default: 110, 14 minutes on an H100; the last fifth without mosaic)
+#   --batch-size N  images per step (default: 64, the batch that upstream's learning rates are meant for)
 #   --data DIR      the demo set; drawn there when it is missing (default: datasets/digits)
 #   --device D      0, or cpu (default: 0)
 #   --workers N     loader processes (default: 12)
@@ -58,7 +58,7 @@ cd "$(dirname "$0")/../.."
 
 "$python" data/demo/make_digits.py "$data"
 
-# --cache ram and AdamW: a picture is small and the run short. --cos-lr: smooth to the end.
+# --cache ram and AdamW: an image is small and the run short. --cos-lr: smooth to the end.
 # --close-mosaic: mosaic cuts digits apart; the last epochs see whole ones, as validation does.
 # --noplots: upstream draws labels with a function that Pillow 10 dropped.
 "$python" scripts/run_upstream.py train.py \

@@ -144,7 +144,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
         for handle in handles:
             handle.remove()
     if seen == 0:
-        raise QatError("calibration got no pictures")
+        raise QatError("calibration got no images")
     unseen = [name for name in quantizers if name not in statistics.histograms]
     if unseen:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")

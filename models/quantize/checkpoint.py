@@ -109,7 +109,7 @@ def load(path: str | Path, heads: Sequence[str] = DETECT_HEADS) -> QuantizedChec
     if content is None:
         raise CheckpointError(
             f"{path} is a float checkpoint; this command takes a quantized one: "
-            f"python qat.py quantize --weights {path} makes it"
+            f"python qat.py quantize --weights {path} writes one"
         )
     check(content, CONTENT, path, AGAIN)
     recipe, model = _build(path, content, heads)

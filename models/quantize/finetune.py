@@ -1,6 +1,6 @@
 """Quantization-aware training: the float model teaches the model with fake quantizers.
 
-No labels are used. Student and teacher see the same pictures, and the student's weights move so that the outputs of its
+No labels are used. Student and teacher see the same images, and the student's weights move so that the outputs of its
 top-level layers come closer to the teacher's. The quantizers' ranges (amax) stay what calibration found; gradients pass
 the rounding by the straight-through estimator of the quantizer library.
 
@@ -136,7 +136,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def supervision_loss(student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]]) -> Tensor:
     """Sum over tensors of the mean squared error relative to the variance of the teacher's tensor, a float32 scalar.
 
-    Relative, because plain errors let the layer with the largest values decide alone: with those, one picture with one
+    Relative, because plain errors let the layer with the largest values decide alone: with those, one image with one
     clipped outlier was seen to weigh more than the rest of an epoch. Computed in float32 also under AMP, where squares
     of small half-precision differences would vanish.
     """
@@ -218,7 +218,7 @@ class Finetuner:
     def run_epoch(
         self, batches: Iterable[Tensor], lr: float, on_step: Callable[[float], None] | None = None
     ) -> EpochResult:
-        """Train on `batches` of pictures, uint8 or float 0..1 `[B, 3, H, W]`, at learning rate `lr`.
+        """Train on `batches` of images, uint8 or float 0..1 `[B, 3, H, W]`, at learning rate `lr`.
 
         `on_step` is called after every step with the mean loss so far.
 
@@ -240,7 +240,7 @@ class Finetuner:
                     on_step(total / count)
         self.optimizer.zero_grad(set_to_none=True)
         if not count:
-            raise ValueError("no pictures to finetune on")
+            raise ValueError("no images to finetune on")
         return EpochResult(loss=total / count, iterations=count, seconds=time.perf_counter() - start)
 
     def _step(self, images: Tensor, student_taps: LayerTaps, teacher_taps: LayerTaps) -> float:
@@ -264,6 +264,6 @@ class Finetuner:
 
 
 def as_input(images: Tensor, device: torch.device) -> Tensor:
-    """Pictures as the network takes them: float32 `[B, 3, H, W]` in 0..1 on `device`."""
+    """Images as the network takes them: float32 `[B, 3, H, W]` in 0..1 on `device`."""
     moved = images.to(device, non_blocking=True)
     return moved if moved.is_floating_point() else moved.float() / 255

@@ -17,7 +17,7 @@ class Value:
     """A tensor of the network, by the place that computes it."""
 
     name: str  # 'model.4.cv1', or 'model.4.z' for a variable of a flow
-    owner: str  # path of the module that computes it; '' for the picture
+    owner: str  # path of the module that computes it; '' for the image
     variable: str = ""  # the flow's variable, '' for a module's result
     opaque: bool = False  # computed by a module that no rule describes
 

@@ -39,7 +39,7 @@ class Site:
 class QuantConv2d(nn.Conv2d):
     """A convolution whose weight, and where asked its input and result, are quantized.
 
-    `input_site` is set where the input has no quantized producer: the picture, or a module that no rule describes.
+    `input_site` is set where the input has no quantized producer: the image, or a module that no rule describes.
     """
 
     weight_quantizer: nn.Module

@@ -4,7 +4,7 @@
         whole = network.run(images, network.everything)
         other = network.run(images, state, known=whole)   # only layers that read or compute something else
 
-Sensitivity analysis asks for hundreds of states of one network on the same pictures, each differing from a known one in
+Sensitivity analysis asks for hundreds of states of one network on the same images, each differing from a known one in
 a few switches. A layer whose inputs are the very tensors of the known run, and whose switches stand as they did there,
 is not run again. The tensor that a layer gives to others is kept before it is rounded, so that switching its
 quantizer costs no more than rounding it.
@@ -209,7 +209,7 @@ def _switches(model: Any) -> dict[str, _Switch]:
     found = {}
     for tensor in plan.tensors:
         if not tensor.owner:
-            found[tensor.name] = _input_switch(model, plan.picture_readers)
+            found[tensor.name] = _input_switch(model, plan.image_consumers)
             continue
         owner = model.get_submodule(tensor.owner)
         if tensor.variable:
@@ -224,10 +224,10 @@ def _switches(model: Any) -> dict[str, _Switch]:
 
 
 def _input_switch(model: Any, paths: tuple[str, ...]) -> _Switch:
-    readers: list[QuantConv2d] = [model.get_submodule(path) for path in paths]
-    site = readers[0].input_site
+    consumers: list[QuantConv2d] = [model.get_submodule(path) for path in paths]
+    site = consumers[0].input_site
     assert site is not None  # placement.apply gives one to each of them
-    return _Switch(site, paths, _attributes(readers, "input_site", site))
+    return _Switch(site, paths, _attributes(consumers, "input_site", site))
 
 
 def _attributes(owners: list[nn.Module] | list[QuantConv2d], name: str, site: Site) -> Callable[[bool], None]:

@@ -36,7 +36,7 @@ class QuantizedTensor:
     variable: str
     scale: str  # name of the scale it shares
     redundant: bool  # a rearrangement of tensors that have this scale already
-    readers: tuple[str, ...]
+    consumers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
     Attributes:
         tensors: quantized tensors, in order of computation.
         convolutions: path of each nn.Conv2d → 'int8', or the reason why it stays in float.
-        picture_readers: convolutions that read the picture, which no module computes.
+        image_consumers: convolutions that read the image, which no module computes.
         fallback: convolutions inside modules without a rule, each with an input scale of its own.
         flows: modules that run as flows → their statements.
         unknown: modules without a rule → their class.
@@ -57,7 +57,7 @@ class Plan:
 
     tensors: tuple[QuantizedTensor, ...]
     convolutions: dict[str, str]
-    picture_readers: tuple[str, ...]
+    image_consumers: tuple[str, ...]
     fallback: tuple[str, ...]
     flows: dict[str, rules.Flow]
     unknown: dict[str, str]
@@ -92,8 +92,8 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     """
     graph = read(model)
     convolutions = _choose_convolutions(model, graph, recipe)
-    readers = _readers(graph)
-    wanted = _wanted(graph, convolutions, readers, recipe.add)
+    consumers = _consumers(graph)
+    wanted = _wanted(graph, convolutions, consumers, recipe.add)
     scale_of = _shared_scales(graph, wanted)
     tensors = []
     for operation in graph.operations:
@@ -102,7 +102,12 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
                 redundant = operation.kind == "move" and all(_has_site(source) for source in operation.inputs)
                 tensors.append(
                     QuantizedTensor(
-                        value.name, value.owner, value.variable, scale_of[value].name, redundant, tuple(readers[value])
+                        value.name,
+                        value.owner,
+                        value.variable,
+                        scale_of[value].name,
+                        redundant,
+                        tuple(consumers[value]),
                     )
                 )
     sources = {value: operation for operation in graph.operations for value in operation.inputs if not _has_site(value)}
@@ -112,19 +117,19 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         for value in operation.inputs
         if value in sources and operation.kind == "conv" and convolutions[operation.path] == "int8"
     }
-    picture = next((value for value in lacking.values() if value.name == IMAGES), None)
-    if picture is not None:
-        readers_of_picture = tuple(path for path, value in lacking.items() if value is picture)
-        tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[picture].name, False, readers_of_picture))
+    image = next((value for value in lacking.values() if value.name == IMAGES), None)
+    if image is not None:
+        consumers_of_image = tuple(path for path, value in lacking.items() if value is image)
+        tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, consumers_of_image))
     inside = _inside_unknown(model, graph, recipe)
     states = {_weight_path(model, path): state for path, state in convolutions.items()} | inside
     return Plan(
         tensors=tuple(tensors),
         convolutions=states,
-        picture_readers=tuple(_weight_path(model, path) for path, value in lacking.items() if value is picture),
+        image_consumers=tuple(_weight_path(model, path) for path, value in lacking.items() if value is image),
         fallback=tuple(
             [path for path, state in inside.items() if state == "int8"]
-            + [_weight_path(model, path) for path, value in lacking.items() if value is not picture]
+            + [_weight_path(model, path) for path, value in lacking.items() if value is not image]
         ),
         flows=graph.flows,
         unknown=graph.unknown,
@@ -156,7 +161,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
         site = modules.Site(scales[scale_key(tensor.scale)], tensor.redundant)
         if tensor.owner:
             _place(model, tensor, site)
-    for path in plan.picture_readers:
+    for path in plan.image_consumers:
         model.get_submodule(path).input_site = modules.Site(scales[scale_key(IMAGES)])
     for path in plan.fallback:
         name = scale_key(f"{path}.input")
@@ -206,27 +211,27 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
     """
     graph = read(model)
     convolutions = _choose_convolutions(model, graph, recipe)
-    readers = _readers(graph)
+    consumers = _consumers(graph)
     inputs = {operation.path: operation.inputs for operation in graph.operations}
     found = {
         path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
     }
     for path in (path for path, state in convolutions.items() if state == "int8"):
         alone = {other: "int8" if other == path else "" for other in convolutions}
-        wanted = _wanted(graph, alone, readers, recipe.add)
+        wanted = _wanted(graph, alone, consumers, recipe.add)
         weight = _weight_path(model, path)
         own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
         found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
     return found
 
 
-def _readers(graph: Graph) -> dict[Value, list[str]]:
+def _consumers(graph: Graph) -> dict[Value, list[str]]:
     """Each value → paths of the operations that read it; none for a value that nothing reads."""
-    readers: dict[Value, list[str]] = defaultdict(list)
+    consumers: dict[Value, list[str]] = defaultdict(list)
     for operation in graph.operations:
         for value in operation.inputs:
-            readers[value].append(operation.path)
-    return readers
+            consumers[value].append(operation.path)
+    return consumers
 
 
 def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
@@ -258,7 +263,7 @@ def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
     return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
 
 
-def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, list[str]], add: str) -> set[Value]:
+def _wanted(graph: Graph, convolutions: dict[str, str], consumers: dict[Value, list[str]], add: str) -> set[Value]:
     """The tensors that someone reads as INT8, found from the last operation to the first."""
     wanted: set[Value] = set()
     straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
@@ -270,9 +275,9 @@ def _wanted(graph: Graph, convolutions: dict[str, str], readers: dict[Value, lis
         if operation.kind in ("move", "average", "add"):
             wanted.update(operation.inputs)
         if operation.kind == "move":
-            wanted.update(value for value in operation.outputs if readers[value])
+            wanted.update(value for value in operation.outputs if consumers[value])
         if operation.kind == "add" and add == "residual":
-            inside = [value for value in operation.inputs if value in straight and len(readers[value]) == 1]
+            inside = [value for value in operation.inputs if value in straight and len(consumers[value]) == 1]
             wanted.difference_update(inside[-1:])
     return wanted
 

@@ -1,6 +1,6 @@
 """Speed of evaluating an engine, against the plain loop that one would write first, over the same engine.
 
-The plain loop takes one picture at a time, waits for the GPU, and does letterboxing, NMS and matching on the CPU.
+The plain loop takes one image at a time, waits for the GPU, and does letterboxing, NMS and matching on the CPU.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ import pytest
 import torch
 
 TARGET = 5.0  # times the images/s of the plain loop
-COPIES = 40  # of each picture: the set is small, and starting the worker processes would be all that is seen
-PLAIN = 400  # pictures for the plain loop
+COPIES = 40  # of each image: the set is small, and starting the worker processes would be all that is seen
+PLAIN = 400  # images for the plain loop
 
 
 def plain_loop(runner, data, count):
-    """Images per second, and AP, of the plain loop on so many pictures."""
-    from utils.evaluation.dataset import PictureDataset, decode
-    from utils.evaluation.letterbox import boxes_to_picture, letterbox
+    """Images per second, and AP, of the plain loop on so many images."""
+    from utils.evaluation.dataset import ImageDataset, decode
+    from utils.evaluation.letterbox import boxes_to_image, letterbox
     from utils.evaluation.metrics import match, score
     from utils.evaluation.nms import non_max_suppression
 
-    pictures = PictureDataset(data.paths("val"), data.nc, 320, limit=count).pictures
+    images = ImageDataset(data.paths("val"), data.nc, 320, limit=count).images
     began = time.perf_counter()
     correct, found, labels = [], [], []
-    for picture in pictures:
-        image, box = letterbox(decode(picture.path), (320, 320), (320, 320))
+    for entry in images:
+        image, box = letterbox(decode(entry.path), (320, 320), (320, 320))
         pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1)).astype(np.float32) / 255
         raw = runner.infer({"images": torch.from_numpy(pixels)[None]})["output0"].cpu()
         (rows,) = non_max_suppression(raw, 0.001, 0.7)
-        rows[:, :4] = boxes_to_picture(rows[:, :4], torch.zeros(len(rows), dtype=torch.long), [box.shapes])
-        size = np.array([*picture.size, *picture.size], dtype=np.float32)
-        middle, half = picture.labels[:, 1:3], picture.labels[:, 3:] / 2
+        rows[:, :4] = boxes_to_image(rows[:, :4], torch.zeros(len(rows), dtype=torch.long), [box.shapes])
+        size = np.array([*entry.size, *entry.size], dtype=np.float32)
+        middle, half = entry.labels[:, 1:3], entry.labels[:, 3:] / 2
         corners = np.concatenate([middle - half, middle + half], 1) * size
-        truth = torch.from_numpy(np.concatenate([picture.labels[:, :1], corners], 1).astype(np.float32))
+        truth = torch.from_numpy(np.concatenate([entry.labels[:, :1], corners], 1).astype(np.float32))
         correct += match([rows], [truth])
         found.append(rows[:, 4:])
         labels.append(truth[:, 0])
     correct, found, labels = (torch.cat(rows).numpy() for rows in (correct, found, labels))
     ap = score(correct, found[:, 0], found[:, 1], labels).mean()[3]
-    return len(pictures) / (time.perf_counter() - began), ap
+    return len(images) / (time.perf_counter() - began), ap
 
 
 @pytest.fixture
 def many(demo_data, tmp_path):
-    """The demo set's pictures, several times each."""
+    """The demo set's images, several times each."""
     from utils.evaluation.dataset import load_data
 
     folder = Path(demo_data.paths("val")[0])
-    pictures = sorted(str(path) for path in folder.iterdir())
-    (tmp_path / "val.txt").write_text("".join(f"{path}\n" for path in pictures * COPIES))
+    images = sorted(str(path) for path in folder.iterdir())
+    (tmp_path / "val.txt").write_text("".join(f"{path}\n" for path in images * COPIES))
     content = {"path": str(tmp_path), "train": "val.txt", "val": "val.txt", "names": dict(demo_data.names)}
     (tmp_path / "data.yaml").write_text(json.dumps({**content, "names": list(demo_data.names.values())}))
     return load_data(tmp_path / "data.yaml")
@@ -72,7 +72,7 @@ def test_the_loop_is_bound_by_the_engine_or_by_decoding(demo_engine, demo_data, 
         plain_loop(runner, demo_data, 20)  # warm
         plain, plain_ap = plain_loop(runner, demo_data, PLAIN)
         rest = evaluate(runner, demo_data, EvalConfig(imgsz=320, limit=PLAIN), progress=False)
-    seconds = sum(result.parts.values())  # from the first picture on, as in the plain loop
+    seconds = sum(result.parts.values())  # from the first image on, as in the plain loop
     speed = result.images / seconds
     shares = {name: part / seconds for name, part in result.parts.items()}
     found = {
@@ -83,7 +83,7 @@ def test_the_loop_is_bound_by_the_engine_or_by_decoding(demo_engine, demo_data, 
         "ratio": speed / plain,
         "shares": shares,
         "ms_per_image": result.ms,
-        "seconds": {"reading labels, starting workers": result.seconds - seconds, "pictures": seconds},
+        "seconds": {"reading labels, starting workers": result.seconds - seconds, "images": seconds},
         "ap": whole.ap,
     }
     print(json.dumps(found, indent=1))

@@ -40,7 +40,7 @@ def test_accuracy(demo_engine, demo_data, by_onnx_runtime, batch):
     assert found.ap == pytest.approx(pytorch["ap"], abs=0.005)
 
 
-def pictures(batch):
+def images(batch):
     return torch.rand(batch, 3, 320, 320, generator=torch.Generator().manual_seed(batch))
 
 
@@ -48,8 +48,8 @@ def test_every_batch_of_the_profile(demo_engine, demo_onnx):
     """Scores and boxes are those of ONNX Runtime, but for rounding of INT8 and FP16."""
     with open_runner(demo_engine, "cuda:0") as runner, open_runner(demo_onnx, "cpu") as reference:
         for batch in (1, 3, 8, 1, 32, 7):
-            found = runner.infer({"images": pictures(batch)})["output0"].float().cpu().numpy()
-            expected = reference.infer({"images": pictures(batch)})["output0"].numpy()
+            found = runner.infer({"images": images(batch)})["output0"].float().cpu().numpy()
+            expected = reference.infer({"images": images(batch)})["output0"].numpy()
             assert found.shape == expected.shape
             assert np.abs(found[:, 4:] - expected[:, 4:]).mean() < 0.005
             assert np.median(np.abs(found[:, :4] - expected[:, :4])) < 2
@@ -59,7 +59,7 @@ def test_every_batch_of_the_profile(demo_engine, demo_onnx):
 
 def test_graphs_pinned_feeds_and_feeds_on_the_gpu_give_the_same(demo_engine):
     with TensorRTRunner(demo_engine, "cuda:0", graphs=False) as plain, TensorRTRunner(demo_engine, "cuda:0") as graphs:
-        for feed in (pictures(8), pictures(8) * 0.5, pictures(8) * 0.25, pictures(3), pictures(8)):
+        for feed in (images(8), images(8) * 0.5, images(8) * 0.25, images(3), images(8)):
             expected = plain.infer({"images": feed})["output0"].clone()
             for same in (feed, feed.pin_memory(), feed.cuda()):
                 assert torch.equal(graphs.infer({"images": same})["output0"], expected)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from known_pictures import MIXED, SQUARE, KnowingModel, write_set
+from known_images import MIXED, SQUARE, KnowingModel, write_set
 
 from utils import upstream
 from utils.evaluation.dataset import load_data, make_loader
@@ -65,8 +65,8 @@ def by_class_and_x(labels):
 
 @pytest.mark.parametrize("rect", [True, False])
 @pytest.mark.parametrize("imgsz", [64, 96, 320])
-def test_pictures_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
-    """Real pictures of mixed shapes, as the demo set's would be cropped, in upstream's batches of 32."""
+def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
+    """Real images of mixed shapes, as the demo set's would be cropped, in upstream's batches of 32."""
     samples = write_set(tmp_path, 40, MIXED)
     rng = np.random.default_rng(0)
     for sample in samples:
@@ -174,7 +174,7 @@ def test_results_are_those_of_val_py(tmp_path, val_program, sizes, rect, single_
 
 @pytest.fixture(scope="module")
 def mixed_demo(tmp_path_factory, demo_data):
-    """Cropped and resized pictures of the demo set, with their labels and annotations: many aspect ratios."""
+    """Cropped and resized images of the demo set, with their labels and annotations: many aspect ratios."""
     demo = load_data(demo_data)
     folder = tmp_path_factory.mktemp("mixed_demo")
     for kind in ("images", "labels", "annotations"):
@@ -229,7 +229,7 @@ def agrees_with_pycocotools(result):
 
 @pytest.mark.parametrize("rect", [True, False])
 def test_the_demo_network_scores_as_in_val_py_and_pycocotools(mixed_demo, demo_model, val_program, tmp_path, rect):
-    """What issue 2 asks for, on pictures of many shapes."""
+    """What issue 2 asks for, on images of many shapes."""
     expected = upstream_run(val_program, demo_model, mixed_demo, 320, 32, rect)
     assert expected[0] > 0.4
     config = {"imgsz": 320, "rect": rect}
@@ -242,7 +242,7 @@ def test_the_demo_network_scores_as_in_val_py_and_pycocotools(mixed_demo, demo_m
 @pytest.mark.slow
 @pytest.mark.parametrize("rect", [True, False])
 def test_the_demo_set_scores_as_in_val_py_and_pycocotools(demo_data, demo_model, val_program, tmp_path, rect):
-    """All 500 pictures; the checkpoint is opened as users do."""
+    """All 500 images; the checkpoint is opened as users do."""
     data = load_data(demo_data)
     expected = upstream_run(val_program, demo_model, data, 320, 32, rect)
     result, found = our_run(demo_model, data, tmp_path, imgsz=320, rect=rect, save_json=True)
@@ -259,7 +259,7 @@ def test_a_float_checkpoint_opens_as_a_runner(mixed_demo, demo_model, demo_weigh
     assert opened.ap == pytest.approx(direct.ap, abs=1e-6)
 
 
-def test_augmented_training_pictures_come_from_upstream(demo_data):
+def test_augmented_training_images_come_from_upstream(demo_data):
     hyp = yaml.safe_load((upstream.CHECKOUT / "data/demo/hyp.digits.yaml").read_text())
     data = load_data(demo_data)
     loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)

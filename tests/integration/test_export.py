@@ -49,7 +49,7 @@ def networks(weights: dict[str, Path]) -> dict[str, Network]:
     return {kind: load_network(path, CPU) for kind, path in weights.items()}
 
 
-def pictures(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
+def random_images(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
     return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(5))
 
 
@@ -86,7 +86,7 @@ CONFIGS = {
     "dynamic batch": {"dynamic": "batch"},
     "dynamic": {"dynamic": "all"},
     "dynamic, simplified": {"dynamic": "all", "simplify": True},
-    "one picture, dynamic": {"dynamic": "all", "batch_size": 1},
+    "one image, dynamic": {"dynamic": "all", "batch_size": 1},
 }
 
 
@@ -105,7 +105,7 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
         pixels, score = (0.1, 1e-3) if kind == "float" else (0.5, 2e-3)
     shapes = {"none": [(2, SIDE, SIDE)], "batch": [(2, SIDE, SIDE), (1, SIDE, SIDE), (3, SIDE, SIDE)]}
     for shape in shapes.get(config.dynamic, [(2, SIDE, SIDE), (1, 96, 128), (3, 32, 64)]):
-        images = pictures(*shape)
+        images = random_images(*shape)
         expected = predict(network, images)
         assert_close(run(result.path, images), expected, pixels, score)
         with open_runner(result.path) as runner:  # optimised
@@ -177,7 +177,7 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
     assert any(traced.layout for traced in plain.quantizers.values())  # some tensors are wider there
     for result in (plain, other):
         graph = onnx.load(result.path)
-        agreement = compare(network.model, graph, pictures(), result.quantizers)
+        agreement = compare(network.model, graph, random_images(), result.quantizers)
         assert agreement.tensors == len(Context(graph).activations)
         assert agreement.steps <= 1
         assert agreement.fraction < 1e-4
@@ -194,7 +194,7 @@ def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str,
         value = onnx.numpy_helper.to_array(tensor)
         changed = value * np.linspace(1.1, 1.3, value.size, dtype=np.float32).reshape(value.shape)
         tensor.CopyFrom(onnx.numpy_helper.from_array(changed, name))
-        agreement = compare(network.model, graph, pictures(), result.quantizers)
+        agreement = compare(network.model, graph, random_images(), result.quantizers)
         assert agreement.output > 0.01 if name.startswith("model.9") else agreement.fraction > 1e-3
 
 
@@ -225,7 +225,7 @@ def test_networks_at_320_pixels(name: str, checkout: Path, upstream_yaml: Callab
     assert convolutions_in(result.path) == set(quantized.model.quantization_plan.convolutions)
     assert result.report.checked["concat"] > 0
     assert result.outputs == {"output0": (1, 7, 2100)}
-    agreement = compare(quantized.model, onnx.load(result.path), pictures(1, 320, 320), result.quantizers)
+    agreement = compare(quantized.model, onnx.load(result.path), random_images(1, 320, 320), result.quantizers)
     assert agreement.steps <= 1
     assert agreement.fraction < 1e-4
     assert agreement.output < 1e-3
@@ -259,7 +259,7 @@ def test_half_of_a_float_network(networks: dict[str, Network], tmp_path: Path):
     full = export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE), 2), tmp_path / "full.onnx", {})
     half = export_onnx(networks["float"].model, config, tmp_path / "half.onnx", {})
     assert half.size_bytes < 0.65 * full.size_bytes
-    images = pictures(1, 96, 64)
+    images = random_images(1, 96, 64)
     assert_close(run(half.path, images), predict(networks["float"], images), pixels=0.1, score=1e-3)
 
 
@@ -284,7 +284,7 @@ def test_network_is_left_as_it_was(
     model = load_network(weights[kind], CPU).model
     model.model[2].train()
     with torch.no_grad():
-        before = model.eval()(pictures())[0].clone()
+        before = model.eval()(random_images())[0].clone()
     model.model[2].train()
     state, values = state_of(model), {name: value.clone() for name, value in model.state_dict().items()}
     config = ExportConfig((96, 96), 1, dynamic="all", inplace=True)
@@ -297,7 +297,7 @@ def test_network_is_left_as_it_was(
     assert state_of(model) == state
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     with torch.no_grad():
-        assert torch.equal(model.eval()(pictures())[0], before)
+        assert torch.equal(model.eval()(random_images())[0], before)
 
 
 def test_file_appears_whole_or_not_at_all(
@@ -356,7 +356,7 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
     opset, typing = {"float": ("17", "weak"), "quantized": ("19", "strong")}[kind]
     size = path.stat().st_size / 1e6
     assert out[0] == f"{path}: {name}, opset {opset}, images [2, 3, 64, 96] -> output0 [2, 14, 126], {size:.1f} MB"
-    assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 pictures: boxes differ by up to ")
+    assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: boxes differ by up to ")
     assert [line.endswith("all 14 properties hold") for line in out[1:-1]] == ([True] if kind == "quantized" else [])
     entries = metadata_of(onnx.load(path))
     expected = {"stride": "32", "task": "detect", "batch": "2", "opset": opset, "typing": typing, "dynamic": "none"}

@@ -84,7 +84,7 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
     return run
 
 
-def pictures(batch: int = 2) -> torch.Tensor:
+def images(batch: int = 2) -> torch.Tensor:
     return torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
 
 
@@ -113,8 +113,8 @@ def test_detections_are_the_loops(
     assert [line.split(": ")[0] for line in lines] == [f"{tmp_path}/net.onnx", f"{tmp_path}/net-end2end.onnx"]
     batch = "batch" if dynamic == "all" else 2
     assert f"num_dets [{batch}, 1], det_boxes [{batch}, 40, 4], det_scores [{batch}, 40]" in lines[1]
-    raw = run(tmp_path / "net.onnx", pictures())["output0"]
-    found = run(tmp_path / "net-end2end.onnx", pictures())
+    raw = run(tmp_path / "net.onnx", images())["output0"]
+    found = run(tmp_path / "net-end2end.onnx", images())
     overlap = 0.6 if nms == "onnx" else 1.0
     for index, expected in enumerate(non_max_suppression(torch.from_numpy(raw), LOW, overlap, max_det=40)):
         count = found["num_dets"][index, 0]
@@ -168,7 +168,7 @@ def exported(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def checked(network: Network, result, path: Path | None = None) -> compare_outputs.Parity:
-    return compare_outputs.check(path or result.path, network.model, pictures(4), result.quantizers)
+    return compare_outputs.check(path or result.path, network.model, images(4), result.quantizers)
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
@@ -177,9 +177,9 @@ def test_check_finds_nothing_in_good_files(kind: str, form: str, exported: dict[
     network, results = exported[kind]
     found = checked(network, results[form])
     assert found.problems == ()
-    assert (found.pictures, found.stretches is None) == (4, kind == "float")
+    assert (found.images, found.stretches is None) == (4, kind == "float")
     assert 0 < found.box < (0.01 if kind == "float" else 2)  # single INT8 steps are no mistake
-    assert str(found).startswith("ONNX Runtime beside PyTorch, 4 pictures: boxes differ by up to ")
+    assert str(found).startswith("ONNX Runtime beside PyTorch, 4 images: boxes differ by up to ")
 
 
 def scaled(name: str, factor: float) -> Callable[[onnx.ModelProto], None]:
@@ -258,12 +258,12 @@ def test_a_file_that_differs_is_a_failure(
     assert (code, len(out), err) == (0, 1, [])
 
 
-def test_check_takes_the_data_sets_pictures(demo_data: Path):
-    images = export.check_pictures(3, (96, 64), load_data(demo_data))
+def test_check_takes_the_data_sets_images(demo_data: Path):
+    images = export.check_images(3, (96, 64), load_data(demo_data))
     assert images.shape == (3, 3, 96, 64)
     assert 0 <= images.min() < images.max() <= 1
-    made = export.check_pictures(2, (64, 96), None)
-    assert torch.equal(made, export.check_pictures(2, (64, 96), None))
+    made = export.check_images(2, (64, 96), None)
+    assert torch.equal(made, export.check_images(2, (64, 96), None))
     assert made.shape == (2, 3, 64, 96)
 
 
@@ -334,8 +334,8 @@ def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path
     assert kinds[0] == kinds[1]
     model = upstream.load_float(weights["dual"], auxiliary=True).model
     with torch.no_grad():
-        auxiliary, expected = model(pictures(1))[0]
-    np.testing.assert_allclose(run(path, pictures(1))["output0"], expected.numpy(), atol=1e-2)
+        auxiliary, expected = model(images(1))[0]
+    np.testing.assert_allclose(run(path, images(1))["output0"], expected.numpy(), atol=1e-2)
     assert (auxiliary - expected).abs().max() > 1
 
 

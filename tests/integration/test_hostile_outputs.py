@@ -55,8 +55,8 @@ def test_files_of_others_beside_an_export_for_deepstream_stay(network: Path, tmp
 
 
 @pytest.mark.parametrize("kind", ["headers can be read", "nothing can be read"])
-def test_training_pictures_that_cannot_be_read_are_not_called_missing(network: Path, tmp_path: Path, capsys, kind: str):
-    content = b"no picture"
+def test_training_images_that_cannot_be_read_are_not_called_missing(network: Path, tmp_path: Path, capsys, kind: str):
+    content = b"no image"
     if kind == "headers can be read":
         noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
         content = cv2.imencode(".png", noise)[1].tobytes()[:6000]
@@ -70,7 +70,7 @@ def test_training_pictures_that_cannot_be_read_are_not_called_missing(network: P
     assert quantize(network, data, tmp_path / "runs", *words) == 2
     err = capsys.readouterr().err
     assert "none of" in err
-    assert "3 pictures can be " in err
+    assert "3 images can be " in err
     assert str(tmp_path / "images/0.png") in err
     assert "empty" not in err
 

@@ -20,7 +20,7 @@ from models.quantize.finetune import DivergedError, Finetuner
 from utils.cli import run_program
 from utils.core.run_folder import held
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_pictures, label_file
+from utils.evaluation.images import find_images, label_file
 from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
 from utils.jobs.sensitivity.state import AnalysisState
@@ -58,7 +58,7 @@ def data(tmp_path: Path, demo_data: Path) -> Path:
     for split in ("train", "val"):
         for kind in ("images", "labels"):
             (root / kind / split).mkdir(parents=True)
-        for file in find_pictures(demo.paths(split))[:4]:
+        for file in find_images(demo.paths(split))[:4]:
             shutil.copy2(file, root / "images" / split)
             shutil.copy2(label_file(file), root / "labels" / split)
     content = {"path": str(root), "train": "images/train", "val": "images/val", "names": dict(demo.names)}

@@ -318,7 +318,7 @@ class TestMistakes:
     def test_no_data(self, fails, demo_weights):
         fails(["quantize", "--weights", demo_weights, "--data", "nowhere.yaml"], "nowhere.yaml")
 
-    def test_no_training_pictures(self, fails, data, demo_weights, tmp_path):
+    def test_no_training_images(self, fails, data, demo_weights, tmp_path):
         content = {key: value for key, value in yaml.safe_load(data.read_text()).items() if key != "train"}
         other = tmp_path / "other.yaml"
         other.write_text(yaml.safe_dump(content))

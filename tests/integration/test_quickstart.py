@@ -1,4 +1,4 @@
-"""scripts/quickstart.sh with the real programs, on a few pictures of the demo set."""
+"""scripts/quickstart.sh with the real programs, on a few images of the demo set."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ setup_checkout() {{ :; }}
 
 
 @pytest.fixture(scope="module")
-def few_pictures(demo_data, tmp_path_factory):
-    """The demo set with 8 training and 6 validation pictures."""
+def few_images(demo_data, tmp_path_factory):
+    """The demo set with 8 training and 6 validation images."""
     folder = tmp_path_factory.mktemp("few")
     content = yaml.safe_load(demo_data.read_text())
     for split, count in (("train", 8), ("val", 6)):
-        pictures = sorted((demo_data.parent / "images" / split).iterdir())[:count]
-        (folder / f"{split}.txt").write_text("".join(f"{picture}\n" for picture in pictures))
+        images = sorted((demo_data.parent / "images" / split).iterdir())[:count]
+        (folder / f"{split}.txt").write_text("".join(f"{image}\n" for image in images))
     (folder / "data.yaml").write_text(
         yaml.safe_dump({**content, "path": str(folder), "train": "train.txt", "val": "val.txt"})
     )
@@ -37,7 +37,7 @@ def few_pictures(demo_data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(few_pictures, checkout, demo_weights, tmp_path_factory):
+def done(few_images, checkout, demo_weights, tmp_path_factory):
     """The repository's folder that the quickstart ran in, and what it printed."""
     root = tmp_path_factory.mktemp("quickstart")
     (root / "scripts").mkdir()
@@ -45,7 +45,7 @@ def done(few_pictures, checkout, demo_weights, tmp_path_factory):
     (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, checkout=checkout, python=sys.executable))
     (root / "data/demo").mkdir(parents=True)
     shutil.copy(demo_weights, root / "data/demo")
-    options = ["--epochs", "1", "--iters", "1", "--batch-size", "4", "--device", "cpu", "--data", few_pictures]
+    options = ["--epochs", "1", "--iters", "1", "--batch-size", "4", "--device", "cpu", "--data", few_images]
     process = subprocess.run(
         ["bash", root / "scripts/quickstart.sh", *options], capture_output=True, text=True, check=False
     )
@@ -67,7 +67,7 @@ class TestQuickstart:
             assert re.search(rf"^{row['stage']} .* {row['ap']:.4f} ", output, re.MULTILINE)
             assert row["measured_on"] in output
         assert "ONNX Runtime" in report["rows"][3]["measured_on"]
-        assert abs(report["rows"][3]["ap"] - report["rows"][2]["ap"]) < 0.05, "6 pictures only"
+        assert abs(report["rows"][3]["ap"] - report["rows"][2]["ap"]) < 0.05, "6 images only"
 
     def test_the_report_is_complete_and_stands_alone(self, done):
         root, _ = done

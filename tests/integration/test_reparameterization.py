@@ -35,14 +35,14 @@ def layers(path: Path) -> list[list]:
 
 
 def read_by(row: list, index: int) -> list[int]:
-    """Absolute numbers of the layers that layer `index` reads; -1 is the picture."""
+    """Absolute numbers of the layers that layer `index` reads; -1 is the image."""
     sources = [row[0]] if isinstance(row[0], int) else row[0]
     return [index + one if one < 0 else one for one in sources]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_map_is_what_the_two_yamls_say(name: str, upstream_yaml: Callable[[str], Path]):
-    """The reference walks both networks from their heads to the picture, pairing what computes the same."""
+    """The reference walks both networks from their heads to the image, pairing what computes the same."""
     training, deployed = layers(upstream_yaml(f"yolov9-{name}")), layers(upstream_yaml(f"gelan-{name}"))
     pairs = {len(deployed) - 1: len(training) - 1}
     half = read_by(training[-1], len(training) - 1)[3:]

@@ -41,8 +41,8 @@ def network(request: pytest.FixtureRequest, upstream_yaml) -> nn.Module:
     """A network with random weights, placed and calibrated."""
     model = upstream.fuse(random_network(upstream_yaml(request.param)))
     placement.apply(model, placement.plan(model, Recipe()))
-    picture = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    calibrate(model, [picture], Calibration(method="max", batches=1), progress=False)
+    image = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    calibrate(model, [image], Calibration(method="max", batches=1), progress=False)
     return model
 
 

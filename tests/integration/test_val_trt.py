@@ -16,16 +16,16 @@ from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
 
-PICTURES = 40
+IMAGES = 40
 
 
 @pytest.fixture(scope="module")
-def some_pictures(tmp_path_factory, demo_data):
-    """A data.yaml for some pictures of the demo set, without annotations."""
+def some_images(tmp_path_factory, demo_data):
+    """A data.yaml for some images of the demo set, without annotations."""
     demo = load_data(demo_data)
     folder = tmp_path_factory.mktemp("some")
-    pictures = sorted((demo.root / "images/val").iterdir())[:PICTURES]
-    (folder / "val.txt").write_text("".join(f"{path}\n" for path in pictures))
+    images = sorted((demo.root / "images/val").iterdir())[:IMAGES]
+    (folder / "val.txt").write_text("".join(f"{path}\n" for path in images))
     content = {"path": str(folder), "train": "val.txt", "val": "val.txt", "names": dict(demo.names)}
     (folder / "data.yaml").write_text(yaml.safe_dump(content))
     return folder / "data.yaml"
@@ -48,24 +48,24 @@ def run(checkout, program, *words, code=0):
     return done.stdout, done.stderr
 
 
-def test_the_onnx_scores_as_the_network_it_was_made_from(checkout, demo_weights, some_pictures, onnx_file, tmp_path):
-    words = ["--engine-file", onnx_file, "--data", some_pictures, "--project", tmp_path, "--save-json", "--workers", 2]
+def test_the_onnx_scores_as_the_network_it_was_made_from(checkout, demo_weights, some_images, onnx_file, tmp_path):
+    words = ["--engine-file", onnx_file, "--data", some_images, "--project", tmp_path, "--save-json", "--workers", 2]
     out, _ = run(checkout, "val_trt.py", *words)
     row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
     model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
     config = EvalConfig(imgsz=320, batch_size=16, workers=0)
-    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_pictures), config, progress=False)
+    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_images), config, progress=False)
     assert expected.ap > 0.5
     assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
     assert "batch 16, 320x320" in row["measured_on"]
     assert f"results: {tmp_path / 'exp'}" in out
     assert "no annotations for this split" in out
-    assert len(json.loads((tmp_path / "exp/digits_predictions.json").read_text())) > PICTURES
+    assert len(json.loads((tmp_path / "exp/digits_predictions.json").read_text())) > IMAGES
 
 
-def test_bad_input_is_one_line(checkout, some_pictures, tmp_path):
+def test_bad_input_is_one_line(checkout, some_images, tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"not an ONNX file")
-    words = ["--engine-file", tmp_path / "a.onnx", "--data", some_pictures, "--project", tmp_path]
+    words = ["--engine-file", tmp_path / "a.onnx", "--data", some_images, "--project", tmp_path]
     _, err = run(checkout, "val_trt.py", *words, code=2)
     assert err.startswith("error: ONNX Runtime ")
     assert len(err.splitlines()) == 1
@@ -73,7 +73,7 @@ def test_bad_input_is_one_line(checkout, some_pictures, tmp_path):
     assert "Traceback" in err
 
 
-def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, some_pictures, tmp_path):
+def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, some_images, tmp_path):
     """scripts/val_trt.sh, with a stand-in for TensorRT and the GPU."""
     weights, python = tmp_path / "w.pt", tmp_path / "python"
     weights.write_bytes(demo_weights.read_bytes())
@@ -82,13 +82,13 @@ def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, some_
     python.chmod(0o755)
     variables = {"PYTHON": str(python), "BATCH": "1 8 16", "EXPORT_ARGS": "--device cpu",
                  "VAL_ARGS": f"--workers 2 --project {tmp_path}"}  # fmt: skip
-    command = [checkout / "scripts/val_trt.sh", weights, some_pictures, "320"]
+    command = [checkout / "scripts/val_trt.sh", weights, some_images, "320"]
     done = subprocess.run(command, cwd=checkout, env={**os.environ, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
     model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
     config = EvalConfig(imgsz=320, batch_size=16, workers=0)
-    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_pictures), config, progress=False)
+    expected = evaluate(TorchRunner(model, "cpu"), load_data(some_images), config, progress=False)
     assert (row["stage"], row["file"]) == ("TensorRT FP16", str(tmp_path / "w.engine"))
     assert (row["ap"], row["ap50"]) == pytest.approx((expected.ap, expected.ap50), abs=1e-3)
     assert "batch 16, 320x320" in row["measured_on"]

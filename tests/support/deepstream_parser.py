@@ -1,6 +1,6 @@
 """What DeepStream-Yolo's parser does with a file's output since DeepStream 7.1, after its documentation.
 
-For each picture it gets a flat float buffer, six numbers an anchor: x1, y1, x2, y2 in pixels of the input, score and
+For each image it gets a flat float buffer, six numbers an anchor: x1, y1, x2, y2 in pixels of the input, score and
 class. Boxes are clipped to the input; those under a pixel, or under the threshold of their class, are dropped.
 """
 

@@ -1,4 +1,4 @@
-"""What the tests of qat.py share: a few pictures of the demo set, and running the program in this process."""
+"""What the tests of qat.py share: a few images of the demo set, and running the program in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 import qat
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.images import find_pictures
+from utils.evaluation.images import find_images
 
 SMALL_RUN = (
     *("--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu"),
@@ -20,13 +20,13 @@ SMALL_RUN = (
 
 
 def write_small_set(folder: Path, demo_data: Path, train: int = 6, val: int = 6, *, spread: bool = False) -> Path:
-    """A data.yaml for the first few pictures of the demo set, or for some that are evenly spread."""
+    """A data.yaml for the first few images of the demo set, or for some that are evenly spread."""
     demo = load_data(demo_data)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("val", val)):
-        pictures = find_pictures(demo.paths(split))
-        pictures = pictures[:: len(pictures) // count][:count] if spread else pictures[:count]
-        (folder / f"{split}.txt").write_text("\n".join(pictures) + "\n")
+        images = find_images(demo.paths(split))
+        images = images[:: len(images) // count][:count] if spread else images[:count]
+        (folder / f"{split}.txt").write_text("\n".join(images) + "\n")
     content = {
         "path": str(demo.root),
         "train": str(folder / "train.txt"),
@@ -39,7 +39,7 @@ def write_small_set(folder: Path, demo_data: Path, train: int = 6, val: int = 6,
 
 
 def quantize(weights: Path, data: Path, project: Path, *words: str) -> int:
-    """Run `qat.py quantize` on few pictures; returns its exit code."""
+    """Run `qat.py quantize` on few images; returns its exit code."""
     return qat.main(
         ["quantize", "--weights", str(weights), "--data", str(data), "--project", str(project), *SMALL_RUN, *words]
     )

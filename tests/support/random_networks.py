@@ -50,7 +50,7 @@ def save_float(path: Path, model: nn.Module) -> Path:
 
 
 def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgsz: int = 96) -> Path:
-    """A checkpoint as `qat.py quantize` writes it, calibrated on two random pictures."""
+    """A checkpoint as `qat.py quantize` writes it, calibrated on two random images."""
     recipe = recipe or Recipe()
     source = upstream.load_float(weights)
     model = upstream.fuse(source.model)

@@ -156,7 +156,7 @@ def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, capsys):
-    """The program on a float and a quantized file of free batch; returns (code, output, errors, builds)."""
+    """The program on a float and a quantized file of dynamic batch; returns (code, output, errors, builds)."""
     api = stand_in(monkeypatch)
     monkeypatch.setattr(
         benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"}

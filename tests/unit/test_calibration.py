@@ -161,10 +161,10 @@ def test_statistics_are_gathered_in_full_float32(monkeypatch):
     assert (seen, torch.backends.cudnn.allow_tf32) == ([False] * 3, True)
 
 
-def test_no_pictures_and_weights_that_are_not_finite_are_refused():
+def test_no_images_and_weights_that_are_not_finite_are_refused():
     network = chain()
     placement.apply(network, placement.plan(network, Recipe()))
-    with pytest.raises(QatError, match="no pictures"):
+    with pytest.raises(QatError, match="no images"):
         calibration.collect(network, [], 4, progress=False)
     broken = Network([(-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]).eval()
     broken.model[0].conv.weight.data[0] = float("nan")

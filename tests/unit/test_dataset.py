@@ -1,4 +1,4 @@
-"""Reading data.yaml, pictures and labels; letterboxing; batches."""
+"""Reading data.yaml, images and labels; letterboxing; batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from known_pictures import MIXED, write_set
+from known_images import MIXED, write_set
 from torch.utils.data import DataLoader
 
 from utils.core.errors import DataError
-from utils.evaluation import images as pictures_module
-from utils.evaluation.dataset import PictureDataset, collate, load_data, make_loader
-from utils.evaluation.images import find_pictures, label_file, read_labels
-from utils.evaluation.letterbox import boxes_to_input, boxes_to_picture, letterbox, rectangular_shapes
+from utils.evaluation import images as images_module
+from utils.evaluation.dataset import ImageDataset, collate, load_data, make_loader
+from utils.evaluation.images import find_images, label_file, read_labels
+from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, rectangular_shapes
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def test_data_yaml(folder):
 def test_root_is_found_beside_the_yaml_or_in_the_working_folder(tmp_path, monkeypatch, root):
     """Upstream counts a relative `path:` from the checkout, which here is tried first, then these two."""
     base = {"..": tmp_path, "elsewhere": tmp_path / "work" / "elsewhere"}.get(root, tmp_path / "yamls")
-    for each in (tmp_path / "yamls", base / "pictures" / "a", tmp_path / "work"):
+    for each in (tmp_path / "yamls", base / "images" / "a", tmp_path / "work"):
         each.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(tmp_path / "work")
     content = {"path": root} if root else {}
-    file = write_yaml(tmp_path / "yamls" / "d.yaml", train="../pictures/a", val=["pictures/a"], names=["x"], **content)
-    assert load_data(file).splits == {split: (str(base / "pictures/a"),) for split in ("train", "val")}
+    file = write_yaml(tmp_path / "yamls" / "d.yaml", train="../images/a", val=["images/a"], names=["x"], **content)
+    assert load_data(file).splits == {split: (str(base / "images/a"),) for split in ("train", "val")}
 
 
 def test_coco_form(tmp_path):
@@ -78,14 +78,14 @@ def test_coco_form(tmp_path):
 
 
 BAD_YAML = {
-    "missing": (None, "does not exist; --data takes a data set's YAML"),
+    "missing": (None, "does not exist; --data takes a dataset's YAML"),
     "not YAML": ("names: [a", "is not valid YAML"),
-    "a list": ("- a\n- b\n", "is no data set's YAML"),
+    "a list": ("- a\n- b\n", "is no dataset's YAML"),
     "no names": ("val: .\n", "has no class names"),
     "gap in names": ("val: .\nnames: {0: a, 2: b}\n", "must be 0 to 1, found \\[0, 2\\]"),
     "nc": ("val: .\nnc: 3\nnames: [a, b]\n", "says nc: 3 and gives 2 names"),
     "no split": ("test: .\nnames: [a]\n", "neither 'train:' nor 'val:'"),
-    "no folder": ("val: nowhere\nnames: [a]\n", "val pictures 'nowhere' not found in"),
+    "no folder": ("val: nowhere\nnames: [a]\n", "val images 'nowhere' not found in"),
     "number": ("val: 3\nnames: [a]\n", "'val:' is 3; expected a folder"),
 }
 
@@ -100,28 +100,28 @@ def test_a_bad_yaml_says_what_is_wrong(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-# pictures and labels
+# images and labels
 
 
-def test_find_pictures_in_folders_and_lists(tmp_path, monkeypatch):
+def test_find_images_in_folders_and_lists(tmp_path, monkeypatch):
     for name in ("b/2.JPG", "b/deep/1.png", "b/notes.md", "a.bmp"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     absolute = str(tmp_path / "a.bmp")
     expected = [absolute, str(tmp_path / "b/2.JPG"), str(tmp_path / "b/deep/1.png")]
-    assert find_pictures([str(tmp_path / "b"), absolute]) == expected
+    assert find_images([str(tmp_path / "b"), absolute]) == expected
     (tmp_path / "list.txt").write_text(f"./b/2.JPG\r\n\nb/deep/1.png\n{absolute}\n")
-    assert find_pictures([str(tmp_path / "list.txt")]) == expected
+    assert find_images([str(tmp_path / "list.txt")]) == expected
     monkeypatch.chdir(tmp_path)  # lists that count from the working folder
     (tmp_path / "b" / "list.txt").write_text("b/2.JPG\n")
-    assert find_pictures([str(tmp_path / "b" / "list.txt")]) == [str(tmp_path / "b/2.JPG")]
+    assert find_images([str(tmp_path / "b" / "list.txt")]) == [str(tmp_path / "b/2.JPG")]
 
 
-def test_no_pictures(tmp_path):
-    with pytest.raises(DataError, match="no pictures in"):
-        find_pictures([str(tmp_path)])
+def test_no_images(tmp_path):
+    with pytest.raises(DataError, match="no images in"):
+        find_images([str(tmp_path)])
     with pytest.raises(DataError, match="does not exist"):
-        find_pictures([str(tmp_path / "nowhere")])
+        find_images([str(tmp_path / "nowhere")])
 
 
 def test_label_file():
@@ -140,11 +140,11 @@ def test_labels(tmp_path):
 
 BAD_LABELS = {
     "1 0.5 0.5 0.1": "4 values; expected class cx cy w h",
-    "2 0.5 0.5 0.1 0.1": "class 2 is not one of the data set's 2 classes",
+    "2 0.5 0.5 0.1 0.1": "class 2 is not one of the dataset's 2 classes",
     "-1 0.5 0.5 0.1 0.1": "class -1 is not",
     "0.5 0.5 0.5 0.1 0.1": "class 0.5 is not",
     "nan 0.5 0.5 0.1 0.1": "class nan is not",
-    "1 0.5 1.5 0.1 0.1": "must be fractions of the picture, 0 to 1; found '1 0.5 1.5",
+    "1 0.5 1.5 0.1 0.1": "must be fractions of the image, 0 to 1; found '1 0.5 1.5",
     "1 0.5 nan 0.1 0.1": "must be fractions",
     "1 0.5 -0.5 0.1 0.1": "must be fractions",
     "cat 0.5 0.5 0.1 0.1": "is not a list of numbers",
@@ -168,20 +168,20 @@ def test_labels_are_sorted_and_each_is_there_once(tmp_path):
 
 
 @pytest.mark.parametrize("slow", [60.0, 0.0])  # a disk that counts as fast: one after the other; slow: in threads
-def test_unreadable_pictures_are_left_out_and_reported(tmp_path, caplog, monkeypatch, slow):
-    monkeypatch.setattr(pictures_module, "FIRST", 2)
-    monkeypatch.setattr(pictures_module, "SLOW", slow)
+def test_unreadable_images_are_left_out_and_reported(tmp_path, caplog, monkeypatch, slow):
+    monkeypatch.setattr(images_module, "FIRST", 2)
+    monkeypatch.setattr(images_module, "SLOW", slow)
     write_set(tmp_path, 12)
-    pictures = sorted((tmp_path / "images/val").iterdir())
-    pictures[0].write_bytes(b"not a picture")
-    pictures[1].write_bytes(b"")
+    files = sorted((tmp_path / "images/val").iterdir())
+    files[0].write_bytes(b"not an image")
+    files[1].write_bytes(b"")
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    pictures[2].write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])  # only decoding can tell
-    cv2.imwrite(str(pictures[3]), np.zeros((5, 40, 3), np.uint8))
+    files[2].write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])  # only decoding can tell
+    cv2.imwrite(str(files[3]), np.zeros((5, 40, 3), np.uint8))
     with caplog.at_level(logging.WARNING):
-        dataset = PictureDataset([str(tmp_path / "images/val")], 3, 64)
+        dataset = ImageDataset([str(tmp_path / "images/val")], 3, 64)
     assert len(dataset) == 9
-    assert [line.split(": ")[0] for line in dataset.left_out] == [str(pictures[i]) for i in (0, 1, 3)]
+    assert [line.split(": ")[0] for line in dataset.left_out] == [str(files[i]) for i in (0, 1, 3)]
     assert "40x5 pixels, smaller than 10" in dataset.left_out[2]
     assert caplog.text.count("left out") == 3
     assert dataset[0][0] is None
@@ -191,16 +191,16 @@ def test_unreadable_pictures_are_left_out_and_reported(tmp_path, caplog, monkeyp
     assert collate([dataset[0]])[0].shape[0] == 0
 
 
-def test_no_readable_picture(tmp_path):
+def test_no_readable_image(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"none of 1 pictures can be read; the first: .*a\.jpg: not a picture"):
-        PictureDataset([str(tmp_path)], 1, 64)
+    with pytest.raises(DataError, match=r"none of 1 images can be read; the first: .*a\.jpg: not an image"):
+        ImageDataset([str(tmp_path)], 1, 64)
 
 
-def test_missing_pictures_of_a_list_are_left_out(tmp_path):
+def test_missing_images_of_a_list_are_left_out(tmp_path):
     write_set(tmp_path, 2)
     (tmp_path / "list.txt").write_text("images/val/000000000001.png\nimages/val/nowhere.png\n")
-    dataset = PictureDataset([str(tmp_path / "list.txt")], 3, 64)
+    dataset = ImageDataset([str(tmp_path / "list.txt")], 3, 64)
     assert dataset.left_out == [f"{tmp_path}/images/val/nowhere.png: No such file or directory"]
 
 
@@ -210,8 +210,8 @@ def test_exif_orientation_is_followed(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / "a.jpg", exif=exif)
-    dataset = PictureDataset([str(tmp_path)], 1, 64, stride=32, rect=True, pad=0)
-    assert dataset.pictures[0].size == (20, 40)
+    dataset = ImageDataset([str(tmp_path)], 1, 64, stride=32, rect=True, pad=0)
+    assert dataset.images[0].size == (20, 40)
     assert dataset[0][3][0] == (40, 20)
 
 
@@ -219,7 +219,7 @@ def test_exif_orientation_is_followed(tmp_path):
 
 
 @pytest.mark.parametrize("size", [*MIXED, (640, 427), (333, 500)])
-def test_letterbox_centres_the_picture_on_grey(size):
+def test_letterbox_centres_the_image_on_grey(size):
     image = np.full((size[1], size[0], 3), 255, np.uint8)
     result, box = letterbox(image, (64, 64), (96, 64))
     assert result.shape == (96, 64, 3)
@@ -231,7 +231,7 @@ def test_letterbox_centres_the_picture_on_grey(size):
     assert max(box.ratio[0] * size[1], box.ratio[1] * size[0]) == pytest.approx(64, abs=1)
 
 
-def test_letterbox_keeps_the_pixels_of_a_picture_that_fits():
+def test_letterbox_keeps_the_pixels_of_a_image_that_fits():
     image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
     result, box = letterbox(image, (64, 64), (64, 64))
     np.testing.assert_array_equal(result[8:56], image)
@@ -239,7 +239,7 @@ def test_letterbox_keeps_the_pixels_of_a_picture_that_fits():
 
 
 def test_letterbox_into_a_rectangle_that_the_network_prescribes():
-    """A static 32×64 input: the height decides for this picture, and not the longer side."""
+    """A static 32×64 input: the height decides for this image, and not the longer side."""
     image = np.full((50, 60, 3), 255, np.uint8)
     result, box = letterbox(image, (32, 64), (32, 64))
     assert result.shape == (32, 64, 3)
@@ -257,13 +257,13 @@ def test_boxes_to_the_input_and_back():
         owner += [index] * 3
         middle, half = fractions[:, :2], fractions[:, 2:] / 2
         expected.append(np.concatenate([middle - half, middle + half], 1) * [width, height, width, height])
-    found = boxes_to_picture(torch.from_numpy(np.concatenate(boxes)), torch.tensor(owner), shapes)
+    found = boxes_to_image(torch.from_numpy(np.concatenate(boxes)), torch.tensor(owner), shapes)
     np.testing.assert_allclose(found.numpy(), np.concatenate(expected), atol=1e-3)
 
 
-def test_boxes_are_clipped_to_the_picture():
+def test_boxes_are_clipped_to_the_image():
     shapes = [((20, 40), ((1.0, 1.0), (0.0, 10.0)))]
-    found = boxes_to_picture(torch.tensor([[-5.0, 0.0, 50.0, 100.0]]), torch.tensor([0]), shapes)
+    found = boxes_to_image(torch.tensor([[-5.0, 0.0, 50.0, 100.0]]), torch.tensor([0]), shapes)
     assert found.tolist() == [[0, 0, 40, 20]]
 
 
@@ -282,20 +282,20 @@ def test_rectangular_shapes_are_the_smallest_that_hold_the_group():
 
 
 def test_items(folder):
-    dataset = PictureDataset([str(folder / "images/val")], 3, 64, single_cls=True)
+    dataset = ImageDataset([str(folder / "images/val")], 3, 64, single_cls=True)
     image, labels, path, shapes = dataset[0]
     assert image.shape == (3, 64, 64)
     assert image.dtype == torch.uint8
-    picture = cv2.imread(path)[:, :, ::-1]
-    np.testing.assert_array_equal(image.permute(1, 2, 0), picture)  # 64×64 needs no resizing
+    entry = cv2.imread(path)[:, :, ::-1]
+    np.testing.assert_array_equal(image.permute(1, 2, 0), entry)  # 64×64 needs no resizing
     assert (labels[:, 1] == 0).all()  # single class
-    np.testing.assert_allclose(labels[:, 2:], dataset.pictures[0].labels[:, 1:], atol=1e-6)
+    np.testing.assert_allclose(labels[:, 2:], dataset.images[0].labels[:, 1:], atol=1e-6)
     assert shapes[0] == (64, 64)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 50])
 @pytest.mark.parametrize("rect", [True, False])
-def test_every_picture_comes_once_and_batches_have_one_shape(folder, batch_size, rect):
+def test_every_image_comes_once_and_batches_have_one_shape(folder, batch_size, rect):
     data = load_data(folder / "data.yaml")
     loader = make_loader(data, "val", imgsz=64, batch_size=batch_size, workers=0, rect=rect)
     seen = []
@@ -348,10 +348,10 @@ def test_ctrl_c_is_left_to_the_main_process(folder, monkeypatch):
     assert threaded == [20]
 
 
-def test_limit_takes_pictures_evenly_spread(folder):
-    dataset = PictureDataset([str(folder / "images/val")], 3, 64, limit=3)
-    assert [Path(picture.path).stem[-2:] for picture in dataset.pictures] == ["01", "10", "20"]
-    assert len(PictureDataset([str(folder / "images/val")], 3, 64, limit=99)) == 20
+def test_limit_takes_images_evenly_spread(folder):
+    dataset = ImageDataset([str(folder / "images/val")], 3, 64, limit=3)
+    assert [Path(image.path).stem[-2:] for image in dataset.images] == ["01", "10", "20"]
+    assert len(ImageDataset([str(folder / "images/val")], 3, 64, limit=99)) == 20
 
 
 def test_rect_and_shuffle_exclude_each_other(folder):
@@ -364,5 +364,5 @@ def test_rect_and_shuffle_exclude_each_other(folder):
 
 def test_the_set_itself_is_what_it_says(folder):
     content = json.loads((folder / "annotations/instances_val.json").read_text())
-    dataset = PictureDataset([str(folder / "images/val")], 3, 64)
-    assert len(content["annotations"]) == sum(len(picture.labels) for picture in dataset.pictures) > 20
+    dataset = ImageDataset([str(folder / "images/val")], 3, 64)
+    assert len(content["annotations"]) == sum(len(image.labels) for image in dataset.images) > 20

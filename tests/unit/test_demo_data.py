@@ -21,12 +21,12 @@ TRAIN, VAL = 6, 4
 
 @pytest.fixture(scope="module")
 def drawing():
-    """data/demo/digit_pictures.py, which is no package member."""
+    """data/demo/digit_images.py, which is no package member."""
     sys.path[:0] = [str(DEMO), str(ROOT)]
     try:
-        import digit_pictures
+        import digit_images
 
-        yield digit_pictures
+        yield digit_images
     finally:
         sys.path.remove(str(DEMO))
         sys.path.remove(str(ROOT))
@@ -107,7 +107,7 @@ def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Pat
     assert first == second
 
 
-def test_another_seed_gives_other_pictures(demo_set: Path, tmp_path: Path) -> None:
+def test_another_seed_gives_other_images(demo_set: Path, tmp_path: Path) -> None:
     other = tmp_path / "digits"
     assert run(other, "--workers", "1", "--seed", "1").returncode == 0
     assert all(data != content(demo_set)[name] for name, data in content(other).items() if name.endswith(".jpg"))
@@ -166,7 +166,7 @@ def test_failure_leaves_nothing_behind(drawing, monkeypatch: pytest.MonkeyPatch,
     def broken(*_: object) -> None:
         raise RuntimeError("out of ink")
 
-    monkeypatch.setattr(drawing, "draw_picture", broken)
+    monkeypatch.setattr(drawing, "draw_image", broken)
     with pytest.raises(RuntimeError, match="out of ink"):
         make_digits.make(tmp_path / "digits", seed=0, train=1, val=1, workers=1)
     assert list(tmp_path.iterdir()) == []
@@ -177,15 +177,15 @@ def test_boxes_are_tight_around_the_drawn_ink(drawing, split: str) -> None:
     """OpenCV's bounding box of the mask of each digit as it was drawn, to the pixel."""
     sources = drawing.read_sources(split)
     for index in range(6):
-        picture = drawing.draw_picture(np.random.default_rng([7, index]), sources, keep_ink=True)
-        assert len(picture.ink) == len(picture.boxes) == len(picture.labels)
-        for mask, (x1, y1, x2, y2) in zip(picture.ink, picture.boxes, strict=True):
+        image = drawing.draw_image(np.random.default_rng([7, index]), sources, keep_ink=True)
+        assert len(image.ink) == len(image.boxes) == len(image.labels)
+        for mask, (x1, y1, x2, y2) in zip(image.ink, image.boxes, strict=True):
             x, y, width, height = cv2.boundingRect(mask.astype(np.uint8))
             assert (x, y, x + width, y + height) == (x1, y1, x2, y2)
 
 
-def test_boxes_are_where_the_picture_changed(drawing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One white digit on black, without noise: what is lit in the picture is what the box says, within a pixel."""
+def test_boxes_are_where_the_image_changed(drawing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One white digit on black, without noise: what is lit in the image is what the box says, within a pixel."""
 
     class NoNoise(np.random.Generator):
         def standard_normal(self, size, dtype):
@@ -196,16 +196,16 @@ def test_boxes_are_where_the_picture_changed(drawing, monkeypatch: pytest.Monkey
     monkeypatch.setattr(drawing, "MAX_COVER", 0.0)
     sources = drawing.read_sources("val")
     for seed in range(5):
-        picture = drawing.draw_picture(NoNoise(np.random.PCG64(seed)), sources)
+        image = drawing.draw_image(NoNoise(np.random.PCG64(seed)), sources)
         boxed = np.zeros((320, 320), bool)
-        for x1, y1, x2, y2 in picture.boxes:
-            part = picture.image[y1:y2, x1:x2, 0] > 90
+        for x1, y1, x2, y2 in image.boxes:
+            part = image.image[y1:y2, x1:x2, 0] > 90
             assert part[0].any()
             assert part[-1].any()
             assert part[:, 0].any()
             assert part[:, -1].any()
             boxed[y1:y2, x1:x2] = True
-        assert not (picture.image[..., 0] > 0)[~boxed].any()
+        assert not (image.image[..., 0] > 0)[~boxed].any()
 
 
 def test_digits_overlap_at_most_a_little(drawing) -> None:
@@ -213,7 +213,7 @@ def test_digits_overlap_at_most_a_little(drawing) -> None:
     torch = pytest.importorskip("torch")
     sources = drawing.read_sources("train")
     for index in range(10):
-        boxes = torch.from_numpy(drawing.draw_picture(np.random.default_rng(index), sources).boxes).float()
+        boxes = torch.from_numpy(drawing.draw_image(np.random.default_rng(index), sources).boxes).float()
         overlap = torchvision.ops.box_iou(boxes, boxes).fill_diagonal_(0)
         assert overlap.max() <= 0.05
 

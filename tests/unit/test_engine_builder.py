@@ -140,8 +140,8 @@ def test_profile(tmp_path, shape, changes, expected):
 @pytest.mark.parametrize(
     ("shape", "changes", "message"),
     [
-        ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "fixed batch of 2, and 1/2/4 was asked for"),
-        (("b", 3, 64, 96), {"height": (32, 32, 32)}, "fixed height of 64"),
+        ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "static batch of 2, and 1/2/4 was asked for"),
+        (("b", 3, 64, 96), {"height": (32, 32, 32)}, "static height of 64"),
         (("b", 3, "h", "w"), {"height": (60, 64, 64)}, "height 60/64/64: all must be multiples of 32"),
     ],
 )

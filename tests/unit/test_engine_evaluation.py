@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from known_pictures import MIXED, SQUARE, KnowingModel, write_set
+from known_images import MIXED, SQUARE, KnowingModel, write_set
 
 import val_trt
 from utils.core.errors import InputError
@@ -50,7 +50,7 @@ class Profiled(TorchRunner):
 
 
 class WithNms(TorchRunner):
-    """A network with NMS inside: `slots` places for each picture, not sorted, with rubbish behind the last one."""
+    """A network with NMS inside: `slots` places for each image, not sorted, with rubbish behind the last one."""
 
     def __init__(self, model, slots=100, conf=0.001):
         super().__init__(model, "cpu")
@@ -98,7 +98,7 @@ def test_batches_follow_the_profile(known, least, most, batch, expected):
 def test_a_profile_of_one_size_is_a_fixed_size(known):
     runner = Profiled(known[0], (1, 64, 96), (8, 64, 96))
     assert InputPlan.of(runner, None, 8) == InputPlan((64, 96), 8)
-    with pytest.raises(InputError, match="rectangular inference needs a network of variable size"):
+    with pytest.raises(InputError, match="rectangular inference needs a network of dynamic size"):
         InputPlan.of(runner, None, 8, rect=True)
 
 
@@ -118,7 +118,7 @@ def test_a_study_covers_the_sizes_of_the_profile(known):
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896)), "--imgsz", "320", "352") == [320, 352]
     for profile in (((1, 640, 640), (8, 640, 640)), ((1, 32, 32), (8, 64, 64))):
-        with pytest.raises(InputError, match="needs a variable image size"):
+        with pytest.raises(InputError, match="needs a dynamic image size"):
             sizes(Profiled(known[0], *profile))
 
 
@@ -168,6 +168,6 @@ def test_an_engine_of_other_classes_without_names(known):
 def test_where_the_time_goes(known):
     model, data = known
     result = evaluate(TorchRunner(model, "cpu"), data, CONFIG, progress=False)
-    assert set(result.parts) == {"pictures", "preprocess", "inference", "nms", "metrics"}
+    assert set(result.parts) == {"images", "preprocess", "inference", "nms", "metrics"}
     assert all(value > 0 for value in result.parts.values())
     assert sum(result.parts.values()) <= result.seconds

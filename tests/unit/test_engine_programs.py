@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from known_pictures import SQUARE, KnowingModel, export_answers, write_set
+from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import stand_in
@@ -81,7 +81,7 @@ def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
         (("none.onnx",), "none.onnx does not exist; expected an ONNX file"),
         (("a.onnx", "--target", "SM89"), "--target is for TensorRT-RTX"),
         (("a.onnx", "--trtexec"), "trtexec is not on the PATH"),
-        (("nms.onnx", "--batch-size", "8"), "has a fixed batch of 2, and 8/8/8 was asked for"),
+        (("nms.onnx", "--batch-size", "8"), "has a static batch of 2, and 8/8/8 was asked for"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, message):
@@ -102,7 +102,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, message):
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
-    """A folder with data.yaml and answers.onnx, the network that knows its pictures, and `python` with the stand-in."""
+    """A folder with data.yaml and answers.onnx, the network that knows its images, and `python` with the stand-in."""
     folder = tmp_path_factory.mktemp("known")
     model = KnowingModel(write_set(folder, 12, SQUARE), NAMES, 64)
     export_answers(model, folder / "answers.onnx", None, 64)
@@ -147,14 +147,14 @@ def test_an_engine_of_another_version(known):
     ("script", "words", "message"),
     [
         ("val_trt.sh", ("none.pt", "data.yaml", 64), "none.pt does not exist; expected a checkpoint"),
-        ("val_trt.sh", ("answers.onnx", "none.yaml", 64), "none.yaml does not exist; expected a data set's YAML"),
+        ("val_trt.sh", ("answers.onnx", "none.yaml", 64), "none.yaml does not exist; expected a dataset's YAML"),
         ("val_trt.sh", ("answers.onnx", "answers.onnx", 64), "answers.onnx is not valid YAML"),
         ("val_trt.sh", ("answers.onnx", "data.yaml", "big"), "IMGSZ is big; expected pixels, such as 640"),
         ("val_trt.sh", ("data.yaml", "data.yaml", 64), "data.yaml is neither .pt, .onnx nor .engine"),
         ("val_trt.sh", ("answers.onnx", "data.yaml", 64, "--graph"), "unknown argument --graph"),
         ("val_trt.sh", ("answers.onnx",), "expected WEIGHTS, DATA and IMGSZ"),
         ("generate_trt_engine.sh", ("none.onnx", 64), "none.onnx does not exist; expected an ONNX file"),
-        ("generate_trt_engine.sh", ("answers.onnx", 96), "has a fixed height of 64, and 96/96/96 was asked for"),
+        ("generate_trt_engine.sh", ("answers.onnx", 96), "has a static height of 64, and 96/96/96 was asked for"),
         ("generate_trt_engine.sh", ("answers.onnx",), "expected ONNX and IMGSZ"),
         ("benchmark_trt.sh", ("answers.onnx",), "expected ONNX and IMGSZ"),
         ("benchmark_trt.sh", ("none.onnx", 64), "none.onnx does not exist; expected an ONNX file or an engine"),

@@ -1,4 +1,4 @@
-"""What is said about an engine: coverage, reformatting, advice, a picture; of a recorded 8.6 engine and a stand-in."""
+"""What is said about an engine: coverage, reformatting, advice, an image; of a recorded 8.6 engine and a stand-in."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_int8_that_is_not_faster():
     )
 
 
-# the picture
+# the image
 
 
 def test_every_layer_is_drawn_and_connected(layers):
@@ -115,7 +115,7 @@ def test_every_layer_is_drawn_and_connected(layers):
     assert '"a \\"title\\""' in text
 
 
-def test_what_runs_nothing_is_no_gap_in_the_picture():
+def test_what_runs_nothing_is_no_gap_in_the_image():
     def layer(name, kind, before, after):
         ends = {side: [{"Name": tensor, "Dimensions": [1], "Format/Datatype": "Row major linear FP16"}]
                 for side, tensor in (("Inputs", before), ("Outputs", after))}  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from known_pictures import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
+from known_images import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
 
 from utils.core.errors import DataError, InputError
 from utils.evaluation.coco import COCO_CATEGORIES
@@ -111,7 +111,7 @@ def test_limit(mixed):
 
 @pytest.mark.parametrize(("batch", "size"), [(None, None), (None, 64), (7, 64), (64, 64)])
 def test_onnx_gives_the_same_as_pytorch(square, tmp_path, batch, size):
-    """40 pictures in batches of 7: the last one is filled up; in one of 64, there is nothing but filling for 24."""
+    """40 images in batches of 7: the last one is filled up; in one of 64, there is nothing but filling for 24."""
     path = export_answers(square.model, tmp_path / "a.onnx", batch, size)
     with open_runner(path) as runner:
         result = evaluate(runner, square.data, replace(CONFIG, imgsz=64), progress=False)
@@ -129,8 +129,8 @@ def test_onnx_in_float16(square, tmp_path):
 
 def test_a_variable_batch_of_any_length_is_split_for_a_fixed_one(square, tmp_path):
     runner = open_runner(export_answers(square.model, tmp_path / "a.onnx", 3, 64))
-    pictures = np.stack([cv2.imread(str(sample.path))[..., ::-1] for sample in square.samples[:8]])
-    images = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    arrays = np.stack([cv2.imread(str(sample.path))[..., ::-1] for sample in square.samples[:8]])
+    images = torch.from_numpy(arrays).permute(0, 3, 1, 2)
     shapes = [((64, 64), ((1.0, 1.0), (0.0, 0.0)))] * 8
     split = Detector(runner, square.data)(images, shapes)
     whole = Detector(TorchRunner(square.model, "cpu"), square.data)(images, shapes)
@@ -156,7 +156,7 @@ def test_input_plan(square, tmp_path, caplog):
         InputError, match=r"--imgsz 64 was asked for, and the network takes images float32 \[any, 3, 96, 96\]"
     ):
         plan(square, tmp_path, 64, size=96)
-    with pytest.raises(InputError, match="rectangular inference needs a network of variable size"):
+    with pytest.raises(InputError, match="rectangular inference needs a network of dynamic size"):
         plan(square, tmp_path, 96, rect=True, size=96)
 
 
@@ -208,7 +208,7 @@ def test_a_network_with_nms_inside_scores_the_same(square, caplog):
 
 
 def test_other_names_and_bytes_as_input(square):
-    """Some exports take bytes, and call their tensors otherwise; half a fixed size is read as the whole."""
+    """Some exports take bytes, and call their tensors otherwise; half a static size is read as the whole."""
     spec = TensorSpec("pixels", (None, 3, 64, None), "uint8")
     runner = Shell(square, (spec,), (TensorSpec("boxes", (None, None, None), "float32"),))
     result = evaluate(runner, square.data, replace(CONFIG, imgsz=None), progress=False)
@@ -224,13 +224,13 @@ def test_other_names_and_bytes_as_input(square):
         ([TensorSpec("a", (1, 3, 64, 64), "int64")], "expected float32, float16 or uint8"),
     ],
 )  # fmt: skip
-def test_a_network_that_takes_no_pictures(square, inputs, message):
+def test_a_network_that_takes_no_images(square, inputs, message):
     with pytest.raises(InputError, match=message):
         evaluate(Shell(square, inputs), square.data, CONFIG, progress=False)
 
 
 def test_a_rectangular_fixed_input(tmp_path):
-    """A network exported for 32×64: every picture is fitted into it, and its boxes come back."""
+    """A network exported for 32×64: every image is fitted into it, and its boxes come back."""
     known = Known(tmp_path, ((64, 32), (60, 20)), 16)
     plain = known.evaluate()
 
@@ -279,10 +279,10 @@ def test_config_is_checked(field, value):
 # data that is not as it should be
 
 
-def test_pictures_that_cannot_be_read_are_counted(tmp_path, caplog):
+def test_images_that_cannot_be_read_are_counted(tmp_path, caplog):
     known = Known(tmp_path, SQUARE, 12)
     paths = [sample.path for sample in known.samples]
-    paths[0].write_bytes(b"no picture")
+    paths[0].write_bytes(b"no image")
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     for path in paths[4:9]:  # one whole batch, and more
         path.write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])
@@ -291,7 +291,7 @@ def test_pictures_that_cannot_be_read_are_counted(tmp_path, caplog):
     assert result.images == 6
     assert result.instances == sum(len(known.samples[i].labels) for i in (1, 2, 3, 9, 10, 11))
     assert len(result.left_out) == 6
-    assert "6 pictures were left out" in caplog.text
+    assert "6 images were left out" in caplog.text
 
 
 def test_nothing_can_be_decoded(tmp_path):
@@ -299,7 +299,7 @@ def test_nothing_can_be_decoded(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     for sample in known.samples:
         sample.path.write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])
-    with pytest.raises(DataError, match="no picture could be decoded"):
+    with pytest.raises(DataError, match="no image could be decoded"):
         known.evaluate()
 
 
@@ -307,9 +307,7 @@ def test_no_label_files(tmp_path):
     known = Known(tmp_path, SQUARE, 3)
     for file in (tmp_path / "labels/val").iterdir():
         file.unlink()
-    with pytest.raises(
-        DataError, match=r"no picture of 'val' has a label file; expected.*labels/val/000000000001\.txt"
-    ):
+    with pytest.raises(DataError, match=r"no image of 'val' has a label file; expected.*labels/val/000000000001\.txt"):
         known.evaluate()
     (tmp_path / "labels/val/000000000001.txt").write_text("")
     result = known.evaluate()
@@ -345,8 +343,8 @@ def test_text_files(mixed, tmp_path):
 
 
 def test_json_uses_the_ids_of_the_annotations(tmp_path):
-    """Pictures called by name have other ids, and the categories of `known_pictures` are 3, 6, 9."""
-    samples = write_set(tmp_path, 6, SQUARE, stem="picture_{}")
+    """Images called by name have other ids, and the categories of `known_images` are 3, 6, 9."""
+    samples = write_set(tmp_path, 6, SQUARE, stem="image_{}")
     evaluate(TorchRunner(KnowingModel(samples, NAMES, 64), "cpu"), load_data(tmp_path / "data.yaml"),
              replace(CONFIG, save_json=True), out_dir=tmp_path / "out", progress=False, name="m")  # fmt: skip
     results = json.loads((tmp_path / "out/m_predictions.json").read_text())
@@ -356,11 +354,11 @@ def test_json_uses_the_ids_of_the_annotations(tmp_path):
     answers = samples[best["image_id"] - 1].answers
     label, x1, y1, x2, y2, score = answers[answers[:, 5].argmax()]
     assert (best["category_id"], best["score"]) == (3 * (label + 1), pytest.approx(score, abs=1e-5))
-    assert best["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=1.5)  # clipped to the picture
+    assert best["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=1.5)  # clipped to the image
 
 
 def coco_set(folder):
-    """A set in COCO's own form: 80 classes, val2017.txt, numbered pictures, annotations with 91 ids."""
+    """A set in COCO's own form: 80 classes, val2017.txt, numbered images, annotations with 91 ids."""
     names = [f"class {index}" for index in range(80)]
     samples = write_set(folder, 24, ((64, 64), (64, 48)), names, split="val2017")
     (folder / "val2017.txt").write_text("".join(f"./images/val2017/{sample.path.name}\n" for sample in samples))
@@ -429,7 +427,7 @@ BAD_ANNOTATIONS = {
         '{"annotations": [], "images": [{"id": 1, "file_name": "a"}], "categories": [{"id": 1, "name": "cat"}]}',
         "has no category 'dog', which .*data.yaml names; it has cat",
     ),
-    "other pictures": (None, r"000000000001\.png is not among the pictures of .* \(4 such pictures\)"),
+    "other images": (None, r"000000000001\.png is not among the images of .* \(4 such images\)"),
 }
 
 

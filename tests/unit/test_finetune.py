@@ -86,7 +86,7 @@ def teacher() -> Toy:
     return Toy().eval()
 
 
-def pictures(batches: int, seed: int = 1) -> list[Tensor]:
+def images(batches: int, seed: int = 1) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=generator) for _ in range(batches)]
 
@@ -180,7 +180,7 @@ def test_finetuning_lowers_the_loss_and_leaves_teacher_and_ranges_alone(teacher)
     tuner = make(teacher)
     amax = tuner.student.model[0].amax.clone()
     constants = tuner.student.model[-1].dfl.conv.weight.clone()
-    losses = [tuner.run_epoch(pictures(8), lr=1e-4).loss for _ in range(6)]
+    losses = [tuner.run_epoch(images(8), lr=1e-4).loss for _ in range(6)]
     assert losses[-1] < 0.7 * losses[0]
     assert torch.equal(tuner.student.model[0].amax, amax)
     assert torch.equal(tuner.student.model[-1].dfl.conv.weight, constants)
@@ -197,13 +197,13 @@ def test_finetuning_finds_the_way_back_to_the_teacher(teacher):
         for parameter in finetune.trainable_parameters(student):
             parameter.add_(0.02 * torch.randn_like(parameter))
     tuner = Finetuner(student, teacher, stride=1, grad_clip=10.0, device=CPU)
-    losses = [tuner.run_epoch(pictures(8), lr=1e-3).loss for _ in range(12)]
+    losses = [tuner.run_epoch(images(8), lr=1e-3).loss for _ in range(12)]
     assert losses[-1] < 0.05 * losses[0]
 
 
 def test_a_student_that_equals_its_teacher_stays_equal(teacher):
     tuner = Finetuner(copy.deepcopy(teacher), teacher, stride=1, grad_clip=10.0, device=CPU)
-    result = tuner.run_epoch(pictures(3), lr=0.1)
+    result = tuner.run_epoch(images(3), lr=0.1)
     assert (result.loss, result.iterations) == (0.0, 3)
     for ours, theirs in zip(tuner.student.parameters(), teacher.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -211,21 +211,21 @@ def test_a_student_that_equals_its_teacher_stays_equal(teacher):
 
 def test_epochs_are_deterministic(teacher):
     first, second = make(teacher), make(teacher)
-    assert first.run_epoch(pictures(4), 1e-3).loss == second.run_epoch(pictures(4), 1e-3).loss
+    assert first.run_epoch(images(4), 1e-3).loss == second.run_epoch(images(4), 1e-3).loss
     for a, b in zip(first.student.parameters(), second.student.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_state_continues_exactly(teacher):
     whole = make(teacher)
-    whole.run_epoch(pictures(4, seed=1), 1e-3)
+    whole.run_epoch(images(4, seed=1), 1e-3)
     state, weights = copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.student.state_dict())
-    whole.run_epoch(pictures(4, seed=2), 1e-3)
+    whole.run_epoch(images(4, seed=2), 1e-3)
 
     resumed = make(teacher)
     resumed.student.load_state_dict(weights)
     resumed.load_state_dict(state)
-    resumed.run_epoch(pictures(4, seed=2), 1e-3)
+    resumed.run_epoch(images(4, seed=2), 1e-3)
     for a, b in zip(whole.student.parameters(), resumed.student.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -233,7 +233,7 @@ def test_state_continues_exactly(teacher):
 def test_a_step_moves_no_weight_further_than_adam_allows(teacher):
     tuner = make(teacher)
     before = [p.detach().clone() for p in tuner.student.parameters()]
-    tuner.run_epoch(pictures(1), lr=1e-4)
+    tuner.run_epoch(images(1), lr=1e-4)
     moved = max(float((a.detach() - b).abs().max()) for a, b in zip(tuner.student.parameters(), before, strict=True))
     assert 0 < moved <= 1.01e-4
 
@@ -242,7 +242,7 @@ def test_gradients_are_clipped(teacher, monkeypatch):
     seen = []
     original = nn.utils.clip_grad_norm_
     monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda p, limit: (seen.append(limit), original(p, limit))[1])
-    make(teacher, grad_clip=0.25).run_epoch(pictures(2), 1e-3)
+    make(teacher, grad_clip=0.25).run_epoch(images(2), 1e-3)
     assert seen == [0.25, 0.25]
 
 
@@ -251,19 +251,19 @@ def test_a_loss_that_is_not_finite_is_named(teacher):
     with torch.no_grad():
         tuner.student.model[2].conv.weight[0, 0] = float("nan")
     with pytest.raises(DivergedError, match="nan"):
-        tuner.run_epoch(pictures(1), 1e-3)
+        tuner.run_epoch(images(1), 1e-3)
     assert not any(m.training for m in tuner.student.modules())
 
 
 def test_the_mean_loss_is_told_after_every_step(teacher):
     told = []
-    result = make(teacher).run_epoch(pictures(3), 1e-4, on_step=told.append)
+    result = make(teacher).run_epoch(images(3), 1e-4, on_step=told.append)
     assert len(told) == 3
     assert told[-1] == result.loss
 
 
-def test_no_pictures_is_an_error(teacher):
-    with pytest.raises(ValueError, match="no pictures"):
+def test_no_images_is_an_error(teacher):
+    with pytest.raises(ValueError, match="no images"):
         make(teacher).run_epoch([], 1e-3)
 
 
@@ -272,7 +272,7 @@ def test_a_model_without_layers_is_refused():
         finetune.top_layers(nn.Conv2d(1, 1, 1))
 
 
-def test_pictures_become_fractions():
+def test_images_become_fractions():
     images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
     assert finetune.as_input(images, CPU).flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
     floats = torch.rand(1, 3, 2, 2)

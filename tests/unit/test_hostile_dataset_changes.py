@@ -109,7 +109,7 @@ def test_a_change_is_named(change, dataset):
     assert "\n" not in text
 
 
-def test_a_picture_that_a_list_names_and_that_is_gone_was_removed(dataset):
+def test_a_image_that_a_list_names_and_that_is_gone_was_removed(dataset):
     names = sorted(map(str, (dataset / "images/val").iterdir()))
     (dataset / "val.txt").write_text("\n".join(names))
     edit(dataset / "data.yaml", "images/val", "val.txt")

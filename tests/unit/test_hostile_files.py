@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 import pytest
-from known_pictures import write_set
+from known_images import write_set
 
 from utils import cli
 from utils.core.errors import DataError, InputError
@@ -90,7 +90,7 @@ WRONG_TYPES = {
     "names: [a]\ntrain: 5": "'train:' is 5",
     f"{BOMB}names: [a]\ntrain: *i": "'train:' is ",
     f"{BOMB}names: *i\ntrain: images/val": "class 0 is named ",
-    f"names: [a]\nval: {'x' * 5000}": "val pictures",
+    f"names: [a]\nval: {'x' * 5000}": "val images",
     f"path: {'x' * 5000}\nnames: [a]\nval: images/val": None,
 }
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from known_pictures import SQUARE, KnowingModel, export_answers, write_set
+from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.cli import run_program
 from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import PictureDataset, decode, make_loader
+from utils.evaluation.dataset import ImageDataset, decode, make_loader
 from utils.evaluation.find_images import find_images
 from utils.evaluation.predictions import TextWriter
 from utils.evaluation.sources import check_source, target_names
@@ -101,7 +101,7 @@ def test_hidden_files_and_folders_are_left_out(tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
 def test_a_split_that_is_a_pipe_or_a_device(tmp_path, make):
     make(tmp_path / "list.txt")
-    with pytest.raises(DataError, match=r"list\.txt is not a regular file; expected a folder of pictures or a list"):
+    with pytest.raises(DataError, match=r"list\.txt is not a regular file; expected a folder of images or a list"):
         find_images([str(tmp_path / "list.txt")])
 
 
@@ -122,7 +122,7 @@ def test_labels_that_are_no_file(folder, make, message):
     label.unlink()
     make(label)
     with pytest.raises(DataError, match=rf"{label} {message}.*; expected a text file with one object a line"):
-        PictureDataset([str(folder / "images/val")], 3, 64)
+        ImageDataset([str(folder / "images/val")], 3, 64)
 
 
 def test_labels_in_a_folder_that_cannot_be_entered(folder):
@@ -130,7 +130,7 @@ def test_labels_in_a_folder_that_cannot_be_entered(folder):
     labels.rename(folder / "away")
     labels.symlink_to(labels)
     with pytest.raises(DataError, match=r"cannot read the labels at .*Too many levels"):
-        PictureDataset([str(folder / "images/val")], 3, 64)
+        ImageDataset([str(folder / "images/val")], 3, 64)
 
 
 # images that are none
@@ -141,7 +141,7 @@ def test_images_that_are_no_files_are_left_out_without_waiting(folder):
     for path, make in zip(paths, (os.mkfifo, lambda path: os.symlink(path, path)), strict=False):
         os.unlink(path)
         make(path)
-    dataset = PictureDataset([str(folder / "images/val")], 3, 64)
+    dataset = ImageDataset([str(folder / "images/val")], 3, 64)
     assert dataset.left_out == [f"{paths[0]}: not a regular file", f"{paths[1]}: Too many levels of symbolic links"]
     assert len(dataset) == 2
 
@@ -152,14 +152,14 @@ def truncated_png() -> bytes:
 
 
 def test_images_none_of_which_can_be_decoded_are_said_to_be_that(folder):
-    from utils.jobs.inputs import pictures
+    from utils.jobs.inputs import image_batches
 
     for path in images_of(folder):
         with open(path, "wb") as file:
             file.write(truncated_png())
     loader = make_loader(load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0)
-    with pytest.raises(DataError, match=r"none of the 4 pictures can be decoded, although .*; the first: .*0001\.png"):
-        list(pictures(loader))
+    with pytest.raises(DataError, match=r"none of the 4 images can be decoded, although .*; the first: .*0001\.png"):
+        list(image_batches(loader))
 
 
 def test_what_a_decoder_prints_does_not_reach_the_terminal(tmp_path, capfd):
@@ -225,7 +225,7 @@ def test_a_folder_of_which_nothing_can_be_decoded(draw, tmp_path):
         (tmp_path / "in" / name).write_bytes(b"none")
     code, _, err = draw("--source", tmp_path / "in")
     assert (code, err.count("\n")) == (2, 1)
-    assert "none of the 2 pictures and videos can be decoded; the first: " in err
+    assert "none of the 2 images and videos can be decoded; the first: " in err
     assert not (tmp_path / "made").exists()
 
 
@@ -240,7 +240,7 @@ def test_pipes_and_folders_among_sources(folder, tmp_path, draw, caplog):
     for name in ("pipe.jpg", "pipe.mp4"):
         path = tmp_path / name
         os.mkfifo(path)
-        with pytest.raises(InputError, match="is not a regular file; expected a picture, a folder of them, or a video"):
+        with pytest.raises(InputError, match="is not a regular file; expected an image, a folder of them, or a video"):
             check_source(path)
 
 

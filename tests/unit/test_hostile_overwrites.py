@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from known_pictures import SQUARE, KnowingModel, export_answers, write_set
+from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 

@@ -20,7 +20,7 @@ def predictions(batch=2, classes=4, anchors=400, seed=0):
 
 
 def reference(one, conf, iou, multi_label):
-    """One picture: every (box, class) above the threshold, suppressed within its class by torchvision."""
+    """One image: every (box, class) above the threshold, suppressed within its class by torchvision."""
     boxes = box_convert(one[:4].T, "cxcywh", "xyxy")
     scores = one[4:].T
     if multi_label:
@@ -122,7 +122,7 @@ def test_the_batch_does_not_matter():
 @pytest.mark.parametrize(
     ("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 20), (0.001, 0.05, 50), (0.001, 0.01, 6)]
 )
-def test_all_pictures_at_once_give_the_same(conf, iou, max_det, agnostic, multi_label):
+def test_all_images_at_once_give_the_same(conf, iou, max_det, agnostic, multi_label):
     """What a GPU runs: among equal scores too, and where more than the first candidates have to take part."""
     raw = predictions(batch=5, anchors=150)
     raw[1, 4:] = (raw[1, 4:] * 8).round() / 8  # ties
@@ -137,11 +137,11 @@ def test_all_pictures_at_once_give_the_same(conf, iou, max_det, agnostic, multi_
 
 
 @pytest.mark.parametrize("max_det", [2, 5, 300])
-def test_pictures_with_few_and_with_many_candidates(max_det):
+def test_images_with_few_and_with_many_candidates(max_det):
     """They are looked at in groups; from 4 * max_det on candidates wait until they are needed."""
     raw = predictions(batch=9, anchors=200)
-    for picture, kept in enumerate((200, 0, 1, 90, 3, 200, 30, 12, 60)):
-        raw[picture, 4:, kept:] = 0
+    for image, kept in enumerate((200, 0, 1, 90, 3, 200, 30, 12, 60)):
+        raw[image, 4:, kept:] = 0
     for iou in (0.9, 0.4, 0.02):
         expected = non_max_suppression(raw, 0.001, iou, max_det=max_det)
         found = nms.suppress_together(raw, 0.001, iou, max_det, True, False)
@@ -149,14 +149,14 @@ def test_pictures_with_few_and_with_many_candidates(max_det):
         assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
 
 
-def test_pictures_in_a_group_have_more_than_half_the_candidates_of_its_first():
+def test_images_in_a_group_have_more_than_half_the_candidates_of_its_first():
     from utils.evaluation.batched_nms import _alike
 
     assert _alike([200, 0, 101, 90, 3, 200, 45, 100, 1]) == [[0, 5, 2], [7, 3], [6], [4], [8]]
     assert _alike([0, 0]) == []
 
 
-def test_all_pictures_at_once_in_small_blocks_and_without_any_detection(monkeypatch):
+def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatch):
     from utils.evaluation import batched_nms
 
     raw = predictions(batch=3)

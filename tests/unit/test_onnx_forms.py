@@ -49,10 +49,10 @@ def run(model: onnx.ModelProto, images: torch.Tensor) -> dict[str, np.ndarray]:
     return found
 
 
-def rows(found: dict[str, np.ndarray], picture: int) -> np.ndarray:
-    """Detections of a picture as the loop gives them: x1, y1, x2, y2, score, class."""
-    count = found["num_dets"][picture, 0]
-    parts = found["det_boxes"][picture], found["det_scores"][picture, :, None], found["det_classes"][picture, :, None]
+def rows(found: dict[str, np.ndarray], image: int) -> np.ndarray:
+    """Detections of an image as the loop gives them: x1, y1, x2, y2, score, class."""
+    count = found["num_dets"][image, 0]
+    parts = found["det_boxes"][image], found["det_scores"][image, :, None], found["det_classes"][image, :, None]
     table = np.concatenate(parts, 1)
     assert not table[count:].any()  # zeros behind the last detection
     return table[:count]
@@ -90,8 +90,8 @@ def test_detections_are_those_of_the_evaluation_loop(settings: NmsSettings, shap
     assert {name: value.dtype for name, value in found.items()} == {
         "num_dets": np.int32, "det_boxes": np.float32, "det_scores": np.float32, "det_classes": np.int32,
     }  # fmt: skip
-    for picture, wanted in enumerate(expected):
-        np.testing.assert_allclose(rows(found, picture), wanted.numpy(), atol=1e-4)
+    for image, wanted in enumerate(expected):
+        np.testing.assert_allclose(rows(found, image), wanted.numpy(), atol=1e-4)
     assert settings.conf_thres == 1 or min(len(wanted) for wanted in expected) > 2
 
 
@@ -107,7 +107,7 @@ def test_operators_are_those_of_every_opset(opset: int):
         run(model, predictions())
 
 
-def test_batch_and_anchors_may_vary_and_a_picture_without_detections_is_fine():
+def test_batch_and_anchors_may_vary_and_a_image_without_detections_is_fine():
     model = output_formats.end2end(NmsSettings("onnx", 30)).attach(raw_graph("batch", "anchors"))
     for batch, anchors in ((1, 4), (3, 50)):
         raw = predictions(batch, anchors)
@@ -115,8 +115,8 @@ def test_batch_and_anchors_may_vary_and_a_picture_without_detections_is_fine():
         found = run(model, raw)
         assert found["num_dets"][-1, 0] == 0
         assert found["det_boxes"].shape == (batch, 30, 4)
-        for picture, wanted in enumerate(non_max_suppression(raw, 0.25, 0.45, max_det=30)):
-            np.testing.assert_allclose(rows(found, picture), wanted.numpy(), atol=1e-4)
+        for image, wanted in enumerate(non_max_suppression(raw, 0.25, 0.45, max_det=30)):
+            np.testing.assert_allclose(rows(found, image), wanted.numpy(), atol=1e-4)
 
 
 def test_one_class():
@@ -170,9 +170,9 @@ def test_deepstream_parser_finds_the_boxes(names: tuple):
     found = run(model, raw)["output"]
     assert (found.shape, found.dtype) == ((2, ANCHORS, 6), np.float32)
     thresholds = [float(np.float32(value)) for value in (0.25, 0.9, 0.25, 0.5, 0.25)]
-    for picture in range(2):
-        objects = parse_as_deepstream(found[picture], 64, 64, thresholds)
-        expected = objects_in(raw[picture].numpy(), 64, 64, thresholds)
+    for image in range(2):
+        objects = parse_as_deepstream(found[image], 64, 64, thresholds)
+        expected = objects_in(raw[image].numpy(), 64, 64, thresholds)
         assert 10 < len(expected) == len(objects) < ANCHORS
         np.testing.assert_allclose(objects, expected, atol=1e-4)
 

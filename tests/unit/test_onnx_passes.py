@@ -26,7 +26,7 @@ GOOD = good_graph()
 
 
 def run(model: ModelProto, batch: int = 1, seed: int = 0, optimize: bool = False) -> np.ndarray:
-    """The network's first output for random pictures, by default exactly as the graph is written."""
+    """The network's first output for random images, by default exactly as the graph is written."""
     onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
     level = onnxruntime.GraphOptimizationLevel
@@ -399,7 +399,7 @@ def test_half_turns_the_body_to_fp16_and_leaves_decoding_and_ends():
     assert kinds["model.5.dfl.conv.weight"] == TensorProto.FLOAT
     assert kinds["/model.2/scales"] == TensorProto.FLOAT, "factors of a Resize are always FP32"
     assert "model.0.conv.weight" not in kinds
-    assert ops(result).count("Cast") == 3, "the picture and two last convolutions"
+    assert ops(result).count("Cast") == 3, "the image and two last convolutions"
     assert result.graph.input == model.graph.input
     assert result.graph.output == model.graph.output
 

@@ -41,7 +41,7 @@ def test_every_convolution_reads_a_quantized_tensor_and_weight():
         network(X)
     assert set(seen) == set(plan.convolutions)
     for name, value in seen.items():
-        if name not in plan.picture_readers:  # those quantize the picture themselves
+        if name not in plan.image_consumers:  # those quantize the image themselves
             levels = value * 256
             assert torch.allclose(levels, levels.round(), atol=1e-4), (
                 f"{name} reads a tensor that is not on the INT8 grid"
@@ -90,7 +90,7 @@ def test_result_of_the_last_convolution_is_not_quantized():
 def test_shortcut_from_a_convolution_with_two_readers():
     network = Network([(-1, Conv(3, 4)), (-1, RepNBottleneck(4)), (-1, nn.Conv2d(4, 4, 1))])
     _, plan = placed(network)
-    assert tensor(plan, "model.0").readers == ("model.1.cv1", "model.1")
+    assert tensor(plan, "model.0").consumers == ("model.1.cv1", "model.1")
 
 
 @pytest.mark.parametrize("library", backend.QUANTIZERS)

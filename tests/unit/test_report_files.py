@@ -40,7 +40,7 @@ class OneBox(Runner):
 
 @pytest.fixture
 def data(tmp_path):
-    """Three pictures of 100 × 50 pixels, each with one labelled object."""
+    """Three images of 100 × 50 pixels, each with one labelled object."""
     for folder in ("images/val", "labels/val"):
         (tmp_path / folder).mkdir(parents=True)
     for number in range(3):
@@ -50,7 +50,7 @@ def data(tmp_path):
     return load_data(tmp_path / "data.yaml")
 
 
-def test_boxes_are_in_pixels_of_the_picture(data):
+def test_boxes_are_in_pixels_of_the_image(data):
     sample = collect({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)[0]
     (found,) = sample.predictions["INT8"]
     assert (found.name, found.score) == ("one", 0.75)
@@ -61,7 +61,7 @@ def test_boxes_are_in_pixels_of_the_picture(data):
     assert truth.xyxy == pytest.approx((40, 15, 60, 35), abs=1e-4)
 
 
-def test_pictures_are_spread_over_the_split_and_scaled_to_one(data):
+def test_images_are_spread_over_the_split_and_scaled_to_one(data):
     runner = OneBox(0.9)
     samples = collect({"float": runner}, data, imgsz=64, count=2)
     assert [sample.image[-5:] for sample in samples] == ["0.png", "2.png"]

@@ -47,15 +47,15 @@ def make_row(stage: str = "float", **changes) -> Row:
 
 
 @pytest.fixture
-def picture(tmp_path):
-    path = tmp_path / "picture.png"
+def image(tmp_path):
+    path = tmp_path / "image.png"
     pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return path, pixels
 
 
 @pytest.fixture
-def report(picture) -> Report:
+def report(image) -> Report:
     report = Report("python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
     report.add(make_row())
     report.add(make_row("PTQ", ap=0.7361, measured_on="somewhere else"))
@@ -91,7 +91,7 @@ def report(picture) -> Report:
     ]
     both = Box((5, 5, 25, 30), "seven", 0.9)
     only = Box((40, 20, 70, 55), "one", 0.6)
-    report.samples = [Sample(str(picture[0]), {"float": [both, only], "INT8": [both]}, [Box((5, 5, 25, 30), "seven")])]
+    report.samples = [Sample(str(image[0]), {"float": [both, only], "INT8": [both]}, [Box((5, 5, 25, 30), "seven")])]
     report.notes = ["a note"]
     return report
 
@@ -198,8 +198,8 @@ class TestSchema:
 
 
 class TestTables:
-    def test_ap_of_another_set_of_pictures_is_not_compared(self):
-        rows = [make_row(), make_row("ONNX", ap=0.9, ap_with="30 pictures"), make_row("INT8", ap=0.75)]
+    def test_ap_of_another_set_of_images_is_not_compared(self):
+        rows = [make_row(), make_row("ONNX", ap=0.9, ap_with="30 images"), make_row("INT8", ap=0.75)]
         report = Report("x", rows=rows)
         assert [line.split()[2] for line in terminal_table(report).splitlines()[3:5]] == ["-", "+0.0088"]
         assert "| ONNX | 0.9000 | - |" in markdown_table(report)
@@ -282,7 +282,7 @@ class TestFigures:
         path = figures.save(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
         image = Image.open(path)
         assert (image.format, image.size) == (format_, (900, 340))
-        assert np.asarray(image.convert("L")).std() > 5, "the picture is blank"
+        assert np.asarray(image.convert("L")).std() > 5, "the image is blank"
 
     def test_svg_is_valid_keeps_its_text_and_is_reproducible(self, report):
         one, two = (figures.render(figures.ap_per_epoch(report), "svg") for _ in range(2))
@@ -299,17 +299,17 @@ class TestFigures:
 
 
 class TestDetections:
-    def test_pictures_are_drawn_with_their_boxes_where_they_are(self, report, picture):
+    def test_images_are_drawn_with_their_boxes_where_they_are(self, report, image):
         figure = detections.detection_panel(report.samples[0], "float", "INT8")
         (axes,) = figure.axes
-        np.testing.assert_array_equal(axes.images[0].get_array(), picture[1])
+        np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
         frames = {tuple(patch.get_bbox().extents) for patch in axes.patches}
         assert frames == {(5, 5, 25, 30), (40, 20, 70, 55)}
         assert [text.get_text() for text in axes.texts] == ["seven 0.90", "one 0.60"]
         styles = {tuple(patch.get_bbox().extents): patch.get_linestyle() for patch in axes.patches}
         assert styles == {(5, 5, 25, 30): "-", (40, 20, 70, 55): "--"}, "only what INT8 lacks is dashed"
 
-    def test_a_sheet_has_a_column_per_stage_and_a_line_per_picture(self, report):
+    def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(self, report):
         figure = detections.detections(report.samples * 2)
         assert [axes.get_title() for axes in figure.axes] == ["truth", "float", "INT8", "", "", ""]
         image = Image.open(io.BytesIO(figures.render(figure, "png", dpi=50)))
@@ -329,7 +329,7 @@ class TestDetections:
         pairs = {stage: detections.counterpart(sample, stage) for stage in ("float", "PTQ", "QAT", "truth")}
         assert pairs == {"float": "PTQ", "PTQ": "float", "QAT": "float", "truth": None}
 
-    def test_a_picture_that_is_gone_is_a_clear_error(self, tmp_path):
+    def test_a_image_that_is_gone_is_a_clear_error(self, tmp_path):
         with pytest.raises(InputError, match=r"gone\.png"):
             detections.read_image(tmp_path / "gone.png")
 
@@ -403,10 +403,10 @@ class TestPage:
         assert nasty.tags.count("script") == plain.tags.count("script") == 1
         assert NASTY in "".join(nasty.words)
 
-    def test_a_missing_picture_costs_its_panels_only(self, report, picture):
-        picture[0].unlink()
+    def test_a_missing_image_costs_its_panels_only(self, report, image):
+        image[0].unlink()
         text = page(report)
-        assert "cannot read the picture" in text
+        assert "cannot read the image" in text
         assert "0.7412" in text
 
     def test_an_empty_report_is_a_page(self, tmp_path):

@@ -19,7 +19,7 @@ from utils.evaluation.metrics import (
 )
 
 
-def random_picture(rng, labels, detections, classes=3):
+def random_image(rng, labels, detections, classes=3):
     """Labels `[m, 5]` class, xyxy and detections `[n, 6]` xyxy, score, class near them; best score first."""
     corner = rng.uniform(0, 200, (labels, 2))
     truth = np.column_stack([rng.integers(classes, size=labels), corner, corner + rng.uniform(20, 80, (labels, 2))])
@@ -53,9 +53,9 @@ def plain_match(found, truth, threshold):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_match_agrees_with_the_definition_on_a_batch_of_uneven_pictures(seed):
+def test_match_agrees_with_the_definition_on_a_batch_of_uneven_images(seed):
     rng = np.random.default_rng(seed)
-    pairs = [random_picture(rng, labels, found) for labels, found in ((4, 30), (1, 5), (0, 6), (7, 0), (12, 60))]
+    pairs = [random_image(rng, labels, found) for labels, found in ((4, 30), (1, 5), (0, 6), (7, 0), (12, 60))]
     results = match([found for _, found in pairs], [truth for truth, _ in pairs])
     for (truth, found), correct in zip(pairs, results, strict=True):
         assert correct.shape == (len(found), 10)
@@ -72,7 +72,7 @@ def test_match_without_labels_or_detections():
 
 
 def test_padding_of_a_batch_never_matches():
-    """A picture with fewer labels than its neighbour is padded; class -1 or -2 of the padding must match nothing."""
+    """An image with fewer labels than its neighbour is padded; class -1 or -2 of the padding must match nothing."""
     box = torch.tensor([[0.0, 0, 10, 10, 0.9, 0]])
     label = torch.tensor([[0.0, 0, 0, 10, 10]])
     correct = match([box, box.repeat(2, 1)], [label[:0], label.repeat(2, 1)])
@@ -153,14 +153,14 @@ def test_equal_scores_keep_their_order():
     assert equal == pytest.approx(falling)
 
 
-def coco_ap(pictures):
+def coco_ap(images):
     """pycocotools' AP and AP50 of the same labels and detections."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     truth = COCO()
     annotations, results = [], []
-    for image, (labels, found) in enumerate(pictures):
+    for image, (labels, found) in enumerate(images):
         for kind, x1, y1, x2, y2 in labels.tolist():
             box = [x1, y1, x2 - x1, y2 - y1]
             annotations.append({"id": len(annotations) + 1, "image_id": image, "category_id": kind, "bbox": box,
@@ -168,7 +168,7 @@ def coco_ap(pictures):
         for x1, y1, x2, y2, confidence, kind in found.tolist():
             box = [x1, y1, x2 - x1, y2 - y1]
             results.append({"image_id": image, "category_id": kind, "bbox": box, "score": confidence})
-    truth.dataset = {"images": [{"id": i} for i in range(len(pictures))], "annotations": annotations, "info": {},
+    truth.dataset = {"images": [{"id": i} for i in range(len(images))], "annotations": annotations, "info": {},
                      "categories": [{"id": i} for i in range(3)]}  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
         truth.createIndex()
@@ -179,27 +179,27 @@ def coco_ap(pictures):
     return evaluator.stats[0], evaluator.stats[1]
 
 
-def our_ap(pictures, definition="ap_coco"):
-    correct = torch.cat(match([found for _, found in pictures], [truth for truth, _ in pictures])).numpy()
-    found = torch.cat([found for _, found in pictures]).numpy()
-    labels = torch.cat([truth[:, 0] for truth, _ in pictures]).numpy()
+def our_ap(images, definition="ap_coco"):
+    correct = torch.cat(match([found for _, found in images], [truth for truth, _ in images])).numpy()
+    found = torch.cat([found for _, found in images]).numpy()
+    labels = torch.cat([truth[:, 0] for truth, _ in images]).numpy()
     ap = getattr(score(correct, found[:, 4], found[:, 5], labels), definition)
     return ap.mean(), ap[:, 0].mean()
 
 
 def test_ap_agrees_with_pycocotools():
     rng = np.random.default_rng(1)
-    pictures = [random_picture(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
-    theirs = coco_ap(pictures)
+    images = [random_image(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
+    theirs = coco_ap(images)
     assert 0.2 < theirs[0] < 0.9
-    assert our_ap(pictures) == pytest.approx(theirs, abs=0.002)  # where boxes crowd, matching differs a little
-    assert our_ap(pictures, "ap") == pytest.approx(theirs, abs=0.005)
+    assert our_ap(images) == pytest.approx(theirs, abs=0.002)  # where boxes crowd, matching differs a little
+    assert our_ap(images, "ap") == pytest.approx(theirs, abs=0.005)
 
 
 def test_the_comparison_notices_wrong_boxes():
     """A comparator that agrees with everything would prove nothing: three pixels of shift must break the agreement."""
     rng = np.random.default_rng(1)
-    pictures = [random_picture(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
-    shifted = [(truth, found + torch.tensor([3.0, 3, 3, 3, 0, 0])) for truth, found in pictures]
+    images = [random_image(rng, int(rng.integers(1, 8)), 90) for _ in range(60)]
+    shifted = [(truth, found + torch.tensor([3.0, 3, 3, 3, 0, 0])) for truth, found in images]
     for definition in ("ap_coco", "ap"):
-        assert our_ap(shifted, definition) != pytest.approx(coco_ap(pictures), abs=0.005)
+        assert our_ap(shifted, definition) != pytest.approx(coco_ap(images), abs=0.005)

@@ -113,7 +113,7 @@ class TestStates:
             run = {unit.name: layers.run(X, unit.in_float, whole).layers for unit in units.all}
             assert run.pop("model.0") == run.pop(f"model.{count - 1}") + count - 1 == count
             assert all(number < count for number in run.values())
-            assert layers.run(X.clone(), layers.everything, whole).layers == count  # other pictures
+            assert layers.run(X.clone(), layers.everything, whole).layers == count  # other images
 
     def test_a_changed_range_is_seen_by_whom_it_concerns(self, case):
         network, model, amax = case

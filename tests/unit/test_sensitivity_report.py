@@ -33,7 +33,7 @@ def summary() -> dict:
 def test_rows_best_first_and_numbers_as_they_follow(summary):
     assert [row["unit"] for row in summary["rows"]] == ["model.1", "model.2", "model.0", "model.3", "model.4"]
     first = summary["rows"][0]
-    assert (first["score"], first["ap"], first["pictures"]) == (pytest.approx(0.3), 0.69, 25)
+    assert (first["score"], first["ap"], first["images"]) == (pytest.approx(0.3), 0.69, 25)
     assert first["gain"] == pytest.approx(0.09)
     assert summary["rows"][4]["score"] is None
     assert summary["rank_correlation"] == {"spearman": 0.5, "units": 3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from known_pictures import MIXED, SQUARE, KnowingModel, export_answers, write_set
+from known_images import MIXED, SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.cli import run_program
@@ -27,7 +27,7 @@ def artist(model, **more):
     return Artist(TorchRunner(model, "cpu"), **more)
 
 
-def test_boxes_are_in_the_pictures_own_pixels(known):
+def test_boxes_are_in_the_images_own_pixels(known):
     samples, model = known
     for sample in samples:
         found = artist(model, imgsz=64, conf_thres=0.5, iou_thres=1.0).find(cv2.imread(str(sample.path))).numpy()
@@ -39,33 +39,33 @@ def test_boxes_are_in_the_pictures_own_pixels(known):
             assert answers[distance.argmin(), 5] == pytest.approx(row[4], abs=1e-5)
 
 
-def test_where_it_draws_and_that_the_picture_stays(known):
-    picture = np.full((100, 200, 3), 30, np.uint8)
-    drawn = draw_boxes(picture, [[50, 40, 120, 90, 0.87, 1]], dict(enumerate(NAMES)))
-    assert (picture == 30).all()
-    changed = np.argwhere((drawn != picture).any(2))
+def test_where_it_draws_and_that_the_image_stays(known):
+    image = np.full((100, 200, 3), 30, np.uint8)
+    drawn = draw_boxes(image, [[50, 40, 120, 90, 0.87, 1]], dict(enumerate(NAMES)))
+    assert (image == 30).all()
+    changed = np.argwhere((drawn != image).any(2))
     assert changed[:, 0].max() in (90, 91)
     assert changed[:, 1].min() in (49, 50)
     assert (drawn[60:80, 60:110] == 30).all()  # inside the box nothing is drawn
     assert (drawn[20:39, 55:90] != 30).any()  # the name above it
-    other = draw_boxes(picture, [[50, 40, 120, 90, 0.87, 2]], {})
+    other = draw_boxes(image, [[50, 40, 120, 90, 0.87, 2]], {})
     assert tuple(other[90, 80]) != tuple(drawn[90, 80])
 
 
-def test_folders_pictures_and_videos(known, tmp_path):
+def test_folders_images_and_videos(known, tmp_path):
     samples, model = known
     folder = tmp_path / "in"
     folder.mkdir()
     for sample in samples[:3]:
         (folder / sample.path.name).write_bytes(sample.path.read_bytes())
-    (folder / "broken.jpg").write_bytes(b"no picture")
-    (folder / "notes.txt").write_text("no picture")
+    (folder / "broken.jpg").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("no image")
     writer = cv2.VideoWriter(str(folder / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 64))
     for _ in range(4):
         writer.write(np.zeros((64, 64, 3), np.uint8))
     writer.release()
     blank = artist(model, imgsz=64, conf_thres=0.99)
-    blank.draw = lambda picture: (255 - picture, 0)
+    blank.draw = lambda image: (255 - image, 0)
     written = show(blank, folder, tmp_path / "out", progress=False)
     assert [path.name for path in written] == sorted(["film.mp4", *(sample.path.name for sample in samples[:3])])
     before, after = (cv2.imread(str(root / samples[0].path.name)) for root in (folder, tmp_path / "out"))
@@ -81,11 +81,11 @@ def test_folders_pictures_and_videos(known, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
-        ("nowhere", None, InputError, "does not exist; expected a picture, a folder of them, or a video"),
-        ("a.txt", b"", InputError, "is neither a picture nor a video by its name"),
+        ("nowhere", None, InputError, "does not exist; expected an image, a folder of them, or a video"),
+        ("a.txt", b"", InputError, "is neither an image nor a video by its name"),
         ("a.jpg", b"none", DataError, "a.jpg cannot be decoded"),
         ("a.mp4", b"none", DataError, "a.mp4 cannot be decoded"),
-        (".", None, InputError, "holds neither pictures nor videos"),
+        (".", None, InputError, "holds neither images nor videos"),
     ],
 )
 def test_sources_that_cannot_be_drawn(known, tmp_path, name, content, error, message):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from known_pictures import SQUARE, KnowingModel, export_answers, write_set
+from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.cli import run_program
@@ -113,7 +113,7 @@ def test_study(program, tmp_path):
     assert (table[:, 3] > 0.2).all()
     assert (table[:, 8] > 0).all()
     rows = Report.load(tmp_path / "exp/report.json").rows
-    assert [row.measured_on.split(", ")[-1] for row in rows] == [f"{side}x{side}; 6 pictures" for side in (64, 96, 128)]
+    assert [row.measured_on.split(", ")[-1] for row in rows] == [f"{side}x{side}; 6 images" for side in (64, 96, 128)]
     assert [row.ap for row in rows] == pytest.approx(table[:, 3], abs=1e-3)
 
 
@@ -141,8 +141,8 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
     [
         (("--imgsz", 96), {"file": "fixed.onnx"}, "the network takes images float32 [16, 3, 64, 64]"),
         (("--imgsz", 64, 96), {}, "several only with --task study"),
-        (("--task", "study"), {"file": "fixed.onnx"}, "--task study needs a variable image size"),
-        (("--rect",), {"file": "fixed.onnx"}, "rectangular inference needs a network of variable size"),
+        (("--task", "study"), {"file": "fixed.onnx"}, "--task study needs a dynamic image size"),
+        (("--rect",), {"file": "fixed.onnx"}, "rectangular inference needs a network of dynamic size"),
         ((), {"file": "nowhere.onnx"}, "nowhere.onnx does not exist"),
         ((), {"file": "data.yaml"}, "cannot tell what it is by its name"),
         ((), {"file": "damaged.onnx"}, "cannot load"),
@@ -150,11 +150,11 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         ((), {"file": "images"}, "cannot tell what it is by its name"),
         ((), {"file": "folder.onnx"}, "folder.onnx is a folder; expected an ONNX file"),
         ((), {"file": "deepstream.onnx"}, "the network's output has DeepStream's form"),
-        (("--source", "pictures", "--save-txt"), {}, "--save-txt is of evaluation"),
+        (("--source", "images", "--save-txt"), {}, "--save-txt belongs to evaluation"),
         ((), {"data": "nowhere.yaml"}, "nowhere.yaml does not exist"),
         ((), {"data": "a.onnx"}, "is not valid YAML"),
         ((), {"data": "four.yaml"}, "the network has 3 classes (cat, dog, owl), and"),
-        ((), {"data": "bad.yaml"}, "is not one of the data set's 3 classes"),
+        ((), {"data": "bad.yaml"}, "is not one of the dataset's 3 classes"),
         (("--device", "7"), {}, "--device 7"),
     ],
 )  # fmt: skip
@@ -164,8 +164,8 @@ def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, tmp_
     (folder / "damaged.onnx").write_bytes((folder / "a.onnx").read_bytes()[:-300])
     (folder / "a.engine").write_bytes(b"engine")
     (folder / "folder.onnx").mkdir(exist_ok=True)
-    (folder / "pictures").mkdir(exist_ok=True)
-    (folder / "pictures/a.png").write_bytes(b"")
+    (folder / "images").mkdir(exist_ok=True)
+    (folder / "images/a.png").write_bytes(b"")
     onnx.save(set_metadata(onnx.load(folder / "a.onnx"), {"form": "deepstream"}), folder / "deepstream.onnx")
     monkeypatch.chdir(folder)
     content = json.loads((folder / "data.yaml").read_text())

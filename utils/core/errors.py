@@ -47,7 +47,7 @@ class RecipeError(InputError):
 
 
 class DataError(InputError):
-    """A data set's YAML, pictures, labels or annotations cannot be used, or do not fit the model."""
+    """A dataset's YAML, images, labels or annotations cannot be used, or do not fit the model."""
 
 
 class DependencyError(InputError):

@@ -16,12 +16,12 @@ from typing import Any
 from utils.core.errors import InputError, no_file
 
 MEBIBYTE = 1 << 20
-LARGEST_YAML = 2 * MEBIBYTE  # a data set's YAML with 10,000 classes has 0.3; the parser takes seconds for each
+LARGEST_YAML = 2 * MEBIBYTE  # a dataset's YAML with 10,000 classes has 0.3; the parser takes seconds for each
 LARGEST_JSON = 4096 * MEBIBYTE  # COCO's annotations of its training split have 450
 
 EXPECTED = {
     "weights": "a .pt file",
-    "data": "a data set's YAML",
+    "data": "a dataset's YAML",
     "recipe": "a recipe's YAML",
     "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",
     "profile": "a JSON with an engine's layer times",

@@ -1,4 +1,4 @@
-"""Non-maximum suppression of a whole batch at once, for a GPU: no step there waits for a single picture.
+"""Non-maximum suppression of a whole batch at once, for a GPU: no step there waits for a single image.
 
 It keeps exactly what greedy suppression keeps. A box goes if a better box that stays overlaps it; starting from "all
 stay" and applying that again and again, the first n boxes are right after n steps at most, and usually all are after a
@@ -20,27 +20,27 @@ STEPS = 8  # between two looks at whether anything still changes
 
 
 def suppress_batch(
-    rows: Tensor, picture: Tensor, pictures: int, iou_thres: float, max_det: int, shift: float, *,
+    rows: Tensor, image: Tensor, images: int, iou_thres: float, max_det: int, shift: float, *,
     limit: int, first: int, one: Callable[[Tensor], Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """Detections of each picture, best first.
+    """Detections of each image, best first.
 
     Args:
-        rows: `[n, 6]` xyxy, score, class, of all pictures.
-        picture: int64 `[n]`, which picture each row is of, ascending.
-        pictures: how many there are.
+        rows: `[n, 6]` xyxy, score, class, of all images.
+        image: int64 `[n]`, which image each row is of, ascending.
+        images: how many there are.
         shift: pixels between the boxes of two classes, 0 for suppression across classes.
-        limit: candidates of a picture that take part at all, the best ones.
-        first: candidates that take part at first; pictures where fewer than `max_det` remain of them are done again
+        limit: candidates of an image that take part at all, the best ones.
+        first: candidates that take part at first; images where fewer than `max_det` remain of them are done again
             with four times as many.
-        one: suppresses a picture's sorted candidates by itself, when they are too many for a table of pairs.
+        one: suppresses an image's sorted candidates by itself, when they are too many for a table of pairs.
     """
     order = rows[:, 4].argsort(descending=True, stable=True)
-    order = order[picture[order].argsort(stable=True)]
-    rows, picture = rows[order], picture[order]
-    counts = picture.bincount(minlength=pictures)
+    order = order[image[order].argsort(stable=True)]
+    rows, image = rows[order], image[order]
+    counts = image.bincount(minlength=images)
     starts, sizes = counts.cumsum(0) - counts, counts.clamp(max=limit).tolist()
-    found = [rows[:0]] * pictures
+    found = [rows[:0]] * images
     again = []
     widths = [min(first, size) for size in sizes]
     for group in _alike(widths):
@@ -48,7 +48,7 @@ def suppress_batch(
         index = torch.tensor(group, device=rows.device)
         column = torch.arange(width, device=rows.device)
         valid = column < counts[index, None]
-        table = rows[(starts[index, None] + column).clamp_(max=len(rows) - 1)]  # [pictures, width, 6]
+        table = rows[(starts[index, None] + column).clamp_(max=len(rows) - 1)]  # [images, width, 6]
         each = max(BLOCK // (width * width), 1)
         keep = torch.cat(
             [
@@ -66,13 +66,13 @@ def suppress_batch(
     if not again:
         return found
     if (4 * first) ** 2 > BLOCK * 4:
-        results = [one(rows[picture == index][: sizes[index]]) for index in again]
+        results = [one(rows[image == index][: sizes[index]]) for index in again]
     else:
-        place = torch.full((pictures,), -1, device=rows.device)
+        place = torch.full((images,), -1, device=rows.device)
         place[again] = torch.arange(len(again), device=rows.device)
-        theirs = place[picture] >= 0
+        theirs = place[image] >= 0
         results = suppress_batch(
-            rows[theirs], place[picture[theirs]], len(again), iou_thres, max_det, shift,
+            rows[theirs], place[image[theirs]], len(again), iou_thres, max_det, shift,
             limit=limit, first=4 * first, one=one,
         )  # fmt: skip
     for index, result in zip(again, results, strict=True):
@@ -81,7 +81,7 @@ def suppress_batch(
 
 
 def _alike(sizes: Sequence[int]) -> list[list[int]]:
-    """Pictures with candidates in groups, the most candidates first: a table is as wide as the group's first needs it.
+    """Images with candidates in groups, the most candidates first: a table is as wide as the group's first needs it.
 
     The others of a group have more than half as many, so that at most three quarters of a table of pairs are in vain.
     """

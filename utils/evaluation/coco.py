@@ -1,4 +1,4 @@
-"""COCO's side of evaluation: ids of pictures and categories, and pycocotools' own AP."""
+"""COCO's side of evaluation: ids of images and categories, and pycocotools' own AP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CocoGroundTruth:
     """The ids that predictions are written with, and the annotations to compare them with, if there are any.
 
     Attributes:
-        file: the annotations, or None: then a category is its class id, and a picture its number or name.
+        file: the annotations, or None: then a category is its class id, and an image its number or name.
         category_ids: category id of each class.
     """
 
@@ -36,7 +36,7 @@ class CocoGroundTruth:
         """Read the annotations of a split.
 
         Raises:
-            DataError: the annotations cannot be read, or lack a category that the data set names.
+            DataError: the annotations cannot be read, or lack a category that the dataset names.
         """
         self.file = data.annotations_of(split)
         self._single_cls = single_cls
@@ -57,29 +57,29 @@ class CocoGroundTruth:
         return [by_name[name] for name in data.names.values()]
 
     def image_id(self, path: str) -> int | str:
-        """The id of a picture: the annotations', or else its name as upstream takes it: a number if it is one."""
+        """The id of an image: the annotations', or else its name as upstream takes it: a number if it is one."""
         stem = Path(path).stem
         if self.file:
             return self._ids[stem]
         return int(stem) if stem.isnumeric() else stem
 
     def check(self, paths: Sequence[str]) -> None:
-        """Say before the evaluation, and not after it, that a picture has no annotations.
+        """Say before the evaluation, and not after it, that an image has no annotations.
 
         Raises:
-            DataError: naming the first such picture.
+            DataError: naming the first such image.
         """
         missing = [path for path in paths if self.file and Path(path).stem not in self._ids]
         if missing:
-            raise DataError(f"{missing[0]} is not among the pictures of {self.file} ({len(missing)} such pictures)")
+            raise DataError(f"{missing[0]} is not among the images of {self.file} ({len(missing)} such images)")
         by_stem: dict[str, str] = {}
         for path in paths if self.file else ():
             other = by_stem.setdefault(Path(path).stem, path)
             if other != path:
-                raise DataError(f"{other} and {path} have one name, and {self.file} tells pictures by it; rename one")
+                raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 
     def evaluate(self, results: list[dict[str, Any]], paths: Sequence[str]) -> dict[str, float] | None:
-        """pycocotools' 12 statistics on the pictures at `paths`; None, with a line in the log, when it cannot run."""
+        """pycocotools' 12 statistics on the images at `paths`; None, with a line in the log, when it cannot run."""
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
             return None

@@ -29,7 +29,7 @@ def read_annotations(file: Path) -> dict[str, Any]:
             if problem:
                 raise DataError(f"{file} is no COCO annotation file: entry {number} of '{key}' {problem}")
     if not all(content[key] for key in ("images", "categories")):
-        raise DataError(f"{file} lists no pictures or no categories")
+        raise DataError(f"{file} lists no images or no categories")
     for number, annotation in enumerate(content["annotations"], 1):
         annotation["id"] = number  # pycocotools takes the id 0 for "no match"
         annotation.setdefault("iscrowd", 0)

@@ -1,4 +1,4 @@
-"""Reading a data set's YAML in upstream's form, without downloading anything."""
+"""Reading a dataset's YAML in upstream's form, without downloading anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DataConfig:
         file: the YAML itself.
         root: the folder that its entries are relative to.
         names: class names by id, without gaps.
-        splits: for `train`, `val`, `test` (those that are given): existing folders of pictures, or lists of pictures.
+        splits: for `train`, `val`, `test` (those that are given): existing folders of images, or lists of images.
         is_coco: COCO's 80 classes on val2017, whose results use COCO's 91 category ids.
     """
 
@@ -67,29 +67,29 @@ def load_data(path: str | Path) -> DataConfig:
     """Read a data.yaml.
 
     A relative `path:` is looked for beside the checkout's root as upstream does, then in the working folder and beside
-    the YAML. A split that lies nowhere is an error only for `val`: calibration, say, needs no test pictures.
+    the YAML. A split that lies nowhere is an error only for `val`: calibration, say, needs no test images.
 
     Raises:
-        DataError: the file is missing or is no such YAML, names and nc disagree, or val's pictures are not there.
+        DataError: the file is missing or is no such YAML, names and nc disagree, or val's images are not there.
     """
     file = Path(path)
     content = _read(file)
     names = _names(content, file)
     entries = {split: _entry(content, split, file) for split in SPLITS if content.get(split)}
     if "val" not in entries and "train" not in entries:
-        raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of pictures")
+        raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of images")
     root = _root(content.get("path"), file, entries)
     splits = {split: found for split, paths in entries.items() if (found := _resolve(root, paths))}
     if "val" in entries and "val" not in splits:
-        raise DataError(f"{file}: val pictures {entries['val'][0]!r} not found in {root}; correct 'path:' or 'val:'")
+        raise DataError(f"{file}: val images {entries['val'][0]!r} not found in {root}; correct 'path:' or 'val:'")
     is_coco = len(names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
     return DataConfig(file, root, names, splits, is_coco)
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    content = read_yaml(file, "--data takes a data set's YAML", DataError)
+    content = read_yaml(file, "--data takes a dataset's YAML", DataError)
     if not isinstance(content, Mapping):
-        raise DataError(f"{file} is no data set's YAML: expected keys such as path, train, val and names")
+        raise DataError(f"{file} is no dataset's YAML: expected keys such as path, train, val and names")
     root = content.get("path")
     if root is not None and not _is_path(root):
         raise DataError(f"{file}: 'path:' is {shown(root)}; expected the folder that train and val count from")
@@ -122,7 +122,7 @@ def _entry(content: Mapping[str, Any], split: str, file: Path) -> tuple[str, ...
     entries = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not all(_is_path(entry) and entry for entry in entries):
         raise DataError(
-            f"{file}: '{split}:' is {shown(value)}; expected a folder, a list of pictures, or several of them"
+            f"{file}: '{split}:' is {shown(value)}; expected a folder, a list of images, or several of them"
         )
     return entries
 

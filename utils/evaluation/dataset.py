@@ -1,8 +1,8 @@
-"""Pictures and labels of a data set, letterboxed, in batches, read ahead by worker processes.
+"""Images and labels of a dataset, letterboxed, in batches, read ahead by worker processes.
 
-`load_data` reads a data.yaml, `make_loader` gives batches (pictures uint8 `[B, 3, H, W]` RGB, labels float32 `[n, 6]`
-of picture in batch, class and cxcywh as fractions of the input, paths, shapes) in the form that upstream's data sets
-give. Training pictures with augmentation come from upstream's own data set, everything else from the one here.
+`load_data` reads a data.yaml, `make_loader` gives batches (images uint8 `[B, 3, H, W]` RGB, labels float32 `[n, 6]`
+of image in batch, class and cxcywh as fractions of the input, paths, shapes) in the form that upstream's datasets
+give. Training images with augmentation come from upstream's own dataset, everything else from the one here.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.evaluation.images import Picture, find_pictures, label_file, read_pictures
+from utils.evaluation.images import ImageFile, find_images, label_file, read_images
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
 from utils.evaluation.quiet_decoders import quiet_decoders
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Batch", "DataConfig", "PictureDataset", "collate", "load_data", "make_loader"]
+__all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
 
 Batch = tuple["Tensor", "Tensor", tuple[str, ...], tuple[Any, ...]]
 Item = tuple["Tensor | None", "Tensor", str, Any]
 
 
-class PictureDataset(Dataset[Item]):
-    """A split's pictures, letterboxed to a shape that is chosen for each of them beforehand.
+class ImageDataset(Dataset[Item]):
+    """A split's images, letterboxed to a shape that is chosen for each of them beforehand.
 
     Attributes:
-        pictures: those that can be read, sorted by path.
+        images: those that can be read, sorted by path.
         left_out: one line for each of the others.
-        shapes: input (height, width) for each picture.
+        shapes: input (height, width) for each image.
     """
 
     def __init__(
@@ -58,53 +58,53 @@ class PictureDataset(Dataset[Item]):
         """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
 
         Raises:
-            DataError: no picture can be read, or a label is wrong.
+            DataError: no image can be read, or a label is wrong.
         """
-        files = find_pictures(paths)
+        files = find_images(paths)
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
-        self.pictures, self.left_out = read_pictures(files, nc, progress=progress)
+        self.images, self.left_out = read_images(files, nc, progress=progress)
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
         if rect:
-            self.shapes = rectangular_shapes([p.size for p in self.pictures], max(self.fit), stride, pad)
+            self.shapes = rectangular_shapes([p.size for p in self.images], max(self.fit), stride, pad)
         else:
-            self.shapes = [self.fit] * len(self.pictures)
+            self.shapes = [self.fit] * len(self.images)
 
     @property
     def labelled(self) -> int:
-        """Number of pictures that have a label file."""
-        return sum(picture.labelled for picture in self.pictures)
+        """Number of images that have a label file."""
+        return sum(entry.labelled for entry in self.images)
 
     def example_label_file(self) -> str:
-        """Where the labels of the first picture are expected, for messages."""
-        return str(label_file(self.pictures[0].path))
+        """Where the labels of the first image are expected, for messages."""
+        return str(label_file(self.images[0].path))
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
         """(uint8 `[3, H, W]` RGB, or None when it cannot be decoded; labels float32 `[n, 6]`; path; shapes)."""
-        picture = self.pictures[index]
-        image = decode(picture.path)
+        entry = self.images[index]
+        image = decode(entry.path)
         if image is None:
-            return None, torch.zeros((0, 6)), picture.path, None
+            return None, torch.zeros((0, 6)), entry.path, None
         image, box = letterbox(image, self.fit, self.shapes[index])
-        labels = torch.zeros((len(picture.labels), 6))
-        if len(picture.labels):
-            labels[:, 1:] = torch.from_numpy(self._labels(picture, image.shape, box))
+        labels = torch.zeros((len(entry.labels), 6))
+        if len(entry.labels):
+            labels[:, 1:] = torch.from_numpy(self._labels(entry, image.shape, box))
         pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
-        return torch.from_numpy(pixels), labels, picture.path, box.shapes
+        return torch.from_numpy(pixels), labels, entry.path, box.shapes
 
-    def _labels(self, picture: Picture, shape: tuple[int, ...], box: Any) -> np.ndarray:
+    def _labels(self, entry: ImageFile, shape: tuple[int, ...], box: Any) -> np.ndarray:
         height, width = shape[:2]
-        xyxy = boxes_to_input(picture.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
-        classes = np.zeros_like(picture.labels[:, :1]) if self.single_cls else picture.labels[:, :1]
+        xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
+        classes = np.zeros_like(entry.labels[:, :1]) if self.single_cls else entry.labels[:, :1]
         return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)
 
 
 def decode(path: str) -> np.ndarray | None:
-    """The picture as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
+    """The image as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
     import cv2
 
     try:
@@ -127,7 +127,7 @@ def collate(items: Sequence[Item]) -> Batch:
 
 
 class ShapeBatches(Sampler[list[int]]):
-    """Batches of pictures that have the same input shape; in the order of the shapes' first pictures."""
+    """Batches of images that have the same input shape; in the order of the shapes' first images."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int) -> None:
         groups: dict[tuple[int, int], list[int]] = {}
@@ -166,34 +166,34 @@ def make_loader(
 
     Args:
         imgsz: longer side, or (height, width), in pixels.
-        rect: give each picture the smallest input that holds it (multiples of `stride`, plus `pad` strides).
+        rect: give each image the smallest input that holds it (multiples of `stride`, plus `pad` strides).
         workers: at most so many processes read ahead; 0 reads in this one.
         shuffle: random order, fixed by `seed`; not together with `rect`.
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
-        limit: only so many pictures, evenly spread over the split.
+        limit: only so many images, evenly spread over the split.
 
     Raises:
-        DataError: the split is not there, has no readable picture, or has a wrong label.
+        DataError: the split is not there, has no readable image, or has a wrong label.
         ValueError: `rect` with `shuffle`, or arguments that augmentation does not have.
     """
     if rect and shuffle:
-        raise ValueError("rect groups pictures by shape and cannot shuffle them")
+        raise ValueError("rect groups images by shape and cannot shuffle them")
     paths = data.paths(split)
     dataset: Dataset[Any]
     if augment:
         if rect or limit is not None or not isinstance(imgsz, int):
-            raise ValueError("augmented pictures are square and not limited in number")
+            raise ValueError("augmented images are square and not limited in number")
         from utils import upstream
 
         dataset = upstream.make_dataset(
             paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
         )
     else:
-        dataset = PictureDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
+        dataset = ImageDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
                                  limit=limit, progress=progress)  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
-    if isinstance(dataset, PictureDataset) and not shuffle:
+    if isinstance(dataset, ImageDataset) and not shuffle:
         batches = ShapeBatches(dataset.shapes, batch_size)
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)

@@ -1,4 +1,4 @@
-"""A runner with what stands before and after it: pictures in, boxes in the pictures' own pixels out."""
+"""A runner with what stands before and after it: images in, boxes in the images' own pixels out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT
-from utils.evaluation.letterbox import boxes_to_picture
+from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.nms import non_max_suppression, packed_detections
 
 if TYPE_CHECKING:
@@ -36,35 +36,37 @@ class InputPlan:
     def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
         """What fits both the network and the wishes.
 
-        A network of fixed size decides; of a variable one, `imgsz` decides, rounded up to the stride.
+        A network of static size decides; of a variable one, `imgsz` decides, rounded up to the stride.
 
         Raises:
-            InputError: the network takes no pictures, or has another fixed size than was asked for.
+            InputError: the network takes no images, or has another static size than was asked for.
         """
         spec = image_input(runner)
         batch, _, height, width = fixed_sizes(runner)
-        least, most = _limits(runner)
+        min_shape, max_shape = _limits(runner)
         if batch is not None and batch != batch_size:
-            logger.info("the network has a fixed batch of %d, which is used instead of %d", batch, batch_size)
-        if batch is None and most is not None and batch_size > most[0]:
-            logger.info("the engine takes up to %d pictures at a time; using that instead of %d", most[0], batch_size)
-            batch_size = most[0]
+            logger.info("the network has a static batch of %d, which is used instead of %d", batch, batch_size)
+        if batch is None and max_shape is not None and batch_size > max_shape[0]:
+            logger.info(
+                "the engine takes up to %d images at a time; using that instead of %d", max_shape[0], batch_size
+            )
+            batch_size = max_shape[0]
         if height is None and width is None:
             side = imgsz or max(runner.imgsz or (640,))
             rounded = math.ceil(side / runner.stride) * runner.stride
             if rounded != side:
                 logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
-            if least and most and not takes_size(runner, rounded):
+            if min_shape and max_shape and not takes_size(runner, rounded):
                 raise InputError(
-                    f"--imgsz {rounded} was asked for, and the engine takes {least[2]}x{least[3]} to "
-                    f"{most[2]}x{most[3]}; build one for that size"
+                    f"--imgsz {rounded} was asked for, and the engine takes {min_shape[2]}x{min_shape[3]} to "
+                    f"{max_shape[2]}x{max_shape[3]}; build one for that size"
                 )
             return cls((rounded, rounded), batch or batch_size)
         fixed = (height or width or 0, width or height or 0)
         if imgsz is not None and imgsz not in fixed:
             raise InputError(f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size")
         if rect:
-            raise InputError(f"rectangular inference needs a network of variable size; this one takes {spec}")
+            raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
         return cls(fixed, batch or batch_size)
 
     def describe(self, rect: bool) -> str:
@@ -75,19 +77,24 @@ class InputPlan:
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
     """The input's shape, None where several sizes go: an engine's profile can leave only one."""
-    least, most = _limits(runner)
+    min_shape, max_shape = _limits(runner)
     shape = image_input(runner).shape
-    if least is None or most is None:
+    if min_shape is None or max_shape is None:
         return shape
     return tuple(
-        low if size is None and low == high else size for size, low, high in zip(shape, least, most, strict=True)
+        low if size is None and low == high else size
+        for size, low, high in zip(shape, min_shape, max_shape, strict=True)
     )
 
 
 def takes_size(runner: Runner, side: int) -> bool:
-    """Whether a network of variable size takes pictures of `side` pixels, a multiple of its stride."""
-    least, most = _limits(runner)
-    return least is None or most is None or all(a <= side <= b for a, b in zip(least[2:], most[2:], strict=True))
+    """Whether a network of dynamic size takes images of `side` pixels, a multiple of its stride."""
+    min_shape, max_shape = _limits(runner)
+    return (
+        min_shape is None
+        or max_shape is None
+        or all(a <= side <= b for a, b in zip(min_shape[2:], max_shape[2:], strict=True))
+    )
 
 
 def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
@@ -96,14 +103,14 @@ def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
     Raises:
         InputError: it has not.
     """
-    least, most = _limits(runner)
-    if least is None or most is None:
+    min_shape, max_shape = _limits(runner)
+    if min_shape is None or max_shape is None:
         return
     for height, width in sorted(set(shapes)):
-        if not (least[2] <= height <= most[2] and least[3] <= width <= most[3]):
+        if not (min_shape[2] <= height <= max_shape[2] and min_shape[3] <= width <= max_shape[3]):
             raise InputError(
-                f"rectangular inference needs {height}x{width}, and the engine takes {least[2]}x{least[3]} to "
-                f"{most[2]}x{most[3]}; build one with a wider range of --imgsz, or leave out --rect"
+                f"rectangular inference needs {height}x{width}, and the engine takes {min_shape[2]}x{min_shape[3]} to "
+                f"{max_shape[2]}x{max_shape[3]}; build one with a wider range of --imgsz, or leave out --rect"
             )
 
 
@@ -115,7 +122,7 @@ def image_input(runner: Runner) -> TensorSpec:
     """The network's only input.
 
     Raises:
-        InputError: it has several, or one that is no batch of colour pictures.
+        InputError: it has several, or one that is no batch of colour images.
     """
     spec = runner.inputs[0]
     if len(runner.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] not in (3, None):
@@ -147,7 +154,7 @@ class Detector:
         """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
         Raises:
-            InputError: the network and the data set have different numbers of classes, or the network is no detector.
+            InputError: the network and the dataset have different numbers of classes, or the network is no detector.
         """
         self.device = runner.device
         self._runner = runner
@@ -181,7 +188,7 @@ class Detector:
             shapes: where the originals lie in them, from the loader.
 
         Returns:
-            For each picture float32 `[n, 6]` on the runner's device: xyxy in the original's pixels, score, class.
+            For each image float32 `[n, 6]` on the runner's device: xyxy in the original's pixels, score, class.
         """
         self._counts.append(len(images))
         clock = self._now()
@@ -189,15 +196,15 @@ class Detector:
         clock = self._lap("preprocess", clock)
         raw = self._infer(inputs)
         clock = self._lap("inference", clock)
-        found = in_pictures(self._detections(raw), shapes, single_cls=self._single_cls)
+        found = in_images(self._detections(raw), shapes, single_cls=self._single_cls)
         self._lap("nms", clock)
         return found
 
     def milliseconds(self) -> dict[str, float]:
-        """Per picture, for each part. The first batch, which warms everything up, counts only if it is the only one."""
+        """Per image, for each part. The first batch, which warms everything up, counts only if it is the only one."""
         skip = 1 if len(self._counts) > 1 else 0
-        pictures = max(sum(self._counts[skip:]), 1)
-        return {part: 1000 * sum(times[skip:]) / pictures for part, times in self._times.items()}
+        images = max(sum(self._counts[skip:]), 1)
+        return {part: 1000 * sum(times[skip:]) / images for part, times in self._times.items()}
 
     @property
     def not_finite(self) -> int:
@@ -216,10 +223,10 @@ class Detector:
 
     def _infer(self, images: Tensor) -> Tensor:
         """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped."""
-        least, most = self._batch
+        min_batch, max_batch = self._batch
         parts = []
-        for part in images.split(most or len(images)):
-            filler = part[-1:].expand(max(least - len(part), 0), -1, -1, -1)
+        for part in images.split(max_batch or len(images)):
+            filler = part[-1:].expand(max(min_batch - len(part), 0), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
             result = packed_detections(raw) if self._suppressed else self._check_output(raw[self._output])
             parts.append(result[: len(part)])
@@ -230,7 +237,7 @@ class Detector:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _detections(self, raw: Tensor) -> list[Tensor]:
-        """The network's output → xyxy in pixels of the input, score, class, for each picture; best first."""
+        """The network's output → xyxy in pixels of the input, score, class, for each image; best first."""
         if not self._suppressed:
             return non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
         raw = raw.gather(1, raw[..., 4].argsort(dim=1, descending=True, stable=True)[..., None].expand_as(raw))
@@ -252,7 +259,7 @@ class Detector:
         if nc != self._nc:
             raise InputError(
                 f"the network has {nc} classes{_few(names)}, and {self._data.file} has {self._nc}"
-                f"{_few(self._data.names)}; give the data set that it was trained on"
+                f"{_few(self._data.names)}; give the dataset that it was trained on"
             )
         if names and list(names.values()) != list(self._data.names.values()):
             ours, theirs = _few(names), _few(self._data.names)
@@ -276,24 +283,24 @@ class Detector:
         return now
 
 
-def in_pictures(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> list[Tensor]:
-    """Detections of NMS, `[n, 6]` in the input's pixels for each picture, in the pixels of the originals."""
+def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> list[Tensor]:
+    """Detections of NMS, `[n, 6]` in the input's pixels for each image, in the pixels of the originals."""
     counts = [len(one) for one in found]
     rows = torch.cat(list(found))
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(rows.device)
-    rows[:, :4] = boxes_to_picture(rows[:, :4], owner, shapes)
+    rows[:, :4] = boxes_to_image(rows[:, :4], owner, shapes)
     if single_cls:
         rows[:, 5] = 0
     return list(rows.split(counts))
 
 
 def _batch_range(runner: Runner) -> tuple[int, int | None]:
-    """Least and largest number of pictures that the network takes at a time; None for any."""
-    least, most = _limits(runner)
+    """Smallest and largest number of images that the network takes at a time; None for any."""
+    min_shape, max_shape = _limits(runner)
     fixed = image_input(runner).shape[0]
-    if least is None or most is None:
+    if min_shape is None or max_shape is None:
         return fixed or 1, fixed
-    return least[0], most[0]
+    return min_shape[0], max_shape[0]
 
 
 def _few(names: Any) -> str:

@@ -37,10 +37,10 @@ def find_images(paths: Iterable[str]) -> list[str]:
         elif is_regular(path):
             files += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
         else:
-            raise DataError(no_file(path, "expected a folder of pictures or a list of them"))
+            raise DataError(no_file(path, "expected a folder of images or a list of them"))
     files = sorted(file for file in files if os.path.splitext(file)[1].lower() in SUFFIXES)
     if not files:
-        raise DataError(f"no pictures in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
+        raise DataError(f"no images in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
     return once_each(files)
 
 
@@ -119,7 +119,7 @@ def label_file(image: str) -> Path:
 
 def _read_list(path: Path) -> list[str]:
     """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
-    text = read_text(path, "expected a list of pictures", DataError, limit=LARGEST_LIST)
+    text = read_text(path, "expected a list of images", DataError, limit=LARGEST_LIST)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     in_working_folder = bool(lines) and not os.path.exists(path.parent / lines[0]) and os.path.exists(lines[0])
     base = Path.cwd() if in_working_folder else path.parent

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.images import find_pictures, label_file
+from utils.evaluation.images import find_images, label_file
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def _marks(data: DataConfig, split: str) -> Marks:
     """Marks of a split's images, sorted by name; read by several threads, since disks are waited for."""
     from tqdm import tqdm
 
-    files = sorted(set(find_pictures(data.paths(split))))
+    files = sorted(set(find_images(data.paths(split))))
     root = f"{data.root}{os.sep}"
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     with ThreadPoolExecutor(4) as pool:

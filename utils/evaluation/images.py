@@ -1,10 +1,10 @@
-"""Reading the sizes and labels of a split's pictures, in upstream's layout.
+"""Reading the sizes and labels of a split's images, in upstream's layout.
 
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
-picture, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. A picture without a label file shows no object.
+image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. An image without a label file shows no object.
 
-Unlike upstream's reader this one neither keeps a pickled cache beside the labels nor rewrites pictures, and a wrong
-label is an error that names its file and line instead of a picture that is left out.
+Unlike upstream's reader this one neither keeps a pickled cache beside the labels nor rewrites images, and a wrong
+label is an error that names its file and line instead of an image that is left out.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from PIL import Image, UnidentifiedImageError
 
 from utils.core.errors import DataError, no_file
 from utils.evaluation.find_images import SUFFIXES, label_file
-from utils.evaluation.find_images import find_images as find_pictures
+from utils.evaluation.find_images import find_images as find_images
 
-__all__ = ["SUFFIXES", "Picture", "find_pictures", "label_file", "read_labels", "read_pictures"]
+__all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
 
 logger = logging.getLogger(__name__)
 
-SMALLEST = 10  # pixels: upstream leaves out pictures with a smaller side
-FIRST, SLOW = 64, 1e-3  # pictures that show how fast the disk is; seconds for one, above which it is slow
+SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
+FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
 _BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
            ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
 _TRANSPOSING = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture: its path, `size` (width, height) as shown, and labels float32 `[n, 5]`: class, cx, cy, w, h."""
+class ImageFile:
+    """One image: its path, `size` (width, height) as shown, and labels float32 `[n, 5]`: class, cx, cy, w, h."""
 
     path: str
     size: tuple[int, int]
@@ -47,47 +47,47 @@ class Picture:
     labelled: bool  # it has a label file, possibly an empty one
 
 
-def read_pictures(files: Sequence[str], nc: int, *, progress: bool = False) -> tuple[list[Picture], list[str]]:
+def read_images(files: Sequence[str], nc: int, *, progress: bool = False) -> tuple[list[ImageFile], list[str]]:
     """Read the sizes and labels of `files`.
 
     Returns:
-        The readable pictures, in the order of `files`, and one line for each of the others: its path and why.
+        The readable images, in the order of `files`, and one line for each of the others: its path and why.
 
     Raises:
-        DataError: a label is malformed or out of range, or no picture at all can be read.
+        DataError: a label is malformed or out of range, or no image at all can be read.
     """
     from tqdm import tqdm
 
-    good: list[Picture] = []
+    good: list[ImageFile] = []
     bad: list[str] = []
-    bar = tqdm(_read_all(files, nc), "reading labels", len(files), unit="picture", delay=2, disable=not progress)
+    bar = tqdm(_read_all(files, nc), "reading labels", len(files), unit="image", delay=2, disable=not progress)
     for result in bar:
-        if isinstance(result, Picture):
+        if isinstance(result, ImageFile):
             good.append(result)
         else:
             bad.append(result)
     for line in bad[:10]:
         logger.warning("left out: %s", line)
     if len(bad) > 10:
-        logger.warning("left out: %d more pictures that cannot be read", len(bad) - 10)
+        logger.warning("left out: %d more images that cannot be read", len(bad) - 10)
     if not good:
-        raise DataError(f"none of {len(files)} pictures can be read; the first: {bad[0]}")
+        raise DataError(f"none of {len(files)} images can be read; the first: {bad[0]}")
     return good, bad
 
 
-def _read_all(files: Sequence[str], nc: int) -> Iterator[Picture | str]:
+def _read_all(files: Sequence[str], nc: int) -> Iterator[ImageFile | str]:
     """One result for each file. Threads where the disk is waited for; where it is not, they are slower than none."""
     first, rest = files[:FIRST], files[FIRST:]
     began = time.perf_counter()
-    yield from (_read_picture(file, nc) for file in first)
+    yield from (_read_image(file, nc) for file in first)
     if time.perf_counter() - began < SLOW * len(first):
-        yield from (_read_picture(file, nc) for file in rest)
+        yield from (_read_image(file, nc) for file in rest)
         return
     with ThreadPoolExecutor(8) as pool:
-        yield from pool.map(lambda file: _read_picture(file, nc), rest)
+        yield from pool.map(lambda file: _read_image(file, nc), rest)
 
 
-def _read_picture(file: str, nc: int) -> Picture | str:
+def _read_image(file: str, nc: int) -> ImageFile | str:
     problem = _not_a_file(file)
     if problem:
         return f"{file}: {problem}"
@@ -98,7 +98,7 @@ def _read_picture(file: str, nc: int) -> Picture | str:
             if image.format in ("JPEG", "MPO") and image.getexif().get(0x0112) in _TRANSPOSING:
                 width, height = height, width
     except UnidentifiedImageError:
-        return f"{file}: not a picture, or damaged"
+        return f"{file}: not an image, or damaged"
     except _BROKEN as error:  # Pillow's readers of damaged files raise whatever they run into
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
@@ -106,7 +106,7 @@ def _read_picture(file: str, nc: int) -> Picture | str:
     path = label_file(file)
     labelled = _is_there(path)
     labels = read_labels(path, nc) if labelled else np.zeros((0, 5), np.float32)
-    return Picture(file, (width, height), labels, labelled)
+    return ImageFile(file, (width, height), labels, labelled)
 
 
 def _is_there(path: Path) -> bool:
@@ -135,7 +135,7 @@ def read_labels(path: Path, nc: int) -> np.ndarray:
     Raises:
         DataError: naming the file (which may be a folder or a link to nothing), the line, and what is wrong with it.
     """
-    expected = "expected a text file with one object a line, or no file for a picture without objects"
+    expected = "expected a text file with one object a line, or no file for an image without objects"
     if _not_a_file(str(path)):
         raise DataError(no_file(path, expected))
     try:
@@ -160,11 +160,9 @@ def _label(words: list[str], where: str, nc: int) -> np.ndarray:
     if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
         raise DataError(f"{where}: {len(values)} values; expected class cx cy w h, or a class and a polygon")
     if not 0 <= values[0] < nc or values[0] != int(values[0]):  # NaN fails the first comparison
-        raise DataError(f"{where}: class {words[0]} is not one of the data set's {nc} classes (0 to {nc - 1})")
+        raise DataError(f"{where}: class {words[0]} is not one of the dataset's {nc} classes (0 to {nc - 1})")
     if not (values[1:].min() >= 0 and values[1:].max() <= 1):  # nor is NaN
-        raise DataError(
-            f"{where}: coordinates must be fractions of the picture, 0 to 1; found {' '.join(words)[:60]!r}"
-        )
+        raise DataError(f"{where}: coordinates must be fractions of the image, 0 to 1; found {' '.join(words)[:60]!r}")
     return values if len(values) == 5 else _box_of_polygon(values)
 
 

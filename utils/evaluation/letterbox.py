@@ -1,4 +1,4 @@
-"""Letterboxing: fitting a picture into the network's input, and boxes back into the picture.
+"""Letterboxing: fitting an image into the network's input, and boxes back into the image.
 
 Sizes are rounded as upstream does it, so that the network sees the same pixels as in upstream's `val.py`.
 """
@@ -19,12 +19,12 @@ FILL = (114, 114, 114)  # the grey that upstream trains with
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How a picture was placed: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
+    """How an image was placed: pixel `x` of the original lies at `x * ratio[1] + pad[0]` of the input.
 
     Attributes:
-        original: (height, width) of the picture.
-        ratio: (height, width) of the resized picture over the original's.
-        pad: (left, top) pixels. Halves occur: the picture then lies half a pixel further left or up than this says.
+        original: (height, width) of the image.
+        ratio: (height, width) of the resized image over the original's.
+        pad: (left, top) pixels. Halves occur: the image then lies half a pixel further left or up than this says.
             Upstream computes with the halves, and so does this, because AP is to agree.
     """
 
@@ -34,7 +34,7 @@ class Letterbox:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[tuple[float, float], tuple[float, float]]]:
-        """In the form that upstream's data sets give."""
+        """In the form that upstream's datasets give."""
         return self.original, (self.ratio, self.pad)
 
 
@@ -43,11 +43,11 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
 
     Args:
         image: uint8 `[H, W, 3]`.
-        fit: (height, width) that the resized picture must not exceed.
-        shape: (height, width) of the result, not smaller than the resized picture.
+        fit: (height, width) that the resized image must not exceed.
+        shape: (height, width) of the result, not smaller than the resized image.
 
     Returns:
-        The picture uint8 `[*shape, 3]`, centred on grey, and where it lies.
+        The image uint8 `[*shape, 3]`, centred on grey, and where it lies.
     """
     import cv2
 
@@ -65,7 +65,7 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
 
 
 def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
-    """cxcywh as fractions of the picture, `[n, 4]` → xyxy in pixels of the input."""
+    """cxcywh as fractions of the image, `[n, 4]` → xyxy in pixels of the input."""
     (height, width), ratio = box.original, box.ratio
     scale = np.array([width * ratio[1], height * ratio[0]], dtype=np.float32)
     pad = np.array(box.pad, dtype=np.float32)
@@ -73,17 +73,17 @@ def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
     return np.concatenate([middle - half, middle + half], axis=1)
 
 
-def boxes_to_picture(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tensor:
-    """xyxy in pixels of the input → pixels of the original pictures, clipped to them.
+def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tensor:
+    """xyxy in pixels of the input → pixels of the original images, clipped to them.
 
     Upstream divides both axes by the height's ratio; each axis has its own here, because truncating the resized
-    width to whole pixels stretches the picture a little. Overlaps, and with them AP, are the same either way; against
+    width to whole pixels stretches the image a little. Overlaps, and with them AP, are the same either way; against
     annotations in original pixels, as pycocotools uses, this is the exact one.
 
     Args:
-        boxes: float `[n, 4]`, of several pictures.
-        owner: int64 `[n]`, the picture of each box.
-        shapes: for each picture, what `Letterbox.shapes` gives.
+        boxes: float `[n, 4]`, of several images.
+        owner: int64 `[n]`, the image of each box.
+        shapes: for each image, what `Letterbox.shapes` gives.
     """
     import torch
 
@@ -95,18 +95,18 @@ def boxes_to_picture(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Ten
 def rectangular_shapes(sizes: Sequence[tuple[int, int]], imgsz: int, stride: int, pad: float) -> list[tuple[int, int]]:
     """Input shapes for rectangular inference, those that `val.py --batch-size 32` chooses.
 
-    Upstream sorts pictures by aspect ratio and gives each batch the smallest shape that holds its pictures, so that
+    Upstream sorts images by aspect ratio and gives each batch the smallest shape that holds its images, so that
     its AP depends a little on the batch size. Here the groups are always of val.py's default size, 32, and the loader
     makes batches of any size within equal shapes: AP does not depend on the batch size, and equals val.py's default.
 
     Args:
-        sizes: (width, height) of each picture.
+        sizes: (width, height) of each image.
         imgsz: the longer side, in pixels.
         stride: shapes are multiples of it.
         pad: extra border, in strides; val.py has 0.5.
 
     Returns:
-        (height, width) for each picture.
+        (height, width) for each image.
     """
     group = 32
     ratios = np.array([height / width for width, height in sizes])

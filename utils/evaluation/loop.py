@@ -1,4 +1,4 @@
-"""The one evaluation loop: a runner and a data set → AP, precision, recall, times."""
+"""The one evaluation loop: a runner and a dataset → AP, precision, recall, times."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from utils.core.errors import DataError
 from utils.core.output_paths import refuse_overwrite
 from utils.core.text_tables import Column, aligned
 from utils.evaluation.coco import CocoGroundTruth
-from utils.evaluation.dataset import Batch, DataConfig, PictureDataset, make_loader
+from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
-from utils.evaluation.letterbox import boxes_to_picture
+from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.metrics import ClassScores, match, score
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 
@@ -39,16 +39,16 @@ class EvalConfig:
 
     Attributes:
         imgsz: longer side of the input in pixels; None takes the network's own, or 640.
-        batch_size: pictures at a time, unless the network has a fixed batch.
+        batch_size: images at a time, unless the network has a static batch.
         conf_thres, iou_thres, max_det: see `nms.non_max_suppression`.
-        workers: processes that read pictures ahead.
-        rect: smallest input that holds a picture instead of a square; only for networks of variable size.
+        workers: processes that read images ahead.
+        rect: smallest input that holds an image instead of a square; only for networks of dynamic size.
         pad: border in rectangular inference, in strides; upstream's val.py has 0.5.
         single_cls: all classes count as one.
         split: `val`, `test` or `train`.
         save_txt, save_conf, save_json: write detections, see `predictions.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
-        limit: only so many pictures, evenly spread.
+        limit: only so many images, evenly spread.
 
     Raises:
         InputError: a value is out of its range.
@@ -76,7 +76,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class ClassResult:
-    """One class: its labels, and scores as fractions; `images` is the number of pictures evaluated."""
+    """One class: its labels, and scores as fractions; `images` is the number of images evaluated."""
 
     id: int
     name: str
@@ -96,13 +96,13 @@ class EvalResult:
         ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over
             IoU 0.50:0.95, and defined as upstream's val.py does.
         per_class: those classes.
-        images, instances: pictures evaluated and labels on them.
-        ms: milliseconds per picture for `preprocess`, `inference` and `nms`, without the first batch if there are more.
+        images, instances: images evaluated and labels on them.
+        ms: milliseconds per image for `preprocess`, `inference` and `nms`, without the first batch if there are more.
         coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
         seconds: wall time of all of it.
-        parts: seconds over all batches for `pictures` (waiting for the loader), `preprocess`, `inference`, `nms` and
+        parts: seconds over all batches for `images` (waiting for the loader), `preprocess`, `inference`, `nms` and
             `metrics`.
-        left_out: pictures that could not be read, one line each.
+        left_out: images that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
@@ -144,7 +144,7 @@ def evaluate(
     progress: bool = True,
     name: str = "model",
 ) -> EvalResult:
-    """Evaluate a network on a split of a data set.
+    """Evaluate a network on a split of a dataset.
 
     Args:
         out_dir: where `save_txt` (`labels/`) and `save_json` (`{name}_predictions.json`) write.
@@ -152,8 +152,8 @@ def evaluate(
         name: of the network, for file names.
 
     Raises:
-        InputError: the network's inputs, outputs or classes do not fit the data set or `config`.
-        DataError: pictures, labels or annotations cannot be used.
+        InputError: the network's inputs, outputs or classes do not fit the dataset or `config`.
+        DataError: images, labels or annotations cannot be used.
     """
     start = time.perf_counter()
     plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
@@ -162,14 +162,14 @@ def evaluate(
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, stride=runner.stride,
                          rect=config.rect, pad=config.pad, workers=config.workers, single_cls=config.single_cls,
                          limit=config.limit, progress=progress)  # fmt: skip
-    dataset: PictureDataset = loader.dataset
+    dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         expected = dataset.example_label_file()
-        raise DataError(f"no picture of '{config.split}' has a label file; expected, for the first, {expected}")
+        raise DataError(f"no image of '{config.split}' has a label file; expected, for the first, {expected}")
     truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls) if config.save_json else None
     if truth:
-        truth.check([picture.path for picture in dataset.pictures])
-    outputs = _Outputs(config, truth, out_dir, [picture.path for picture in dataset.pictures])
+        truth.check([image.path for image in dataset.images])
+    outputs = _Outputs(config, truth, out_dir, [image.path for image in dataset.images])
     if outputs.json and truth:
         refuse_overwrite([outputs.folder / f"{name}_predictions.json"], [truth.file], ELSEWHERE)
     if config.rect:
@@ -179,7 +179,7 @@ def evaluate(
     scores = statistics.scores()
     statistics.seconds["metrics"] += time.perf_counter() - before
     seen = set(statistics.paths)
-    undecodable = [f"{p.path}: cannot be decoded" for p in dataset.pictures if p.path not in seen]
+    undecodable = [f"{p.path}: cannot be decoded" for p in dataset.images if p.path not in seen]
     for line in undecodable:
         logger.warning("left out: %s", line)
     coco = None
@@ -231,10 +231,10 @@ class Statistics:
     detections: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=lambda: {"pictures": 0.0, "metrics": 0.0})
+    seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
 
     def add(self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str]) -> None:
-        """Take in a batch: for each picture detections `[n, 6]` and labels `[m, 5]`, both in the picture's pixels."""
+        """Take in a batch: for each image detections `[n, 6]` and labels `[m, 5]`, both in the image's pixels."""
         self.correct += match(found, labels)
         self.detections += [one[:, 4:] for one in found]
         self.labels += [one[:, 0] for one in labels]
@@ -254,10 +254,10 @@ class Statistics:
         """AP, precision and recall of each class.
 
         Raises:
-            DataError: there was no picture.
+            DataError: there was no image.
         """
         if not self.paths:
-            raise DataError("no picture could be decoded")
+            raise DataError("no image could be decoded")
         correct, detections, labels = map(torch.cat, (self.correct, self.detections, self.labels))
         order = detections[:, 0].argsort(descending=True, stable=True)  # a GPU does in no time what `score` would
         correct, confidence, classes, labels = (
@@ -270,16 +270,16 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     from tqdm import tqdm
 
     statistics = Statistics()
-    dataset: PictureDataset = loader.dataset
-    bar = tqdm(total=len(dataset), desc="evaluating", unit="picture", disable=not progress)
+    dataset: ImageDataset = loader.dataset
+    bar = tqdm(total=len(dataset), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
         clock = time.perf_counter()
         for images, targets, paths, shapes in ahead(loader, detector.device):
-            statistics.seconds["pictures"] += time.perf_counter() - clock
+            statistics.seconds["images"] += time.perf_counter() - clock
             if paths:
                 found = detector(images, shapes)
                 clock = time.perf_counter()
-                labels = labels_in_pictures(targets, images.shape, shapes, detector.device)
+                labels = labels_in_images(targets, images.shape, shapes, detector.device)
                 statistics.add(found, labels, paths)
                 if outputs.text or outputs.json:
                     outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
@@ -290,7 +290,7 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
 
 
 def ahead(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The loader's batches, on a GPU with the pictures of the next one being copied there while this one is used."""
+    """The loader's batches, on a GPU with the images of the next one being copied there while this one is used."""
     if device.type != "cuda":
         yield from loader
         return
@@ -313,19 +313,19 @@ def _arrived(images: Tensor, rest: Sequence[Any], copied: Any) -> Batch:
     return (images, *rest)
 
 
-def labels_in_pictures(
+def labels_in_images(
     targets: Tensor, shape: Sequence[int], shapes: Sequence[Any], device: torch.device
 ) -> list[Tensor]:
-    """A batch's labels for each picture: class, xyxy in the original's pixels, `[m, 5]` on `device`.
+    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`.
 
     Args:
-        targets: `[n, 6]` as the loader gives them, in the order of the pictures.
+        targets: `[n, 6]` as the loader gives them, in the order of the images.
         shape: of the batch, `[B, 3, H, W]`.
         shapes: where the originals lie.
     """
     scale = targets.new_tensor([shape[-1], shape[-2]] * 2)
     owner = targets[:, 0].long()
-    boxes = boxes_to_picture(torchvision.ops.box_convert(targets[:, 2:] * scale, "cxcywh", "xyxy"), owner, shapes)
+    boxes = boxes_to_image(torchvision.ops.box_convert(targets[:, 2:] * scale, "cxcywh", "xyxy"), owner, shapes)
     rows = torch.cat([targets[:, 1:2], boxes], 1).to(device)
     return list(rows.split(owner.bincount(minlength=len(shapes)).tolist()))
 
@@ -352,9 +352,9 @@ def table(result: EvalResult, *, per_class: bool) -> list[str]:
     if result.mark:
         lines.append(f"The network gives {result.mark}")
     if result.left_out:
-        lines.append(f"{len(result.left_out)} pictures were left out because they cannot be read")
+        lines.append(f"{len(result.left_out)} images were left out because they cannot be read")
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
-    lines.append(f"Speed: {speeds} per picture; {result.measured_on}")
+    lines.append(f"Speed: {speeds} per image; {result.measured_on}")
     return lines
 
 

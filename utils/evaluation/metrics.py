@@ -22,17 +22,17 @@ _EPSILON = 1e-16
 
 
 def match(detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-    """Which detections are correct, at each IoU threshold, for a batch of pictures at once.
+    """Which detections are correct, at each IoU threshold, for a batch of images at once.
 
     A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
     label, with sufficient overlap, is correct, and all others are not.
 
     Args:
-        detections: for each picture float `[n, 6]`: xyxy, score, class; best score first.
-        labels: for each picture float `[m, 5]`: class, xyxy, in the same pixels.
+        detections: for each image float `[n, 6]`: xyxy, score, class; best score first.
+        labels: for each image float `[m, 5]`: class, xyxy, in the same pixels.
 
     Returns:
-        For each picture bool `[n, 10]`.
+        For each image bool `[n, 10]`.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence

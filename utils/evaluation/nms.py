@@ -14,7 +14,7 @@ from utils.core.tasks import DETECT
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_CANDIDATES = 30_000  # per picture, the best ones
+MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first
 CLASS_OFFSET = 7680.0  # pixels: moves the boxes of different classes apart, so that one pass handles all classes
 
@@ -28,13 +28,13 @@ def non_max_suppression(
     multi_label: bool = True,
     agnostic: bool = False,
 ) -> list[Tensor]:
-    """Detections of each picture, best first.
+    """Detections of each image, best first.
 
     Args:
         prediction: `[B, 4 + nc, anchors]`, float16 or float32: cx, cy, w, h in pixels, then the class scores in 0..1.
         conf_thres: a score must be above it.
         iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
-        max_det: at most so many detections per picture.
+        max_det: at most so many detections per image.
         multi_label: a box counts once for each class whose score suffices, not only for its best class.
         agnostic: boxes suppress each other across classes.
 
@@ -53,7 +53,7 @@ def non_max_suppression(
 def suppress_together(
     prediction: Tensor, conf_thres: float, iou_thres: float, max_det: int, multi_label: bool, agnostic: bool
 ) -> list[Tensor]:
-    """The same, computed for all pictures at once: many times as fast on a GPU, and slower on a CPU."""
+    """The same, computed for all images at once: many times as fast on a GPU, and slower on a CPU."""
     import torch
     import torchvision
 
@@ -61,18 +61,18 @@ def suppress_together(
 
     scores = prediction[:, 4:].float()
     if multi_label and scores.shape[1] > 1:
-        picture, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
-        score = scores[picture, label, anchor]
+        image, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
+        score = scores[image, label, anchor]
     else:
         best, labels = scores.max(1)
-        picture, anchor = (best > conf_thres).nonzero().unbind(1)
-        score, label = best[picture, anchor], labels[picture, anchor]
-    boxes = prediction[picture, :4, anchor].float()
+        image, anchor = (best > conf_thres).nonzero().unbind(1)
+        score, label = best[image, anchor], labels[image, anchor]
+    boxes = prediction[image, :4, anchor].float()
     corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
     rows = torch.cat([corners, score[:, None], label[:, None].float()], 1)
     finite = rows[:, :4].isfinite().all(1)
     return suppress_batch(
-        rows[finite], picture[finite], len(prediction), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
+        rows[finite], image[finite], len(prediction), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
         limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
         one=lambda rows: _suppress(rows, iou_thres, max_det, agnostic),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writing detections to files, in upstream's formats: one text file per picture, and COCO's JSON."""
+"""Writing detections to files, in upstream's formats: one text file per image, and COCO's JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ELSEWHERE = "choose another --name or --project"
 
 
 class TextWriter:
-    """`folder/{picture's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the picture.
+    """`folder/{image's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the image.
 
-    A picture without detections gets no file. Of several pictures with one stem the later ones get a number.
+    An image without detections gets no file. Of several images with one stem the later ones get a number.
     """
 
     def __init__(self, folder: Path, with_scores: bool, paths: Sequence[str] = ()) -> None:
-        """Write into `folder`; `paths` are the pictures that will come.
+        """Write into `folder`; `paths` are the images that will come.
 
         Raises:
             InputError: a file would be written over the labels of one of them.
@@ -37,7 +37,7 @@ class TextWriter:
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
-        """Write one picture's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
+        """Write one image's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
         height, width = size
         lines = []
         for x1, y1, x2, y2, score, label in found.tolist():
@@ -58,7 +58,7 @@ class JsonWriter:
         self._category_ids = category_ids
 
     def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
-        """Remember one picture's detections `[n, 6]`: xyxy in pixels, score, class."""
+        """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class."""
         image_id = self._image_id(path)
         for x1, y1, x2, y2, score, label in found.tolist():
             bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]

@@ -2,7 +2,7 @@
 
 AP depends on the boxes that survive NMS: where they lie, to the last percent of IoU, and how their scores are ordered.
 Scores that all move alike cost nothing, so the distance is mostly one of boxes. Every anchor counts by the third power
-of the score that either network gives it: that is close to what NMS keeps, and background, which is most of a picture,
+of the score that either network gives it: that is close to what NMS keeps, and background, which is most of an image,
 counts for nothing.
 """
 
@@ -15,7 +15,7 @@ SCORES = 0.1  # a difference in score against an equal one in IoU
 
 
 def distance(reference: Tensor, other: Tensor) -> Tensor:
-    """Distance of predictions, summed over pictures, float32 scalar, 0 for equal ones. `weight` gives its scale.
+    """Distance of predictions, summed over images, float32 scalar, 0 for equal ones. `weight` gives its scale.
 
     Args:
         reference, other: `[B, 4 + nc, anchors]`: cx, cy, w, h in pixels, and class scores in 0..1.

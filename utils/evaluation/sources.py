@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # others become PNG
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
-EXPECTED = "expected a picture, a folder of them, or a video"
+EXPECTED = "expected an image, a folder of them, or a video"
 
 
 def check_source(source: str | Path) -> list[Path]:
@@ -39,14 +39,14 @@ def check_source(source: str | Path) -> list[Path]:
             raise InputError(f"--source {source} cannot be listed: {error.strerror}") from error
         found = [path for path in named if is_regular(path)]
         for path in set(named) - set(found):
-            logger.warning("left out: %s", no_file(path, "expected a picture or a video"))
+            logger.warning("left out: %s", no_file(path, "expected an image or a video"))
         if not found:
-            raise InputError(f"--source {source} holds neither pictures nor videos")
+            raise InputError(f"--source {source} holds neither images nor videos")
         return found
     if not is_regular(source):
         raise InputError(f"--source {no_file(source, EXPECTED)}")
     if source.suffix.lower() not in known:
-        raise InputError(f"--source {source} is neither a picture nor a video by its name")
+        raise InputError(f"--source {source} is neither an image nor a video by its name")
     return [source]
 
 
@@ -55,7 +55,7 @@ def check_readable(files: Sequence[Path]) -> None:
     if not any(map(_can_be_read, files)):
         if len(files) == 1:
             raise DataError(f"{files[0]} cannot be decoded")
-        raise DataError(f"none of the {len(files)} pictures and videos can be decoded; the first: {files[0]}")
+        raise DataError(f"none of the {len(files)} images and videos can be decoded; the first: {files[0]}")
 
 
 def target_names(files: Sequence[Path]) -> list[str]:

@@ -1,6 +1,6 @@
 """Which calibration method suits this network? AP of each from one pass of statistics (`qat.py calibrate`, `auto`).
 
-Statistics are gathered once; every method's ranges are searched in them and its AP measured on the same pictures. Then
+Statistics are gathered once; every method's ranges are searched in them and its AP measured on the same images. Then
 single scales may take another method than the best: those whose change brings the predictions nearer to the float
 network's (`proxy.py`), if AP says that it pays.
 """
@@ -26,7 +26,7 @@ from utils.core.run_folder import new_run
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.proxy import distance
 from utils.jobs.evaluate import Measurer, without_tables
-from utils.jobs.inputs import Inputs, pictures
+from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import CalibrateOptions, QuantizeOptions, merged_recipe
 from utils.jobs.sensitivity import report as report
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METHODS = ("max", "percentile 99.9", "percentile 99.99", "percentile 99.999", "mse", "entropy")
-PICTURES = 200  # that AP is measured on when a quantize run sweeps
+IMAGES = 200  # that AP is measured on when a quantize run sweeps
 BATCHES = 3  # that single scales are compared on: one proposes, the others judge
 SAME = 0.02  # ranges that differ by less are not tried
 NEARER = 0.01  # share of the distance that another method for one scale has to take away
@@ -49,7 +49,7 @@ class Sweep:
 
     Attributes:
         chosen: the settings with the highest AP, and that AP.
-        pictures: that AP was measured on.
+        images: that AP was measured on.
         methods: AP of each of `METHODS`.
         exceptions: scales that another method seemed better for → that method; `with_exceptions` is the AP with them.
         seconds: for the ranges of all methods, after the pass of statistics.
@@ -57,7 +57,7 @@ class Sweep:
 
     chosen: Calibration
     chosen_ap: float
-    pictures: int
+    images: int
     methods: dict[str, float]
     seconds: float
     exceptions: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Sweep:
         """For the terminal and the report's notes, best method first."""
         order = sorted(self.methods, key=self.methods.__getitem__, reverse=True)
         text = ", ".join(f"{name} {self.methods[name]:.4f}" for name in order)
-        found = [f"calibration sweep, AP on {self.pictures} pictures: {text}"]
+        found = [f"calibration sweep, AP on {self.images} images: {text}"]
         if self.with_exceptions is not None:
             found.append(f"with another method for {len(self.exceptions)} scales: {self.with_exceptions:.4f}")
         return [*found, f"chosen: {describe(self.chosen)}, AP {self.chosen_ap:.4f}"]
@@ -107,15 +107,15 @@ def _run(options: CalibrateOptions, recipe: Recipe, inputs: Inputs, folder: Path
     return found
 
 
-def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOptions, limit: int = PICTURES) -> Sweep:
+def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOptions, limit: int = IMAGES) -> Sweep:
     """Gather statistics and compare methods; the model is left with the ranges of the best.
 
     Args:
         model: placed, on its device, in evaluation mode.
-        limit: pictures to measure AP on.
+        limit: images to measure AP on.
     """
     seed_everything(options.seed)
-    images = pictures(inputs.training_loader(options))
+    images = image_batches(inputs.training_loader(options))
     statistics = calibration.collect(
         model, (as_input(batch, inputs.device) for batch in images), recipe.calibration.batches
     )
@@ -139,7 +139,9 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     found = Sweep(settings, methods[best], limit, methods, seconds)
     calibration.load(model, ranges[best])
     loader = inputs.validation_loader(options.batch_size, options.workers, limit=BATCHES * options.batch_size)
-    found.exceptions = _exceptions(model, ranges, best, [as_input(batch, inputs.device) for batch in pictures(loader)])
+    found.exceptions = _exceptions(
+        model, ranges, best, [as_input(batch, inputs.device) for batch in image_batches(loader)]
+    )
     if found.exceptions:
         tried = replace(settings, scales=found.exceptions)
         found.with_exceptions = measured(statistics.settled(tried), describe(tried))
@@ -182,7 +184,7 @@ def _exceptions(
 
 
 class _Distance:
-    """Distance of a network's predictions from the float network's on some pictures, run from what is known."""
+    """Distance of a network's predictions from the float network's on some images, run from what is known."""
 
     def __init__(self, network: Layerwise, batches: Sequence[Tensor]) -> None:
         self._network = network

@@ -1,4 +1,4 @@
-"""Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few pictures.
+"""Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few images.
 
 Three things are compared: the predictions; for a quantized network every stretch between two quantizers by itself, see
 `agreement.py`; and what the file's form makes of its own predictions, with the evaluation loop's NMS as reference.
@@ -28,8 +28,8 @@ from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import open_session
 
-FREE_BATCH = 2  # pictures at a time where any number will do; every tensor of the network is kept for them
-BEST = 100  # anchors of a picture whose boxes are compared: those without an object have boxes of no meaning
+FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
+BEST = 100  # anchors of an image whose boxes are compared: those without an object have boxes of no meaning
 SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
 
 
@@ -59,13 +59,13 @@ class Parity:
     """What was found.
 
     Attributes:
-        pictures: how many.
+        images: how many.
         box, score: largest differences of the predictions; boxes in pixels, of the `BEST` anchors.
         stretches: of a quantized network, None for a float one.
         problems: differences that are too large, in words.
     """
 
-    pictures: int
+    images: int
     box: float
     score: float
     stretches: Agreement | None
@@ -79,7 +79,7 @@ class Parity:
                 f"{100 * self.stretches.fraction:.2g} % of the INT8 values differ, by {self.stretches.steps} at most, "
                 f"and the results by {self.stretches.output:.2g}"
             )
-        return f"ONNX Runtime beside PyTorch, {self.pictures} picture{'s' * (self.pictures > 1)}: {text}"
+        return f"ONNX Runtime beside PyTorch, {self.images} image{'s' * (self.images > 1)}: {text}"
 
 
 def check(
@@ -89,11 +89,11 @@ def check(
     order: Mapping[str, Traced] | None = None,
     limits: Limits = FULL,
 ) -> Parity:
-    """Run an exported file on pictures.
+    """Run an exported file on images.
 
     Args:
         model: what it was exported from, on the CPU: a GPU may compute with less than float32.
-        images: `[N, 3, H, W]` in 0..1; a file of fixed batch gets them in its batches, the last one filled up.
+        images: `[N, 3, H, W]` in 0..1; a file of static batch gets them in its batches, the last one filled up.
         order: of a quantized network, see `agreement.compare`.
     Raises:
         DependencyError: ONNX Runtime is not installed.
@@ -173,7 +173,7 @@ def _form_problems(form: dict[str, str], results: dict[str, Tensor]) -> list[str
 
 
 def _detections(form: dict[str, str], results: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """For each picture the file's detections and the loop's, `[n, 6]`; none where NMS is not in standard operators."""
+    """For each image the file's detections and the loop's, `[n, 6]`; none where NMS is not in standard operators."""
     if DETECT.detections[0] not in results:
         return []
     settings = NmsSettings(**json.loads(form["nms"]))
@@ -208,7 +208,7 @@ class _Session:
     """A graph in ONNX Runtime that also gives its predictions, whatever its form; TensorRT's plugin is left out.
 
     Attributes:
-        batch: the fixed number of pictures, 0 if any will do.
+        batch: the fixed number of images, 0 if any will do.
     """
 
     def __init__(self, graph: ModelProto) -> None:

@@ -16,7 +16,7 @@ from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import Detector, InputPlan
-from utils.evaluation.loop import EvalConfig, EvalResult, evaluate, labels_in_pictures
+from utils.evaluation.loop import EvalConfig, EvalResult, evaluate, labels_in_images
 from utils.jobs.inputs import check_classes
 from utils.jobs.options import EvalOptions
 from utils.reports.schema import Box, Report, Row, Sample, versions
@@ -36,7 +36,7 @@ SAMPLE_SCORE = 0.25  # detections below it are not drawn
 
 
 class Measurer:
-    """Evaluates networks on one data set's val split, all in the same way."""
+    """Evaluates networks on one dataset's val split, all in the same way."""
 
     def __init__(self, data: DataConfig, device: torch.device, config: EvalConfig) -> None:
         self._data, self._device, self._config = data, device, config
@@ -66,7 +66,7 @@ class Measurer:
         )
 
     def samples(self, models: Mapping[str, nn.Module], count: int = 4) -> list[Sample]:
-        """What each of `models` (by stage) detects on a few pictures, evenly spread over the split."""
+        """What each of `models` (by stage) detects on a few images, evenly spread over the split."""
         samples: dict[str, Sample] = {}
         for stage, model in models.items():
             with TorchRunner(model, self._device) as runner:
@@ -75,7 +75,7 @@ class Measurer:
         return list(samples.values())
 
     def _detections(self, runner: Runner, count: int) -> Iterator[tuple[str, list[Box], list[Box]]]:
-        """Path, detections and labels of each picture."""
+        """Path, detections and labels of each image."""
         import torch
 
         config, names = self._config, self._data.names
@@ -85,7 +85,7 @@ class Measurer:
             self._data, config.split, imgsz=plan.imgsz, batch_size=count, stride=runner.stride, workers=0, limit=count
         )
         for images, targets, paths, shapes in loader:
-            labels = labels_in_pictures(targets, images.shape, shapes, torch.device("cpu"))
+            labels = labels_in_images(targets, images.shape, shapes, torch.device("cpu"))
             for path, found, truth in zip(paths, detector(images, shapes), labels, strict=True):
                 yield (
                     path,
@@ -110,7 +110,7 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     """Evaluate a float or quantized checkpoint on the val split; the report also goes to the run folder.
 
     Raises:
-        InputError: or one of its kinds: the checkpoint or the data set cannot be used, or they do not fit each other.
+        InputError: or one of its kinds: the checkpoint or the dataset cannot be used, or they do not fit each other.
     """
     began = time.perf_counter()
     config = EvalConfig(

@@ -34,8 +34,8 @@ class Request:
         weights: checkpoint, quantized or float.
         config: how; image sizes that are no multiples of the network's stride are rounded up.
         files: what to write, and in which form.
-        data: data set's YAML: its classes must fit, and its pictures are used to check the files.
-        check: run the files on so many pictures beside PyTorch; 0: do not.
+        data: dataset's YAML: its classes must fit, and its images are used to check the files.
+        check: run the files on so many images beside PyTorch; 0: do not.
     """
 
     weights: str
@@ -47,7 +47,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.check < 0:
-            raise InputError(f"--check is {self.check}; expected a number of pictures, 0 for none")
+            raise InputError(f"--check is {self.check}; expected a number of images, 0 for none")
 
 
 def output_files(weights: str | None, output: str | None, forms: Sequence[Form]) -> dict[Path, Form]:
@@ -88,7 +88,7 @@ def deliver(
     loaded(network)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
     config = config.resolved(network.quantized)
-    images = check_pictures(request.check, config.imgsz, data) if request.check else None
+    images = check_images(request.check, config.imgsz, data) if request.check else None
     problems = []
     results = export_forms(network.model, config, request.files, network.metadata())
     model = network.model.cpu()
@@ -127,8 +127,8 @@ def typing_of(network: Network, config: ExportConfig) -> str:
     return floats if network.kind == "float" else f"INT8 and {floats} ({config.typing}ly typed)"
 
 
-def check_pictures(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
-    """`[count, 3, height, width]` in 0..1: a data set's pictures, or without one soft coloured patches and noise."""
+def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
+    """`[count, 3, height, width]` in 0..1: a dataset's images, or without one soft coloured patches and noise."""
     if data is not None:
         from utils.evaluation.dataset import make_loader
 

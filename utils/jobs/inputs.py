@@ -47,8 +47,8 @@ class Inputs:
     Attributes:
         source: the float checkpoint; its network is fused, and is copied rather than run.
         plan: where quantizers go.
-        data: the data set, with the same number of classes.
-        hyp: the augmentation's parameters; None for pictures as validation sees them.
+        data: the dataset, with the same number of classes.
+        hyp: the augmentation's parameters; None for images as validation sees them.
         device: where networks run.
         imgsz: side of the input in pixels, a multiple of the network's stride.
     """
@@ -94,7 +94,7 @@ class Inputs:
         return Fingerprint.of(self.data, ("train", "val"), files)
 
     def training_loader(self, options: QuantizeOptions, *, augment: bool = False) -> DataLoader[Any]:
-        """Training pictures in an order that the seed decides: letterboxed as for validation, or augmented."""
+        """Training images in an order that the seed decides: letterboxed as for validation, or augmented."""
         return make_loader(
             self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
             workers=options.workers, shuffle=True, seed=options.seed, augment=augment,
@@ -102,15 +102,15 @@ class Inputs:
         )  # fmt: skip
 
     def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
-        """Validation pictures in a fixed order, at most `limit` of them, evenly spread."""
+        """Validation images in a fixed order, at most `limit` of them, evenly spread."""
         return make_loader(
             self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
             limit=limit, progress=True,
         )  # fmt: skip
 
 
-def pictures(loader: DataLoader[Any]) -> Iterator[Tensor]:
-    """The pictures of each batch, uint8 `[B, 3, H, W]`.
+def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
+    """The images of each batch, uint8 `[B, 3, H, W]`.
 
     Raises:
         DataError: at the end, if not one of them could be decoded.
@@ -121,17 +121,17 @@ def pictures(loader: DataLoader[Any]) -> Iterator[Tensor]:
             found = True
             yield images
     if not found:
-        files = [picture.path for picture in getattr(loader.dataset, "pictures", ())]
+        files = [image.path for image in getattr(loader.dataset, "images", ())]
         first = f"; the first: {files[0]}" if files else ""
-        raise DataError(f"none of the {len(files)} pictures can be decoded, although their headers can be read{first}")
+        raise DataError(f"none of the {len(files)} images can be decoded, although their headers can be read{first}")
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
-    """Raises `DataError` when a checkpoint and a data set have different numbers of classes."""
+    """Raises `DataError` when a checkpoint and a dataset have different numbers of classes."""
     if len(names) != data.nc:
         raise DataError(
             f"{weights} detects {len(names)} classes and {data.file} has {data.nc}; "
-            "give the data set that the weights were trained on"
+            "give the dataset that the weights were trained on"
         )
 
 

@@ -1,4 +1,4 @@
-"""Look inside an engine: layer table with times, report, picture."""
+"""Look inside an engine: layer table with times, report, image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
     """Report on an engine's layers; writes `ENGINE.layers.json`, and `ENGINE.svg` if it is to be drawn.
 
     Args:
-        batch: pictures, the profile's best if None.
+        batch: images, the profile's opt batch if None.
 
     Raises:
         InputError: the engine cannot be loaded, or the batch is outside its profile.
@@ -67,7 +67,7 @@ def look_at_record(record: Path, *, draw: bool = False) -> Summary:
 def report(
     layers: list[inspector.Layer], file: Path, title: str, precision: str, draw: bool, written: bool = False
 ) -> Summary:
-    """Log the report, and write the layers (unless they are `written`) and the picture beside `file`."""
+    """Log the report, and write the layers (unless they are `written`) and the image beside `file`."""
     summary = inspector.summarize(layers)
     logger.info("%s", "\n".join(layer_report.text(summary, title, precision)))
     files = [] if written else [layer_report.save(layers, file.with_suffix(".layers.json"))]
@@ -84,5 +84,5 @@ def _files(file: Path, layers: bool, draw: bool) -> list[Path]:
 
 
 def _shape(execution: Execution, name: str, batch: int | None) -> tuple[int, ...]:
-    best = execution.best_shape(name)
+    best = execution.opt_shape(name)
     return best if batch is None else (batch, *best[1:])

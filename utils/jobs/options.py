@@ -143,7 +143,7 @@ class CalibrateOptions(_CalibratingOptions):
         check_bounds(self, "num_image")
 
     def as_quantize(self) -> QuantizeOptions:
-        """The options of a quantization of the same network with the same pictures."""
+        """The options of a quantization of the same network with the same images."""
         shared = {item.name for item in fields(QuantizeOptions)} & {item.name for item in fields(self)}
         return QuantizeOptions(**{name: getattr(self, name) for name in shared})
 

@@ -26,7 +26,7 @@ from utils.evaluation.fingerprint import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
-from utils.jobs.inputs import Inputs, pictures
+from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions, merged_recipe, resumed_options
 from utils.jobs.run_state import Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
 from utils.reports.schema import Report, Row
@@ -165,7 +165,7 @@ class Session:
         return student
 
     def _calibrate(self) -> nn.Module:
-        """A copy of the teacher with quantizers, whose ranges come from training pictures as validation sees them."""
+        """A copy of the teacher with quantizers, whose ranges come from training images as validation sees them."""
         seed_everything(self.options.seed)
         student = self._inputs.network()
         placement.apply(student, self._inputs.plan, self.options.quantizer)
@@ -178,7 +178,7 @@ class Session:
             for line in found.lines():
                 self._note(line)
             return student
-        images = pictures(self._inputs.training_loader(self.options))
+        images = image_batches(self._inputs.training_loader(self.options))
         batches = (as_input(batch, self._device) for batch in images)
         calibration.calibrate(student, batches, self.recipe.calibration)
         return student
@@ -222,7 +222,7 @@ class Session:
                 return
 
     def _run_epoch(self, tuner: Finetuner, loader: DataLoader[Any], epoch: int) -> EpochResult:
-        """One epoch on pictures whose order and augmentation depend on nothing but the seed and the epoch."""
+        """One epoch on images whose order and augmentation depend on nothing but the seed and the epoch."""
         from tqdm import tqdm
 
         settings = self.recipe.finetune
@@ -232,7 +232,7 @@ class Session:
         total = min(settings.iters, len(loader))
         rate = settings.rate(epoch)
         with tqdm(
-            itertools.islice(pictures(loader), settings.iters),
+            itertools.islice(image_batches(loader), settings.iters),
             f"QAT epoch {epoch}/{settings.epochs - 1}",
             total,
         ) as bar:

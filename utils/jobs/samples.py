@@ -1,4 +1,4 @@
-"""Detections of several networks on a few validation pictures, for drawing them side by side."""
+"""Detections of several networks on a few validation images, for drawing them side by side."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def collect(
     iou: float = 0.45,
     split: str = "val",
 ) -> list[Sample]:
-    """Run every network on `count` pictures, evenly spread over a split, so that nobody chose them.
+    """Run every network on `count` images, evenly spread over a split, so that nobody chose them.
 
     Args:
         runners: by the name that the column gets; the first two are compared with each other.
-        imgsz: pixels; pictures are letterboxed to a square of it.
+        imgsz: pixels; images are letterboxed to a square of it.
         confidence: detections below it are not shown.
         iou: of NMS.
 
     Raises:
-        DataError: the split has no readable picture.
-        InputError: a network does not take the pictures, or its classes are not the data set's.
+        DataError: the split has no readable image.
+        InputError: a network does not take the images, or its classes are not the dataset's.
     """
     import torch
 
     from utils.evaluation.dataset import make_loader
     from utils.evaluation.detector import Detector
-    from utils.evaluation.loop import labels_in_pictures
+    from utils.evaluation.loop import labels_in_images
     from utils.evaluation.nms import best_class
 
     loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count)
@@ -49,8 +49,8 @@ def collect(
     with torch.inference_mode():
         for images, targets, paths, shapes in loader:
             if not paths:
-                continue  # the picture cannot be decoded
-            labels = labels_in_pictures(targets, images.shape, shapes, targets.device)[0]
+                continue  # the image cannot be decoded
+            labels = labels_in_images(targets, images.shape, shapes, targets.device)[0]
             predictions = {
                 name: _boxes(best_class(detector(images, shapes)[0], iou), data.names)
                 for name, detector in detectors.items()
@@ -60,7 +60,7 @@ def collect(
 
 
 def _boxes(rows: Tensor, names: Mapping[int, str]) -> list[Box]:
-    """Rows of xyxy in pixels of the picture, a score if there is one, and the class."""
+    """Rows of xyxy in pixels of the image, a score if there is one, and the class."""
     boxes = []
     for x0, y0, x1, y1, *score, label in rows.tolist():
         boxes.append(Box((x0, y0, x1, y1), names[int(label)], *score))

@@ -1,4 +1,4 @@
-"""Detections drawn on pictures and videos, to look at: what a network finds, not how well it scores."""
+"""Detections drawn on images and videos, to look at: what a network finds, not how well it scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Artist:
-    """Runs a network on pictures and draws what it finds."""
+    """Runs a network on images and draws what it finds."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Artist:
 
         Args:
             names: of the classes, the network's own if None.
-            imgsz: longer side of the input in pixels, for networks of variable size.
+            imgsz: longer side of the input in pixels, for networks of dynamic size.
 
         Raises:
             InputError: the network is no detector, or does not take that size.
@@ -51,35 +51,35 @@ class Artist:
         self._detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self._names = names or runner.names or {}
 
-    def draw(self, picture: np.ndarray) -> tuple[np.ndarray, int]:
+    def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
         """Uint8 BGR `[H, W, 3]` → the same with boxes, and how many."""
-        rows = self.find(picture).tolist()
-        return draw_boxes(picture, rows, self._names), len(rows)
+        rows = self.find(image).tolist()
+        return draw_boxes(image, rows, self._names), len(rows)
 
-    def find(self, picture: np.ndarray) -> Tensor:
+    def find(self, image: np.ndarray) -> Tensor:
         """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, class; the best class of each place."""
         import torch
 
         from utils.evaluation.nms import best_class
 
-        fitted, box = letterbox(picture, self._plan.imgsz, self._plan.imgsz)
+        fitted, box = letterbox(image, self._plan.imgsz, self._plan.imgsz)
         images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
         with torch.inference_mode():
             return best_class(self._detector(images, [box.shapes])[0]).cpu()
 
     def milliseconds(self) -> dict[str, float]:
-        """Per picture, see `Detector.milliseconds`."""
+        """Per image, see `Detector.milliseconds`."""
         return self._detector.milliseconds()
 
 
 def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
-    """Draw detections on a picture, on all pictures and videos of a folder, or on a video; or on these files.
+    """Draw detections on an image, on all images and videos of a folder, or on a video; or on these files.
 
     Returns:
         The files that were written, in `folder`, named as their sources (see `sources.target_names`).
 
     Raises:
-        InputError: there is nothing at `source`, or it is neither picture nor video.
+        InputError: there is nothing at `source`, or it is neither image nor video.
         DataError: a file cannot be decoded, and it is the only one.
     """
     files = check_source(source) if isinstance(source, (str, Path)) else list(source)
@@ -93,33 +93,33 @@ def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, p
             if is_video(file):
                 written.append(_video(artist, file, folder / name, progress))
             else:
-                written.append(_picture(artist, file, folder / name))
+                written.append(_image(artist, file, folder / name))
         except DataError as error:
             if len(files) == 1:
                 raise
             logger.warning("left out: %s", error)
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.milliseconds().items())
-    logger.info("%d of %d files drawn; %s per picture", len(written), len(files), speeds)
+    logger.info("%d of %d files drawn; %s per image", len(written), len(files), speeds)
     return written
 
 
-def draw_boxes(picture: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
+def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
     """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and their names."""
     import cv2
 
-    picture = np.ascontiguousarray(picture).copy()
-    width = max(round(sum(picture.shape[:2]) / 700), 1)
+    image = np.ascontiguousarray(image).copy()
+    width = max(round(sum(image.shape[:2]) / 700), 1)
     for x1, y1, x2, y2, score, label in rows:
         colour = _colour(int(label))
         corner = (round(x1), round(y1))
-        cv2.rectangle(picture, corner, (round(x2), round(y2)), colour, width, cv2.LINE_AA)
+        cv2.rectangle(image, corner, (round(x2), round(y2)), colour, width, cv2.LINE_AA)
         text = f"{names.get(int(label), f'class {int(label)}')} {score:.2f}"
         size, below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15, max(width - 1, 1))
         top = corner[1] - size[1] - below if corner[1] > size[1] + below else corner[1]
-        cv2.rectangle(picture, (corner[0], top), (corner[0] + size[0], top + size[1] + below), colour, -1)
-        cv2.putText(picture, text, (corner[0], top + size[1] + below // 2), cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15,
+        cv2.rectangle(image, (corner[0], top), (corner[0] + size[0], top + size[1] + below), colour, -1)
+        cv2.putText(image, text, (corner[0], top + size[1] + below // 2), cv2.FONT_HERSHEY_SIMPLEX, width / 3 + 0.15,
                     (255, 255, 255), max(width - 1, 1), cv2.LINE_AA)  # fmt: skip
-    return picture
+    return image
 
 
 def _colour(label: int) -> tuple[int, int, int]:
@@ -128,15 +128,15 @@ def _colour(label: int) -> tuple[int, int, int]:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def _picture(artist: Artist, file: Path, target: Path) -> Path:
+def _image(artist: Artist, file: Path, target: Path) -> Path:
     import cv2
 
     from utils.evaluation.dataset import decode
 
-    picture = decode(str(file))
-    if picture is None:
+    image = decode(str(file))
+    if image is None:
         raise DataError(f"{file} cannot be decoded")
-    drawn, count = artist.draw(picture)
+    drawn, count = artist.draw(image)
     _, data = cv2.imencode(target.suffix, drawn)
     with atomic_path(target) as temporary:
         temporary.write_bytes(data.tobytes())

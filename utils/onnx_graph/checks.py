@@ -79,11 +79,11 @@ def granularity(graph: Context) -> Check:
 
 def pairs(graph: Context) -> Check:
     for node in graph.nodes(QUANTIZE):
-        readers = graph.view.consumers(node.output[0])
-        strangers = [reader for reader in readers if reader.op_type != DEQUANTIZE]
+        consumers = graph.view.consumers(node.output[0])
+        strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
         if strangers:
             yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
-        elif any(graph.scale(reader) != graph.scale(node) for reader in readers):
+        elif any(graph.scale(consumer) != graph.scale(node) for consumer in consumers):
             yield node.name, "its DequantizeLinear has another scale"
         else:
             yield node.name, None
@@ -123,9 +123,9 @@ def before_activation(graph: Context) -> Check:
     for node in graph.nodes(*WEIGHTED, "Sigmoid"):
         broken = None
         for quantizer in graph.quantizers(node.output[0]):
-            behind = graph.view.readers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
-            readers = [*behind, *graph.view.consumers(node.output[0])]
-            activation = next((item for item in readers if item.op_type == "Mul" or graph.is_activation(item)), None)
+            behind = graph.view.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
+            consumers = [*behind, *graph.view.consumers(node.output[0])]
+            activation = next((item for item in consumers if item.op_type == "Mul" or graph.is_activation(item)), None)
             if activation is not None:
                 broken = f"{quantizer.name} stands between it and {activation.name}"
         yield node.name, broken
@@ -219,8 +219,8 @@ def decoding(graph: Context) -> Check:
 
 
 def _around_decoder(graph: Context, node: NodeProto) -> bool:
-    readers = graph.view.readers_through(node.output[0], frozenset({DEQUANTIZE}))
-    return any(reader.output[0] in graph.decoders for reader in readers)
+    consumers = graph.view.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
+    return any(consumer.output[0] in graph.decoders for consumer in consumers)
 
 
 def float_islands(graph: Context) -> Check:

@@ -28,7 +28,7 @@ FLOAT = "# 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this network,
 TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later, compiled in the folder named below
-#   pictures letterboxed in the middle, as in training, RGB, scaled to 0..1
+#   images letterboxed in the middle, as in training, RGB, scaled to 0..1
 [property]
 gpu-id=0
 net-scale-factor={scale}
@@ -81,7 +81,7 @@ def infer_config(
     Args:
         onnx: the file; the configuration is to lie beside it.
         size: height and width of the input, pixels.
-        batch: pictures a batch.
+        batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
         dynamic: whether the file takes any batch.
     """

@@ -58,8 +58,8 @@ class ExportConfig:
 
     Attributes:
         imgsz: height and width of the input, pixels.
-        batch_size: pictures a batch; with a dynamic batch only the one that is traced.
-        dynamic: axes of free length: none, the batch, or batch, height and width.
+        batch_size: images a batch; with a dynamic batch only the one that is traced.
+        dynamic: dynamic axes: none, the batch, or batch, height and width.
         simplify: run onnxslim.
         typing: 'weak': FP32, TensorRT chooses; 'strong': the float part in FP16 up to the decoding, inputs and
             outputs FP32; 'auto': what the opset says, else what `resolved` finds.

@@ -20,7 +20,7 @@ LARGEST = float(np.finfo(np.float16).max)
 
 @pure
 def to_half(model: ModelProto) -> None:
-    """FP16 from the picture to the last convolutions, with a Cast where a tensor crosses the border."""
+    """FP16 from the image to the last convolutions, with a Cast where a tensor crosses the border."""
     graph = Context(model)
     body = graph.view.upstream([node.output[0] for node in graph.last_convolutions])
     floats = _float_tensors(model)

@@ -80,8 +80,8 @@ def _is_int8_mean(node: NodeProto, context: Context) -> bool:
     source, quantizers = view.producer(node.input[0]), view.consumers(node.output[0])
     if source is None or source.op_type != DEQUANTIZE or {item.op_type for item in quantizers} != {QUANTIZE}:
         return False
-    readers = view.readers_through(node.output[0], frozenset(QDQ))
-    return not any(reader.op_type == "Mul" or context.is_activation(reader) for reader in readers)
+    consumers = view.consumers_through(node.output[0], frozenset(QDQ))
+    return not any(consumer.op_type == "Mul" or context.is_activation(consumer) for consumer in consumers)
 
 
 def _depthwise_mean(pool: NodeProto, channels: int, model: ModelProto) -> list[NodeProto]:

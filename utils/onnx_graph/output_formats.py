@@ -35,7 +35,7 @@ class NmsSettings:
     Attributes:
         kind: `efficient`: TensorRT's plugin; `onnx`: the standard operator; `none`: no suppression, for networks that
             give one box an object.
-        topk: detections a picture, at most; the outputs always have so many rows, zeros behind the last one.
+        topk: detections an image, at most; the outputs always have so many rows, zeros behind the last one.
         iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
         conf_thres: a score must be above it.
         agnostic: boxes suppress each other across classes, and count for their best class only.

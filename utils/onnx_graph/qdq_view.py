@@ -134,8 +134,8 @@ class Context:
         """Names of the convolutions of DFL: they read a Softmax, through operators that only move values."""
         found = set()
         for node in self.nodes("Softmax"):
-            readers = self.view.readers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE})
-            found |= {reader.output[0] for reader in readers if reader.op_type in WEIGHTED}
+            consumers = self.view.consumers_through(node.output[0], MOVING | {QUANTIZE, DEQUANTIZE})
+            found |= {consumer.output[0] for consumer in consumers if consumer.op_type in WEIGHTED}
         return frozenset(found)
 
     @cached_property
@@ -210,5 +210,5 @@ class Context:
 
     def reads_float(self, tensor: str) -> bool:
         """Whether all that read a tensor, through operators that move values, is float by recipe or decoding."""
-        readers = list(self.view.readers_through(tensor, MOVING | {"Resize"}))
-        return all(self.is_float(node) or set(node.output) & self.decoding for node in readers)
+        consumers = list(self.view.consumers_through(tensor, MOVING | {"Resize"}))
+        return all(self.is_float(node) or set(node.output) & self.decoding for node in consumers)

@@ -80,11 +80,11 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
 def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     """What a quantizer's result is made of, if it is cut as described."""
     view = context.view
-    readers = view.consumers(quantizer.output[0])
+    consumers = view.consumers(quantizer.output[0])
     if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
         return None
     conv = view.producer(context.before_activation(quantizer.input[0]))
-    if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1 or len(readers) != 1:
+    if conv is None or conv.op_type != "Conv" or attribute(conv, "group", 1) != 1 or len(consumers) != 1:
         return None
     weights = own_quantizers(conv, view)
     chain = _chain(conv.output[0], quantizer, view)
@@ -94,14 +94,14 @@ def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     count = 0 if weight is None else len(weight)
     if any(np.shape(view.array(name)) != (count,) for name in (*weights[0].input[1:], *conv.input[2:])):
         return None
-    taken = _taken(readers[0].output[0], count, view)
+    taken = _taken(consumers[0].output[0], count, view)
     if not taken:
         return None
     bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
     parts = {part: index for index, part in enumerate(pairwise(bounds))}
     if any(part not in parts for part in taken.values()):  # one part contains another
         return None
-    nodes = [conv, *chain, quantizer, readers[0]]
+    nodes = [conv, *chain, quantizer, consumers[0]]
     if any(set(node.output) & view.outputs for node in nodes) or set(taken) & view.outputs:
         return None
     return _Cut(nodes, weights, bounds, {name: parts[part] for name, part in taken.items()})
@@ -120,7 +120,7 @@ def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto]
     chain = [node for node in view.nodes if node.output[0] in names]
     inside = names | {quantizer.output[0]}
     for name in (start, *names):
-        if any(reader.output[0] not in inside for reader in view.consumers(name)):
+        if any(consumer.output[0] not in inside for consumer in view.consumers(name)):
             return None
     constants = (view.array(name) for node in chain for name in node.input)
     return None if any(value is not None and value.size != 1 for value in constants) else chain

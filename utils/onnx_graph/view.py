@@ -54,7 +54,7 @@ class GraphView:
             self._arrays[name] = numpy_helper.to_array(self._tensors[name])
         return self._arrays[name]
 
-    def readers_through(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
+    def consumers_through(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
         """The nodes that read `name`, directly or through nodes of the given types (which are not yielded)."""
         stack, seen = [name], {name}
         while stack:

@@ -1,4 +1,4 @@
-"""Detections drawn on pictures: one panel, or a sheet with the models side by side.
+"""Detections drawn on images: one panel, or a sheet with the models side by side.
 
 What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green.
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def detection_panel(sample: Sample, stage: str, reference: str | None = None) -> Figure:
-    """One picture with the boxes of `stage` (or `truth`); boxes without a partner in `reference` are dashed orange.
+    """One image with the boxes of `stage` (or `truth`); boxes without a partner in `reference` are dashed orange.
 
     Raises:
-        InputError: the picture cannot be read.
+        InputError: the image cannot be read.
     """
     pixels = read_image(sample.image)
     height, width = pixels.shape[:2]
@@ -34,13 +34,13 @@ def detection_panel(sample: Sample, stage: str, reference: str | None = None) ->
 
 
 def detections(samples: Sequence[Sample], stages: Sequence[str] | None = None) -> Figure:
-    """A sheet: a line per picture, a column per stage (default: truth where there is one, then every stage).
+    """A sheet: a line per image, a column per stage (default: truth where there is one, then every stage).
 
     The first two stages are compared with each other: what only one of them found is dashed orange.
 
     Raises:
         ValueError: there are no samples.
-        InputError: a picture cannot be read.
+        InputError: an image cannot be read.
     """
     if not samples:
         raise ValueError("there are no samples")
@@ -86,7 +86,7 @@ def unmatched(boxes: Sequence[Box], others: Sequence[Box], iou: float = 0.5) -> 
 
 
 def read_image(path: str | Path) -> Any:
-    """The picture as uint8 RGB `[H, W, 3]`, turned as its EXIF data says.
+    """The image as uint8 RGB `[H, W, 3]`, turned as its EXIF data says.
 
     Raises:
         InputError: it cannot be read.
@@ -98,9 +98,7 @@ def read_image(path: str | Path) -> Any:
         with Image.open(path) as image:
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     except OSError as error:
-        raise InputError(
-            f"cannot read the picture {path}: {error}; samples need the pictures where they were"
-        ) from None
+        raise InputError(f"cannot read the image {path}: {error}; samples need the images where they were") from None
 
 
 def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
@@ -125,7 +123,7 @@ def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence
         for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
             axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
         text = box.name if box.score is None else f"{box.name} {box.score:.2f}"
-        inside, right = y0 < 0.05 * height, x0 > 0.85 * breadth  # else the label would leave the picture
+        inside, right = y0 < 0.05 * height, x0 > 0.85 * breadth  # else the label would leave the image
         axes.text(
             x1 if right else x0,
             y0,

@@ -25,7 +25,7 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
     """Write a PNG for each part of the report that has something to draw, and return their paths.
 
     Raises:
-        InputError: a sample's picture cannot be read.
+        InputError: a sample's image cannot be read.
     """
     drawings = []
     if any(entry.get("ap") is not None for entry in report.history):

@@ -1,4 +1,4 @@
-"""A report as one HTML file: styles, charts and pictures inside, nothing fetched from anywhere.
+"""A report as one HTML file: styles, charts and images inside, nothing fetched from anywhere.
 
 The layout is `report.html.j2`; Jinja escapes every value, since class names, paths and notes come from users.
 """
@@ -68,7 +68,7 @@ def _cards(report: Report) -> Iterator[dict[str, str]]:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
-    """The panels of one picture; a picture that is gone is named on the page instead of costing the whole report."""
+    """The panels of one image; an image that is gone is named on the page instead of costing the whole report."""
     panels = []
     try:
         for stage in detections.columns_of([sample]):

@@ -104,7 +104,7 @@ class Row:
         size_bytes: size of `file`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
-        ap_with: what makes AP differ from the usual one, e.g. `30 pictures`; rows compare where this is equal.
+        ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
 
     Raises:
         ValueError: a value of the wrong type or out of its range.
@@ -165,7 +165,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Box:
-    """One object in a picture: `xyxy` in pixels of the stored image, its class, and a score (None: ground truth)."""
+    """One object in an image: `xyxy` in pixels of the stored image, its class, and a score (None: ground truth)."""
 
     xyxy: tuple[float, float, float, float]
     name: str
@@ -182,7 +182,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Sample:
-    """Detections of several models on one picture: `predictions` maps a model's stage to its boxes.
+    """Detections of several models on one image: `predictions` maps a model's stage to its boxes.
 
     `confidence` is the threshold that the boxes passed.
     """
@@ -210,7 +210,7 @@ class Report:
         ranges: one entry per quantizer, as `models.quantize.ranges.tensor_ranges` gives them.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
-        title, data, created, hardware: the heading, the data set, the time (UTC, ISO 8601) and the machine.
+        title, data, created, hardware: the heading, the dataset, the time (UTC, ISO 8601) and the machine.
     """
 
     command: str

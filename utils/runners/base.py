@@ -44,7 +44,7 @@ class Runner(ABC):
     Attributes:
         inputs, outputs: by name, shape and dtype.
         metadata: what the file says about itself: stride, names, task, ... (texts).
-        limits: input → least and largest shape, where a network of variable size takes no other.
+        limits: input → min and max shape, where a network of dynamic size takes no other.
         device: where feeds are wanted and outputs come out.
         description: what runs it, and on what, in words.
     """

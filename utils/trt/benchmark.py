@@ -76,7 +76,7 @@ def prepare(
     """An engine for each entry at this batch, built where it is missing or older than its ONNX file.
 
     Args:
-        size: (height, width) in pixels, for files of variable size.
+        size: (height, width) in pixels, for files of dynamic size.
 
     Returns:
         The engine's file, or a text that says why there is none.
@@ -165,10 +165,10 @@ def _opened(
     execution = Execution(engine, api, device)
     try:
         spec = execution.inputs[0]
-        least, most = execution.limits[spec.name]
-        if not least[0] <= batch <= most[0]:
-            raise InputError(f"{engine} takes batches of {least[0]} to {most[0]}")
-        execution.set_shapes({spec.name: (batch, most[1], *(size or most[2:]))})
+        min_shape, max_shape = execution.limits[spec.name]
+        if not min_shape[0] <= batch <= max_shape[0]:
+            raise InputError(f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}")
+        execution.set_shapes({spec.name: (batch, max_shape[1], *(size or max_shape[2:]))})
         yield execution
     finally:
         execution.close()

@@ -43,8 +43,8 @@ class BuildConfig:
     """How an engine is built.
 
     Attributes:
-        batch: pictures, min, opt and max; for a file of free batch (default: DEFAULT_BATCH).
-        height, width: pixels, min, opt and max; for a file of free size.
+        batch: images, min, opt and max; for a file of dynamic batch (default: DEFAULT_BATCH).
+        height, width: pixels, min, opt and max; for a file of dynamic size.
         precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
             network has the precision of its file.
         workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free, over `shares`.
@@ -140,7 +140,7 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
 
 
 def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Input → min, opt and max shape, for the axes that are free; empty when none is.
+    """Input → min, opt and max shape, for the dynamic axes; empty when none is.
 
     Raises:
         InputError: a range was asked for where the file is fixed, or a size is no multiple of the stride.
@@ -154,7 +154,7 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         if size is not None:
             if asked is not None and asked != (size, size, size):
                 raise InputError(
-                    f"{file.path} has a fixed {word} of {size}, and {'/'.join(map(str, asked))} was asked for; "
+                    f"{file.path} has a static {word} of {size}, and {'/'.join(map(str, asked))} was asked for; "
                     f"export it for that {word}, or with --dynamic"
                 )
             axes.append((size, size, size))
@@ -167,8 +167,8 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         axes.append(asked)
     if None not in shape:
         return {}
-    least, best, most = zip(*axes, strict=True)
-    return {name: (least, best, most)}
+    min_shape, opt_shape, max_shape = zip(*axes, strict=True)
+    return {name: (min_shape, opt_shape, max_shape)}
 
 
 def _default_size(file: OnnxFile, word: str) -> Range:

@@ -64,8 +64,8 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     _configure(api, setup, builder, config, file, typing, gpu)
     if shapes:
         profile = builder.create_optimization_profile()
-        for name, (least, best, most) in shapes.items():
-            profile.set_shape(name, least, best, most)
+        for name, (min_shape, opt_shape, max_shape) in shapes.items():
+            profile.set_shape(name, min_shape, opt_shape, max_shape)
         setup.add_optimization_profile(profile)
     cache = cache_path(engine, config, api.name, gpu)
     began = time.perf_counter()

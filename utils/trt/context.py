@@ -23,7 +23,7 @@ class Execution:
     """An engine that is ready to run on shapes of its profile.
 
     Attributes:
-        inputs, outputs: by name, shape (None where free) and dtype.
+        inputs, outputs: by name, shape (None where dynamic) and dtype.
         limits: input → min and max shape.
         buffers: for the present shapes, one tensor for each input and output.
         stream: what the engine runs on.
@@ -67,11 +67,13 @@ class Execution:
         if self.buffers and all(tuple(self.buffers[name].shape) == tuple(shape) for name, shape in shapes.items()):
             return
         for name, shape in shapes.items():
-            least, most = self.limits[name]
-            inside = len(shape) == len(least) and all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True))
+            min_shape, max_shape = self.limits[name]
+            inside = len(shape) == len(min_shape) and all(
+                a <= b <= c for a, b, c in zip(min_shape, shape, max_shape, strict=True)
+            )
             if not inside or not self._context.set_input_shape(name, tuple(shape)):
                 raise InputError(
-                    f"{self.path} takes {name} from {list(least)} to {list(most)}, not {list(shape)}; "
+                    f"{self.path} takes {name} from {list(min_shape)} to {list(max_shape)}, not {list(shape)}; "
                     "build an engine for that shape"
                 )
         self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
@@ -95,7 +97,7 @@ class Execution:
         if free and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
             raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
 
-    def best_shape(self, name: str) -> Shape:
+    def opt_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""
         return self._profile(name)[1]
 
@@ -177,24 +179,24 @@ class Execution:
         return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
 
     def _limits(self, name: str) -> tuple[Shape, Shape]:
-        least, _, most = self._profile(name)
-        return least, most
+        min_shape, _, max_shape = self._profile(name)
+        return min_shape, max_shape
 
     def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
-        """Least, best and largest shape; an input of fixed shape has one, also where TensorRT has no profile for it."""
+        """Min, opt and max shape; an input of static shape has one, also where TensorRT has no profile for it."""
         fixed = tuple(self.engine.get_tensor_shape(name))
         if min(fixed) >= 0:
             return fixed, fixed, fixed
-        least, best, most = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
-        return least, best, most
+        min_shape, opt_shape, max_shape = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
+        return min_shape, opt_shape, max_shape
 
     def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
         """A tensor of this shape, in memory that is used again for other shapes."""
         count = max(torch.Size(shape).numel(), 1)
         stored = self._storage.get(spec.name)
         if stored is None or stored.numel() < count:
-            most = self.limits.get(spec.name, ((), ()))[1]
-            count = max(count, torch.Size(most).numel())
+            max_shape = self.limits.get(spec.name, ((), ()))[1]
+            count = max(count, torch.Size(max_shape).numel())
             with torch.inference_mode(False):  # else they could not be written to outside of inference mode
                 stored = torch.zeros(count, dtype=getattr(torch, spec.dtype), device=self.device)
             self._storage[spec.name] = stored

@@ -1,4 +1,4 @@
-"""An engine as a picture: its layers and tensors, coloured by precision, drawn by graphviz."""
+"""An engine as an image: its layers and tensors, coloured by precision, drawn by graphviz."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class OnnxFile:
     """An ONNX file in words.
 
     Attributes:
-        inputs, outputs: name → shape; None where the size is free.
+        inputs, outputs: name → shape; None where the size is dynamic.
         opset: version of the operators.
         quantized: whether there are QuantizeLinear or DequantizeLinear nodes.
         half: whether weights or scales are FP16: the types of a strongly typed network are in the file.
@@ -37,7 +37,7 @@ class OnnxFile:
 
     @property
     def image(self) -> tuple[str, tuple[int | None, ...]]:
-        """Name and shape of the input that takes pictures, `[B, 3, H, W]`.
+        """Name and shape of the input that takes images, `[B, 3, H, W]`.
 
         Raises:
             InputError: there is not exactly one such input.

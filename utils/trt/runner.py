@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorRTRunner(Runner):
-    """An engine; axes that its profile leaves free are None in the specs, and `limits` has their range.
+    """An engine; axes that are dynamic in its profile are None in the specs, and `limits` has their range.
 
     Feeds in pageable memory go through pinned memory; those in pinned memory are copied while the call returns, and
     must not be written to before the outputs are used. Outputs are ordered on torch's current stream.

@@ -31,7 +31,7 @@ class Job:
 
     Attributes:
         model: name of the model.
-        batch: pictures.
+        batch: images.
         variant: one of VARIANTS.
         onnx, engine: its files.
     """
@@ -134,7 +134,7 @@ def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed
 
 
 def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.device) -> nn.Module:
-    """A quantized copy, calibrated on one random picture."""
+    """A quantized copy, calibrated on one random image."""
     import torch
 
     from models.quantize import placement, recipe_fit
@@ -146,9 +146,9 @@ def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.de
     placement.apply(model, convolutions_only(plan) if variant == "int8-convs" else plan)
     model.to(device)
     generator = torch.Generator().manual_seed(0)
-    picture = torch.rand(1, 3, CALIBRATION_SIZE, CALIBRATION_SIZE, generator=generator).to(device)
+    image = torch.rand(1, 3, CALIBRATION_SIZE, CALIBRATION_SIZE, generator=generator).to(device)
     with torch.no_grad():
-        calibrate(model, [picture], replace(recipe.calibration, method="max"), progress=False)
+        calibrate(model, [image], replace(recipe.calibration, method="max"), progress=False)
     return model
 
 
@@ -158,7 +158,7 @@ def convolutions_only(plan: Plan) -> Plan:
     No scale is shared on purpose, no Add, pool or Concat is quantized, and channels stay as they are.
     """
     convolutions = tuple(path for path, state in plan.convolutions.items() if state == "int8")
-    return replace(plan, tensors=(), picture_readers=(), fallback=convolutions)
+    return replace(plan, tensors=(), image_consumers=(), fallback=convolutions)
 
 
 def _float(network: nn.Module) -> nn.Module:

@@ -50,7 +50,7 @@ def summary(
             "unit": name,
             "score": seen.score if (seen := screened.get(name)) else None,
             "alone": seen.alone if seen else None,
-            "pictures": seen.pictures if seen else 0,
+            "images": seen.images if seen else 0,
             "ap": ap.get(name),
             "gain": ap[name] - ap["INT8"] if name in ap else None,
             "cost": dict(costs[name]),
@@ -82,7 +82,7 @@ def summary(
 
 
 def _speed(screened: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, float] | None:
-    """Cost of screening in passes of the whole network over the pictures (the mean of a float and an INT8 pass)."""
+    """Cost of screening in passes of the whole network over the images (the mean of a float and an INT8 pass)."""
     spent = sum(value for stage, value in seconds.items() if stage.startswith("screening"))
     one = seconds.get("whole networks", 0.0) / 2
     if not screened or not one or not spent:
@@ -128,7 +128,7 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         found.append(f"rank correlation of score and AP: {spearman}")
     if content["screening"]:
         found.append(
-            f"screening cost {content['screening']['passes']:.1f} passes over its pictures; "
+            f"screening cost {content['screening']['passes']:.1f} passes over its images; "
             f"a pass for each unit costs {content['screening']['times_faster_than_a_pass_for_each']:.1f} times as much"
         )
     found += [f"note: {note}" for note in content["notes"]]

@@ -3,7 +3,7 @@
 Screening: for every unit (`units.py`), two states of one placed and calibrated network, "all in INT8 but this unit" and
 "nothing in INT8 but this unit", are scored by how far their predictions are from the float network's (`proxy.py`).
 Layers before the unit are not run again (`layerwise.py`), and units take turns (`screening.py`).
-Confirming: AP for the units with the highest scores, all on the same pictures. Then units stay in float, greedily,
+Confirming: AP for the units with the highest scores, all on the same images. Then units stay in float, greedily,
 until the loss is small enough (`selection.py`), and that recipe is placed, calibrated and evaluated as
 `qat.py quantize` does.
 """
@@ -28,7 +28,7 @@ from utils.core.run_folder import held, new_run
 from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
-from utils.jobs.inputs import Inputs, pictures
+from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import SensitiveOptions, merged_recipe, resumed_options
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity import selection
@@ -168,7 +168,7 @@ class Analysis:
 
     def _calibrate(self, model: nn.Module, recipe: Recipe) -> None:
         seed_everything(self.options.seed)
-        images = pictures(self._inputs.training_loader(self.options.as_quantize()))
+        images = image_batches(self._inputs.training_loader(self.options.as_quantize()))
         calibration.calibrate(model, (as_input(batch, self._inputs.device) for batch in images), recipe.calibration)
 
     def _costs(self, model: nn.Module) -> Costs:

@@ -1,4 +1,4 @@
-"""The passes over pictures of a sensitivity run: proxy scores of units (`Screening`) and AP of states (`Confirming`).
+"""The passes over images of a sensitivity run: proxy scores of units (`Screening`) and AP of states (`Confirming`).
 
 Both hold a batch at a time, ask a `Layerwise` network for many states of it, and write down each result at once, so
 that a run that is killed repeats one unit on one batch.
@@ -21,8 +21,8 @@ from utils.core.errors import CheckpointError
 from utils.core.file_schema import damaged, shown
 from utils.core.files import save_torch
 from utils.core.torch_files import check_archive
-from utils.evaluation.detector import in_pictures
-from utils.evaluation.loop import EvalConfig, Statistics, labels_in_pictures
+from utils.evaluation.detector import in_images
+from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.proxy import distance, weight
 from utils.jobs.sensitivity.state import STATE_FILE, AnalysisState
@@ -33,9 +33,9 @@ from utils.untrusted import torch_archive
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-PICTURES_A_UNIT = 25  # that each unit sees in screening, where there are so many
+IMAGES_A_UNIT = 25  # that each unit sees in screening, where there are so many
 PARTS = "parts"
-LARGEST_TURN = 8  # with many pictures, a unit sees every eighth batch
+LARGEST_TURN = 8  # with many images, a unit sees every eighth batch
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Screened:
     """What screening found about a unit: distances to the float network's predictions, see `proxy.distance`.
 
     Attributes:
-        pictures: that the unit was seen on.
-        base: of the INT8 network, on the same pictures.
+        images: that the unit was seen on.
+        base: of the INT8 network, on the same images.
         in_float: of the INT8 network with this unit in float.
         alone: of the float network with this unit in INT8.
     """
 
-    pictures: int
+    images: int
     base: float
     in_float: float
     alone: float
@@ -76,7 +76,7 @@ class Work:
     """What both kinds of pass work on.
 
     Attributes:
-        loader: the pictures, in the same order every time.
+        loader: the images, in the same order every time.
         folder: the run's.
         state: written to `folder` after each step.
     """
@@ -89,13 +89,13 @@ class Work:
 
 
 class Confirming:
-    """AP of a network in many states, from one pass over the pictures."""
+    """AP of a network in many states, from one pass over the images."""
 
     def __init__(self, work: Work, network: Layerwise) -> None:
         self._work, self._network = work, network
 
     def run(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, float], bool]:
-        """AP by name of the state, and whether it is of all pictures: a time budget may end it after some.
+        """AP by name of the state, and whether it is of all images: a time budget may end it after some.
 
         Args:
             stage: a name under which the results are kept.
@@ -128,7 +128,7 @@ class Confirming:
         return found, whole
 
     def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
-        """Take in what another pass over the pictures has run already, so that it is not run again."""
+        """Take in what another pass over the images has run already, so that it is not run again."""
         path = self._part(stage, index)
         known = self._load(path)
         new = {name: self._statistics(batch, run) for name, run in runs.items() if name not in known}
@@ -181,8 +181,8 @@ class Confirming:
         images, targets, paths, shapes = batch
         config, statistics = EvalConfig(), Statistics()
         found = non_max_suppression(run.prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
-        labels = labels_in_pictures(targets, images.shape, shapes, self._work.device)
-        statistics.add(in_pictures(found, shapes), labels, paths)
+        labels = labels_in_images(targets, images.shape, shapes, self._work.device)
+        statistics.add(in_images(found, shapes), labels, paths)
         return statistics.to_plain()
 
 
@@ -197,12 +197,12 @@ def _stage_name(stage: str) -> str:
 
 
 class Screening:
-    """Proxy scores. Units take turns, so that all see different parts of the same pictures."""
+    """Proxy scores. Units take turns, so that all see different parts of the same images."""
 
     def __init__(self, work: Work, network: Layerwise, confirming: Confirming, *, thorough: bool = False) -> None:
         """Args:
         confirming: gets the results that AP can be measured with too.
-        thorough: every unit sees every picture, and AP of every unit costs no further run.
+        thorough: every unit sees every image, and AP of every unit costs no further run.
         """
         self._work, self._network, self._confirming, self._thorough = work, network, confirming, thorough
 
@@ -211,8 +211,8 @@ class Screening:
         from tqdm import tqdm
 
         state, loader = self._work.state, self._work.loader
-        count = len(getattr(loader.dataset, "pictures", loader.dataset))
-        turn = 1 if self._thorough else max(1, min(LARGEST_TURN, count // PICTURES_A_UNIT, len(loader)))
+        count = len(getattr(loader.dataset, "images", loader.dataset))
+        turn = 1 if self._thorough else max(1, min(LARGEST_TURN, count // IMAGES_A_UNIT, len(loader)))
         done = state.screened.setdefault(stage, {})
         for index, batch in enumerate(tqdm(loader, f"screening {len(units)} units", unit="batch")):
             rows = done.setdefault(str(index), {})

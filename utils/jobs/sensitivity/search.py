@@ -47,12 +47,12 @@ class Search:
         """Screen, confirm, choose; what a time budget cut short goes to `notes`."""
         units = list(self._by_name.values())
         if not self._screening.run(units, "units", SCREENING_SHARE):
-            notes.append("--budget ended screening early: scores are of fewer pictures, or missing")
+            notes.append("--budget ended screening early: scores are of fewer images, or missing")
         self.screened = self._screening.found(units, "units")
         states = {unit.name: unit.in_float for unit in self._confirmed(units, everything=self._options.metric == "ap")}
         found, whole = self._confirming.run("units", {"float": State(), "INT8": network.everything, **states})
         if not whole:
-            notes.append("--budget ended the measuring of AP early: AP is of fewer pictures than asked for")
+            notes.append("--budget ended the measuring of AP early: AP is of fewer images than asked for")
         self.ap |= found
         chosen = self._choose()
         if not whole or self._options.granularity == "quantizer":

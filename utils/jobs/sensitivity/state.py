@@ -28,7 +28,7 @@ class AnalysisState:
     Attributes:
         options, recipe, weights_hash: what was asked for, as in `run_state.RunState`.
         amax: activation scale → amax, once calibrated.
-        screened: stage → batch → unit → sums over pictures: their number, `proxy.weight`, and the distances of the INT8
+        screened: stage → batch → unit → sums over images: their number, `proxy.weight`, and the distances of the INT8
             network, of that with the unit in float, and of the float network with the unit in INT8.
         ap: stage → network → AP.
         seconds: stage → wall time spent on it so far.

@@ -66,9 +66,9 @@ class Units:
         """For each scale that several units read: all convolutions that read it. Only together can they free it."""
         found: dict[tuple[str, ...], Unit] = {}
         for name, tensors in self._scale_tensors().items():
-            readers = self._readers(tensors)
-            if sum(not set(readers).isdisjoint(unit.convolutions) for unit in self.all) > 1:
-                found.setdefault(readers, self._group(f"what reads {name}", readers, self._operations(readers)))
+            consumers = self._consumers(tensors)
+            if sum(not set(consumers).isdisjoint(unit.convolutions) for unit in self.all) > 1:
+                found.setdefault(consumers, self._group(f"what reads {name}", consumers, self._operations(consumers)))
         return list(found.values())
 
     def union(self, units: Sequence[Unit]) -> Unit:
@@ -94,8 +94,8 @@ class Units:
     def _scales(self) -> Iterable[Unit]:
         """Single quantizers: activation scales in the order of the network, then weights."""
         for name, tensors in self._scale_tensors().items():
-            state, readers = State(tensors), self._readers(tensors)
-            yield Unit(name, readers, self._operations(readers), self._everything - state, state)
+            state, consumers = State(tensors), self._consumers(tensors)
+            yield Unit(name, consumers, self._operations(consumers), self._everything - state, state)
         for path in self._needs:
             state = State(weights=frozenset({path}))
             yield Unit(f"{path}.weight", (path,), self._operations([path]), self._everything - state, state)
@@ -103,7 +103,7 @@ class Units:
     def _scale_tensors(self) -> dict[str, frozenset[str]]:
         return {name: frozenset(self._plan.scales.get(name, (name,))) for name in self._plan.scale_names}
 
-    def _readers(self, tensors: frozenset[str]) -> tuple[str, ...]:
+    def _consumers(self, tensors: frozenset[str]) -> tuple[str, ...]:
         return tuple(path for path, needed in self._needs.items() if needed & tensors)
 
     def _operations(self, paths: Iterable[str]) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Units:
 
 
 def macs(model: nn.Module, images: Any) -> dict[str, int]:
-    """Multiply-adds of each convolution for one picture, by path, counted while the network runs once.
+    """Multiply-adds of each convolution for one image, by path, counted while the network runs once.
 
     Args:
         images: `[B, 3, H, W]` as the network takes them.

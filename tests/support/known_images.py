@@ -1,4 +1,4 @@
-"""A data set whose pictures say by their colour which they are, and a 'network' that knows what to answer.
+"""A dataset whose images say by their colour which they are, and a 'network' that knows what to answer.
 
 Its answers are the labels with errors: shifted boxes, wrong classes, doubles, misses, false alarms. AP is then neither
 0 nor 1, and everything around the network (letterbox, NMS, matching, AP) can be compared with upstream's val.py and
@@ -25,7 +25,7 @@ MIXED = ((64, 64), (64, 48), (48, 64), (90, 40), (33, 70), (120, 100), (51, 37),
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture: `size` (width, height); `labels` `[n, 5]` class, xyxy in pixels; `answers` `[n, 6]` with a score."""
+    """One image: `size` (width, height); `labels` `[n, 5]` class, xyxy in pixels; `answers` `[n, 6]` with a score."""
 
     path: Path
     size: tuple[int, int]
@@ -47,7 +47,7 @@ def write_set(
     stem: str = "{:012d}",
     split: str = "val",
 ) -> list[Sample]:
-    """Write pictures, labels, COCO annotations and data.yaml; category ids are 3, 6, 9, ..., not class ids."""
+    """Write images, labels, COCO annotations and data.yaml; category ids are 3, 6, 9, ..., not class ids."""
     rng = np.random.default_rng(seed)
     for kind in ("images", "labels"):
         (folder / kind / split).mkdir(parents=True)
@@ -115,9 +115,9 @@ def _answers(rng: np.random.Generator, labels: np.ndarray, width: int, height: i
 
 
 class KnowingModel(nn.Module):
-    """`[B, 3, H, W]` of pictures of `samples` → `[B, 4 + nc, anchors]`, as a detector gives it.
+    """`[B, 3, H, W]` of images of `samples` → `[B, 4 + nc, anchors]`, as a detector gives it.
 
-    It must be told `imgsz`, the longer side that pictures are resized to.
+    It must be told `imgsz`, the longer side that images are resized to.
     """
 
     def __init__(self, samples: Sequence[Sample], names: Sequence[str], imgsz: int) -> None:
@@ -155,19 +155,19 @@ class KnowingModel(nn.Module):
 
 
 class AnswerTable(nn.Module):
-    """The answers of a `KnowingModel` to square pictures as one constant, which can be exported to ONNX."""
+    """The answers of a `KnowingModel` to square images as one constant, which can be exported to ONNX."""
 
     def __init__(self, model: KnowingModel) -> None:
         super().__init__()
         side = model.imgsz
-        pictures = torch.empty(len(model.samples), 3, side, side)
+        images = torch.empty(len(model.samples), 3, side, side)
         for number in range(len(model.samples)):
             blue, green, red = colour(number)
-            pictures[number] = torch.tensor([red, green, blue]).view(3, 1, 1) / 255
+            images[number] = torch.tensor([red, green, blue]).view(3, 1, 1) / 255
         self.side = side
         self.names = model.names
         self.stride = model.stride
-        self.register_buffer("table", model(pictures))
+        self.register_buffer("table", model(images))
         self.register_buffer("places", torch.tensor([256.0, 16.0, 1.0]))
 
     def forward(self, images: Tensor) -> Tensor:

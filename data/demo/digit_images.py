@@ -1,4 +1,4 @@
-"""Draw the pictures of the demo set: handwritten digits on crops of real photographs.
+"""Draw the images of the demo set: handwritten digits on crops of real photographs.
 
 Everything here is pure: arrays in, arrays out, all randomness from the generator that is passed in.
 The digits are scikit-learn's ``load_digits`` (UCI "Optical Recognition of Handwritten Digits", test part: 1,797 scans
@@ -20,9 +20,9 @@ import numpy as np
 
 from utils.core.errors import DependencyError
 
-PICTURE_SIZE = 320  # pixels, width and height
+IMAGE_SIZE = 320  # pixels, width and height
 DIGIT_SIZE = (12, 96)  # pixels, the longer side of the box, both ends included
-DIGITS_PER_PICTURE = (3, 12)
+DIGITS_PER_IMAGE = (3, 12)
 MAX_COVER = 0.05  # at most this fraction of the smaller of two boxes is shared
 
 # 1,797 scans come writer after writer: the dictated sequence of labels starts again at samples 0, 130, 256, 386, 516,
@@ -30,7 +30,7 @@ MAX_COVER = 0.05  # at most this fraction of the smaller of two boxes is shared
 FIRST_VALIDATION_SAMPLE = 1157
 DIGITS = ("datasets/data/digits.csv.gz", "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22")
 
-# (package, file in it, SHA-256 of the file). Different photographs in each split, so that a validation picture shows
+# (package, file in it, SHA-256 of the file). Different photographs in each split, so that a validation image shows
 # neither a digit nor a background that was trained on.
 PHOTOGRAPHS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "train": (
@@ -54,8 +54,8 @@ PHOTOGRAPHS: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One drawn picture.
+class ImageFile:
+    """One drawn image.
 
     image: uint8 [320, 320, 3], BGR. labels: int [n]. boxes: int [n, 4], x1 y1 x2 y2 in pixels, x2 and y2 exclusive.
     ink: the mask of each digit as drawn, n arrays of bool [320, 320]; empty unless asked for.
@@ -134,7 +134,7 @@ def draw_background(rng: np.random.Generator, photographs: tuple[np.ndarray, ...
     crop = photo[top : top + side, left : left + side]
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
-    image = cv2.resize(np.ascontiguousarray(crop), (PICTURE_SIZE, PICTURE_SIZE), interpolation=cv2.INTER_LINEAR)
+    image = cv2.resize(np.ascontiguousarray(crop), (IMAGE_SIZE, IMAGE_SIZE), interpolation=cv2.INTER_LINEAR)
     image = image.astype(np.float32)
     mean = image.mean(axis=(0, 1))
     return np.clip((image - mean) * rng.uniform(0.4, 1.0) + mean + rng.uniform(-25, 25), 0, 255)
@@ -197,7 +197,7 @@ def _find_place(
     """Look for a free place for a digit [h, w]: 40 tries; None when each would cover too much of another digit."""
     height, width = shape
     for _ in range(40):
-        x1, y1 = (int(rng.integers(PICTURE_SIZE - width + 1)), int(rng.integers(PICTURE_SIZE - height + 1)))
+        x1, y1 = (int(rng.integers(IMAGE_SIZE - width + 1)), int(rng.integers(IMAGE_SIZE - height + 1)))
         box = (x1, y1, x1 + width, y1 + height)
         if all(_cover(box, other) <= MAX_COVER for other in taken):
             return box
@@ -212,13 +212,13 @@ def _cover(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> float:
     return width * height / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
-def draw_picture(rng: np.random.Generator, sources: Sources, keep_ink: bool = False) -> Picture:
-    """Draw one picture of 3 to 12 digits; ``keep_ink`` adds the masks of what was drawn."""
+def draw_image(rng: np.random.Generator, sources: Sources, keep_ink: bool = False) -> ImageFile:
+    """Draw one image of 3 to 12 digits; ``keep_ink`` adds the masks of what was drawn."""
     image = draw_background(rng, sources.photographs)
     labels: list[int] = []
     boxes: list[tuple[int, int, int, int]] = []
     masks: list[np.ndarray] = []
-    wanted = int(rng.integers(DIGITS_PER_PICTURE[0], DIGITS_PER_PICTURE[1] + 1))
+    wanted = int(rng.integers(DIGITS_PER_IMAGE[0], DIGITS_PER_IMAGE[1] + 1))
     while len(boxes) < wanted:
         label = int(rng.integers(10))
         scan = sources.scans[rng.choice(np.flatnonzero(sources.labels == label))]
@@ -234,8 +234,8 @@ def draw_picture(rng: np.random.Generator, sources: Sources, keep_ink: bool = Fa
         labels.append(label)
         boxes.append(box)
         if keep_ink:
-            mask = np.zeros((PICTURE_SIZE, PICTURE_SIZE), bool)
+            mask = np.zeros((IMAGE_SIZE, IMAGE_SIZE), bool)
             mask[y1:y2, x1:x2] = opacity >= 0.5
             masks.append(mask)
     image += rng.uniform(0, 10) * rng.standard_normal(image.shape, np.float32)
-    return Picture(np.clip(image, 0, 255).astype(np.uint8), np.array(labels), np.array(boxes), tuple(masks))
+    return ImageFile(np.clip(image, 0, 255).astype(np.uint8), np.array(labels), np.array(boxes), tuple(masks))
