@@ -157,7 +157,7 @@ ANALYSIS = {
     "weights_hash": "00ff",
     "amax": {"model.0": 1.5},
     "screened": {"units": {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}},
-    "ap": {"units": {"float": 0.5}},
+    "ap": {"units": {"float": 0.5, "INT8": 0.4}},
     "seconds": {"calibration": 1.0},
     "finished": False,
 }
@@ -177,6 +177,7 @@ ANALYSIS = {
         ("screened/units/x", {}, "a key of screened.units is 'x'"),
         ("ap/units/float", None, "ap.units.float is None"),
         ("seconds/calibration", 10**400, "seconds.calibration is 10000"),
+        ("ap/units/INT8", DELETED, "ap.units.INT8 is missing"),
         ("finished", 0, "finished is 0"),
         ("recipe/calibration", {"batches": "x"}, "recipe: "),
         ("other", 1, "other is 1, expected no such field"),
