@@ -200,6 +200,34 @@ class TestWhatIsKept:
 
     def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, scores, data, demo_weights, tmp_path):
         scores(0.6)
+    def test_more_epochs_after_patience_are_those_of_a_run_without_it(
+        self, scores, data, demo_weights, tmp_path, capsys
+    ):
+        aps = (0.61, 0.6, 0.6, 0.62, 0.6)
+        scores(0.7, 0.6, *aps)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "5", "--name", "whole") == 0
+        scores(0.7, 0.6, *aps[:3])
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "4", "--patience", "2") == 0
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
+        assert "no better AP in 2 epochs (patience 2); a higher --epochs goes on" in capsys.readouterr().out
+        scores(*aps[3:])
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "5"]) == 0
+        ours, theirs = report_of(tmp_path / "exp"), report_of(tmp_path / "whole")
+        assert [one | {"seconds": 0} for one in ours["history"]] == [one | {"seconds": 0} for one in theirs["history"]]
+        assert not any("QAT stopped" in note for note in ours["notes"])
+        for name in (f"qat_best_{NAME}.pt", f"qat_ep_4_ap_0.6000_{NAME}.pt"):
+            assert same_state(tmp_path / "exp/weights" / name, tmp_path / "whole/weights" / name)
+
+    def test_more_epochs_after_a_collapse_are_refused(self, scores, data, demo_weights, tmp_path, capsys):
+        scores(0.7, 0.6, 0.61, 0.1)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 0
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "6"]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "--epochs 6: the training in" in line
+        assert "AP fell to 0.1000" in line
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
+        assert "QAT stopped. epoch 1: AP fell to 0.1000" in capsys.readouterr().out
+
         assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--no-eval-ptq") == 0
         assert checkpoints(tmp_path / "exp") == [
             "last.pt", f"ptq_{NAME}.pt", f"qat_best_{NAME}.pt", f"qat_ep_0_ap_0.6000_{NAME}.pt"

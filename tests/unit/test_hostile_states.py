@@ -109,6 +109,7 @@ RUN_CHANGES = [
     ("trainer/optimizer/param_groups", [], "trainer.optimizer.param_groups is []"),
     ("trainer/scaler", {"scale": 1.0}, "trainer.scaler.growth_factor is missing"),
     ("stopped", 5, "stopped is 5, expected a text"),
+    ("patience_since", "0", "patience_since is '0', expected"),
     ("finished", "yes", "finished is 'yes', expected true or false"),
     ("surprise", 1, "surprise is 1, expected no such field"),
 ]
@@ -176,8 +177,8 @@ ANALYSIS = {
         ("screened/units/0/model.0", [1, 2], "screened.units.0.model.0 is [1, 2], expected 5 items"),
         ("screened/units/x", {}, "a key of screened.units is 'x'"),
         ("ap/units/float", None, "ap.units.float is None"),
-        ("seconds/calibration", 10**400, "seconds.calibration is 10000"),
         ("ap/units/INT8", DELETED, "ap.units.INT8 is missing"),
+        ("seconds/calibration", 10**400, "seconds.calibration is 10000"),
         ("finished", 0, "finished is 0"),
         ("recipe/calibration", {"batches": "x"}, "recipe: "),
         ("other", 1, "other is 1, expected no such field"),
