@@ -133,6 +133,7 @@ class ShapeBatches(Sampler[list[int]]):
         groups: dict[tuple[int, int], list[int]] = {}
         for index, shape in enumerate(shapes):
             groups.setdefault(shape, []).append(index)
+        self.batch_size = batch_size
         self._batches = [
             group[start : start + batch_size] for group in groups.values() for start in range(0, len(group), batch_size)
         ]
@@ -186,9 +187,7 @@ def make_loader(
         from utils import upstream
 
         dataset = SeededImages(
-            upstream.make_dataset(
-                paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
-            )
+            upstream.make_dataset(paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp)
         )
     else:
         dataset = ImageDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,

@@ -191,7 +191,7 @@ class Analysis:
         return recipe.replace(calibration_scales=scales)
 
     def _verified(self, recipe: Recipe) -> float | None:
-        """AP of the network that `qat.py quantize --recipe` makes: placed and calibrated anew; None without time for it.
+        """AP of the network that `qat.py quantize --recipe` makes, placed and calibrated anew; None if time is over.
 
         It is kept by what the recipe leaves in float, which is all that two recipes of a run differ in.
         """
