@@ -131,8 +131,9 @@ class RunState:
     def summary(self) -> str:
         """What is done, in words."""
         if self.stopped:
+            left = "the run is finished" if self.finished else "what follows training is left to do"
             more = "; a higher --epochs goes on" if self.out_of_patience else ""
-            return f"{'the run is finished' if self.finished else 'what follows training is left to do'}. {STOPPED} {self.stopped}{more}"
+            return f"{left}. {STOPPED} {self.stopped}{more}"
         if self.finished:
             return "the run is finished"
         if not self.checkpoint:
