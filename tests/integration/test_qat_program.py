@@ -18,6 +18,8 @@ import qat
 from models.quantize import checkpoint
 from models.quantize.finetune import DivergedError, Finetuner
 from utils import upstream
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import find_images
 from utils.evaluation.loop import EvalResult
 from utils.jobs import evaluate
 
@@ -198,6 +200,34 @@ class TestWhatIsKept:
         assert len(report["history"]) == 3
         assert any("patience 2" in note for note in report["notes"])
 
+    def test_more_epochs_after_patience_are_those_of_a_run_without_it(
+        self, scores, data, demo_weights, tmp_path, capsys
+    ):
+        aps = (0.61, 0.6, 0.6, 0.62, 0.6)
+        scores(0.7, 0.6, *aps)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "5", "--name", "whole") == 0
+        scores(0.7, 0.6, *aps[:3])
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "4", "--patience", "2") == 0
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
+        assert "no better AP in 2 epochs (patience 2); a higher --epochs goes on" in capsys.readouterr().out
+        scores(*aps[3:])
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "5"]) == 0
+        ours, theirs = report_of(tmp_path / "exp"), report_of(tmp_path / "whole")
+        assert [one | {"seconds": 0} for one in ours["history"]] == [one | {"seconds": 0} for one in theirs["history"]]
+        assert not any("QAT stopped" in note for note in ours["notes"])
+        for name in (f"qat_best_{NAME}.pt", f"qat_ep_4_ap_0.6000_{NAME}.pt"):
+            assert same_state(tmp_path / "exp/weights" / name, tmp_path / "whole/weights" / name)
+
+    def test_more_epochs_after_a_collapse_are_refused(self, scores, data, demo_weights, tmp_path, capsys):
+        scores(0.7, 0.6, 0.61, 0.1)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 0
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "6"]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "--epochs 6: the training in" in line
+        assert "AP fell to 0.1000" in line
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
+        assert "QAT stopped. epoch 1: AP fell to 0.1000" in capsys.readouterr().out
+
     def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, scores, data, demo_weights, tmp_path):
         scores(0.6)
         assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--no-eval-ptq") == 0
@@ -280,6 +310,34 @@ class TestMistakes:
             assert not (tmp_path / "runs").exists()
 
         return check
+
+    @pytest.mark.parametrize("content", ["undecodable", "wrong label", "no image"])
+    def test_eval_of_a_bad_dataset_leaves_no_run_folder(self, content, demo_weights, demo_data, tmp_path):
+        image = Path(find_images(load_data(demo_data).paths("val"))[0])
+        names = load_data(demo_data).names
+        (tmp_path / "images").mkdir()
+        (tmp_path / "labels").mkdir()
+        whole = image.read_bytes()
+        damaged = {"undecodable": whole[: len(whole) // 4], "wrong label": whole, "no image": b"none"}[content]
+        (tmp_path / "images" / f"a{image.suffix}").write_bytes(damaged)
+        (tmp_path / "labels/a.txt").write_text(
+            "99 0.5 0.5 0.1 0.1" if content == "wrong label" else "0 0.5 0.5 0.1 0.1"
+        )
+        data = tmp_path / "data.yaml"
+        data.write_text(yaml.safe_dump({"path": str(tmp_path), "val": "images", "names": dict(names)}))
+        words = [
+            "--imgsz",
+            "96",
+            "--workers",
+            "0",
+            "--device",
+            "cpu",
+            "--project",
+            str(tmp_path / "runs"),
+            "--save-json",
+        ]
+        assert qat.main(["eval", "--weights", str(demo_weights), "--data", str(data), *words]) == 2
+        assert not list((tmp_path / "runs").glob("*"))
 
     @pytest.mark.parametrize("command", ["quantize", "eval"])
     @pytest.mark.parametrize(

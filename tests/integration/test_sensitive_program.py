@@ -25,7 +25,7 @@ from utils import upstream
 from utils.cli import run_program
 from utils.jobs import calibrate
 from utils.jobs.sensitivity import report as sensitivity_report
-from utils.jobs.sensitivity import search
+from utils.jobs.sensitivity import screening, search, units
 from utils.jobs.sensitivity.state import AnalysisState
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -296,6 +296,26 @@ class TestBudget:
         whole = summary_of(tmp_path / "exp")
         assert not whole["notes"]
         assert all(row["score"] is not None for row in whole["rows"])
+
+    def test_what_a_budget_left_out_is_screened_and_confirmed_later(self, few, demo_weights, tmp_path, monkeypatch):
+        words = (*TINY, *HARSH, "--float-budget", "0.4")
+        monkeypatch.setattr(screening, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
+        with monkeypatch.context() as patch:
+            asked: list[float] = []
+            over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
+            patch.setattr(screening.Clock, "over", over)
+            patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
+            assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
+        cut = summary_of(tmp_path / "cut")
+        assert "--budget ended screening early" in cut["notes"][0]
+        assert cut["ap"]["recipe"] is not None
+        assert sensitive(demo_weights, few, tmp_path, *words, "--name", "whole") == 0
+        assert qat.main(["sensitive", "--resume", str(tmp_path / "cut")]) == 0
+        ours, theirs = summary_of(tmp_path / "cut"), summary_of(tmp_path / "whole")
+        assert ours["recipe"]["float"] != cut["recipe"]["float"]  # so that AP of the recipe is another one, too
+        for key in ("rows", "ap", "rank_correlation", "recipe", "notes"):
+            assert ours[key] == theirs[key], key
+        assert not (tmp_path / "cut/parts").exists() or not list((tmp_path / "cut/parts").iterdir())
 
 
 class TestCalibrate:

@@ -162,6 +162,30 @@ def test_images_none_of_which_can_be_decoded_are_said_to_be_that(folder):
         list(image_batches(loader))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_images_that_cannot_be_decoded_among_good_ones_are_counted_once(folder, caplog, shuffle):
+    from itertools import islice
+
+    from utils.jobs.inputs import image_batches
+
+    first, *_, last = images_of(folder)
+    Path(first).write_bytes(truncated_png())
+    data = load_data(folder / "data.yaml")
+    loader = make_loader(data, "val", imgsz=64, batch_size=3, workers=0, shuffle=shuffle)
+    caplog.clear()
+    for _ in range(2):
+        assert sum(map(len, image_batches(loader))) == 3
+    assert caplog.messages == ["1 of 4 images cannot be decoded and are left out"]
+    loader = make_loader(data, "val", imgsz=64, batch_size=2, workers=0)
+    caplog.clear()
+    assert len(list(islice(image_batches(loader), 1))) == 1  # calibration takes so many batches and no more
+    assert caplog.messages == ["1 of 2 images cannot be decoded and are left out"]
+    Path(first).write_bytes(Path(last).read_bytes())
+    caplog.clear()
+    assert sum(map(len, image_batches(make_loader(data, "val", imgsz=64, batch_size=3, workers=0)))) == 4
+    assert caplog.messages == []
+
+
 def test_what_a_decoder_prints_does_not_reach_the_terminal(tmp_path, capfd):
     (tmp_path / "a.png").write_bytes(truncated_png())
     assert decode(str(tmp_path / "a.png")) is None

@@ -109,6 +109,7 @@ RUN_CHANGES = [
     ("trainer/optimizer/param_groups", [], "trainer.optimizer.param_groups is []"),
     ("trainer/scaler", {"scale": 1.0}, "trainer.scaler.growth_factor is missing"),
     ("stopped", 5, "stopped is 5, expected a text"),
+    ("patience_since", "0", "patience_since is '0', expected"),
     ("finished", "yes", "finished is 'yes', expected true or false"),
     ("surprise", 1, "surprise is 1, expected no such field"),
 ]
@@ -157,7 +158,7 @@ ANALYSIS = {
     "weights_hash": "00ff",
     "amax": {"model.0": 1.5},
     "screened": {"units": {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}},
-    "ap": {"units": {"float": 0.5}},
+    "ap": {"units": {"float": 0.5, "INT8": 0.4}},
     "seconds": {"calibration": 1.0},
     "finished": False,
 }
@@ -176,6 +177,7 @@ ANALYSIS = {
         ("screened/units/0/model.0", [1, 2], "screened.units.0.model.0 is [1, 2], expected 5 items"),
         ("screened/units/x", {}, "a key of screened.units is 'x'"),
         ("ap/units/float", None, "ap.units.float is None"),
+        ("ap/units/INT8", DELETED, "ap.units.INT8 is missing"),
         ("seconds/calibration", 10**400, "seconds.calibration is 10000"),
         ("finished", 0, "finished is 0"),
         ("recipe/calibration", {"batches": "x"}, "recipe: "),

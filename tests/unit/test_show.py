@@ -10,7 +10,9 @@ from known_images import MIXED, SQUARE, KnowingModel, export_answers, write_set
 import val_trt
 from utils.cli import run_program
 from utils.core.errors import DataError, InputError
+from utils.core.tasks import DETECT
 from utils.jobs.visualize import Artist, draw_boxes, show
+from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")
@@ -50,6 +52,33 @@ def test_where_it_draws_and_that_the_image_stays(known):
     assert (drawn[20:39, 55:90] != 30).any()  # the name above it
     other = draw_boxes(image, [[50, 40, 120, 90, 0.87, 2]], {})
     assert tuple(other[90, 80]) != tuple(drawn[90, 80])
+
+
+@pytest.mark.parametrize(
+    ("settings", "thresholds", "expected"),
+    [
+        ('{"conf_thres": 0.25, "iou_thres": 0.45}', (0.25, 0.45), []),
+        ('{"conf_thres": 0.25, "iou_thres": 0.45}', (0.5, 0.45), []),
+        (
+            '{"conf_thres": 0.25, "iou_thres": 0.45}', (0.1, 0.45),
+            ["leaves out what scores less than 0.25: --conf-thres 0.1 finds no more than that"],
+        ),
+        ('{"conf_thres": 0.25, "iou_thres": 0.45}', (0.3, 0.7), ["with its own --iou-thres 0.45 instead of 0.7"]),
+        ('{"kind": "none", "conf_thres": 0.25, "iou_thres": 0.45}', (0.3, 0.7), []),
+        ("[1]", (0.1, 0.45), ["does not say its thresholds: --conf-thres 0.1 finds no more"]),
+        ('{"conf_thres": "low"}', (0.1, 0.45), ["does not say its thresholds: --conf-thres 0.1 finds no more"]),
+        (None, (0.1, 0.7), []),
+    ],
+)  # fmt: skip
+def test_thresholds_that_nms_in_the_file_overrules_are_named(known, caplog, settings, thresholds, expected):
+    runner = TorchRunner(known[1], "cpu")
+    if settings is not None:
+        runner.outputs = tuple(TensorSpec(name, (None, 100), "float32") for name in DETECT.detections)
+        runner.metadata["nms"] = settings
+    Artist(runner, imgsz=64, conf_thres=thresholds[0], iou_thres=thresholds[1])
+    assert len(caplog.messages) == len(expected)
+    for message, text in zip(caplog.messages, expected, strict=True):
+        assert text in message
 
 
 def test_folders_images_and_videos(known, tmp_path):

@@ -8,7 +8,6 @@ give. Training images with augmentation come from upstream's own dataset, everyt
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
+from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, label_file, read_images
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
@@ -133,6 +133,7 @@ class ShapeBatches(Sampler[list[int]]):
         groups: dict[tuple[int, int], list[int]] = {}
         for index, shape in enumerate(shapes):
             groups.setdefault(shape, []).append(index)
+        self.batch_size = batch_size
         self._batches = [
             group[start : start + batch_size] for group in groups.values() for start in range(0, len(group), batch_size)
         ]
@@ -162,7 +163,7 @@ def make_loader(
     limit: int | None = None,
     progress: bool = False,
 ) -> DataLoader[Any]:
-    """A loader over a split; the same arguments give the same batches.
+    """A loader over a split; the same arguments give the same batches, whatever `workers` is.
 
     Args:
         imgsz: longer side, or (height, width), in pixels.
@@ -185,8 +186,8 @@ def make_loader(
             raise ValueError("augmented images are square and not limited in number")
         from utils import upstream
 
-        dataset = upstream.make_dataset(
-            paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp
+        dataset = SeededImages(
+            upstream.make_dataset(paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp)
         )
     else:
         dataset = ImageDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
@@ -213,6 +214,8 @@ class _Loader(DataLoader[Any]):
     """Ctrl-C reaches the workers too: it is left to the main process, and waits there until they have started."""
 
     def __iter__(self) -> Any:
+        if isinstance(self.dataset, SeededImages):
+            self.dataset.begin(self.generator)
         with _interrupt_held_back():
             return super().__iter__()
 
@@ -238,12 +241,8 @@ def _cores() -> int:
 
 
 def _start_worker(_: int) -> None:
-    """One thread per worker, no ear for Ctrl-C, and seeds for what upstream's augmentation draws from."""
+    """One thread per worker, and no ear for Ctrl-C."""
     import cv2
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
     cv2.setNumThreads(0)
-    seed = torch.initial_seed() % 2**32
-    np.random.seed(seed)
-    random.seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -136,6 +137,18 @@ def image_input(runner: Runner) -> TensorSpec:
 def has_nms(runner: Runner) -> bool:
     """Whether the network gives detections, NMS being inside it, and not raw predictions."""
     return set(DETECT.detections) <= {spec.name for spec in runner.outputs}
+
+
+def nms_thresholds(runner: Runner) -> dict[str, float]:
+    """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
+    try:
+        content = json.loads(runner.metadata.get("nms", ""))
+    except (ValueError, RecursionError):
+        return {}
+    entries = content if isinstance(content, dict) else {}
+    names = ("conf_thres",) if entries.get("kind") == "none" else ("conf_thres", "iou_thres")
+    found = {name: entries.get(name) for name in names}
+    return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
 
 class Detector:

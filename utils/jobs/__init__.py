@@ -3,6 +3,7 @@
 options.py   what the command lines of qat.py can say     inputs.py     what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 state_schema.py what such states hold                     dependencies.py what a job needs that may not be installed
+more_epochs.py other --epochs for a resumed run
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images

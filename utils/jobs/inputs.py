@@ -112,18 +112,33 @@ class Inputs:
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
     """The images of each batch, uint8 `[B, 3, H, W]`.
 
+    Those that cannot be decoded are left out. Their number among all that were asked for is said where the pass ends,
+    or the caller ends it, and only in the first pass of a loader.
+
     Raises:
         DataError: at the end, if not one of them could be decoded.
     """
-    found = False
-    for images, *_ in loader:
-        if len(images):
-            found = True
-            yield images
+    found, batches = 0, 0
+    try:
+        for images, *_ in loader:
+            batches += 1
+            found += len(images)
+            if len(images):
+                yield images
+    finally:
+        _warn_of_undecodable(loader, batches, found)
     if not found:
         files = [image.path for image in getattr(loader.dataset, "images", ())]
         first = f"; the first: {files[0]}" if files else ""
         raise DataError(f"none of the {len(files)} images can be decoded, although their headers can be read{first}")
+
+
+def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
+    """Say how many images `batches` batches lack, if this loader's were not said before."""
+    asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
+    if 0 < found < asked and not getattr(loader, "undecodable_said", False):
+        loader.undecodable_said = True
+        logger.warning("%d of %d images cannot be decoded and are left out", asked - found, asked)
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:

@@ -27,8 +27,9 @@ from utils.evaluation.loop import EvalConfig
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
+from utils.jobs.more_epochs import with_epochs
 from utils.jobs.options import QuantizeOptions, merged_recipe, resumed_options
-from utils.jobs.run_state import Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
+from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
 from utils.reports.schema import Report, Row
 from utils.reports.tables import terminal_table
 
@@ -73,10 +74,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     state = RunState.load(folder)
     options = resumed_options(state.options, given, QuantizeOptions)
-    recipe = Recipe.from_dict(state.recipe)
-    if options.epochs is not None and options.epochs != recipe.finetune.epochs:
-        recipe = recipe.replace(finetune_epochs=options.epochs)
-        state.finished = state.finished and options.epochs <= len(state.history)
+    recipe = with_epochs(state, folder, Recipe.from_dict(state.recipe), options.epochs)
     state.options, state.recipe = options.to_dict(), recipe.to_dict()
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
@@ -98,7 +96,10 @@ def _report(folder: Path, state: RunState, command: str) -> Report:
     if report is None or state.created not in ("", report.created):
         report = Report(state.command or command, data=str(state.options["data"]))
         report.created = state.created or report.created
-    report.notes = [*state.notes, *(note for note in report.notes if note not in state.notes)]
+    others = [note for note in report.notes if note not in state.notes]
+    if state.stopped is None:  # it was, and goes on
+        others = [note for note in others if not note.startswith(STOPPED)]
+    report.notes = [*state.notes, *others]
     return report
 
 
@@ -196,7 +197,7 @@ class Session:
         """The epochs that are left, until the last, the guard or patience ends them."""
         settings = self.recipe.finetune
         first = len(self.state.history)
-        if self.state.stopped or first >= settings.epochs:
+        if self._has_stopped() or first >= settings.epochs:
             return
         tuner = Finetuner(
             student,
@@ -216,10 +217,15 @@ class Session:
                 self.state.stopped = f"epoch {epoch}: {error}"
             else:
                 self._evaluate_epoch(epoch, student, tuner, trained, began)
-            if self.state.stopped:
-                self._note(f"QAT stopped. {self.state.stopped}; the best state is restored")
-                self.state.save(self.folder)
+            if self._has_stopped():
                 return
+
+    def _has_stopped(self) -> bool:
+        """Whether training ended before its last epoch; then there is a note that says why."""
+        if self.state.stopped:
+            self._note(f"{STOPPED} {self.state.stopped}; the best state is restored")
+            self.state.save(self.folder)
+        return bool(self.state.stopped)
 
     def _run_epoch(self, tuner: Finetuner, loader: DataLoader[Any], epoch: int) -> EpochResult:
         """One epoch on images whose order and augmentation depend on nothing but the seed and the epoch."""
@@ -261,9 +267,8 @@ class Session:
         row = None
         if state.offer(Best(result.ap, epoch, name)):
             row = self._measurer.row("QAT", weights_folder(self.folder) / name, result, seconds)
-        waited = epoch - (state.best.epoch if state.best and state.best.epoch is not None else -1)
-        if settings.patience and waited >= settings.patience and epoch + 1 < settings.epochs:
-            state.stopped = f"epoch {epoch}: no better AP in {waited} epochs (patience {settings.patience})"
+        if epoch + 1 < settings.epochs:
+            state.check_patience(settings.patience)
         self._save(row)
         best = ", the best so far" if row else ""
         logger.info("epoch %d: AP %.4f, AP50 %.4f, loss %.4g%s", epoch, result.ap, result.ap50, trained.loss, best)

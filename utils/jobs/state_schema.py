@@ -62,10 +62,11 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
         "trainer": maybe(trainer),
         "stopped": maybe(text()),
         "finished": boolean,
+        "patience_since": integer(-1, 1 << 40),  # states of earlier versions have none
     }
 
     def rule(value: Any, field: str) -> None:
-        record(rules, also=names)(value, field)
+        record(rules, optional=("patience_since",), also=names)(value, field)
         _run_is_consistent(value)
 
     check(content, rule, path, START_AGAIN)
@@ -114,7 +115,13 @@ def check_analysis(content: Any, path: Path, version: int, names: set[str]) -> N
         "seconds": mapping(text(), number(0)),
         "finished": boolean,
     }
-    check(content, record(rules, also=names), path, START_AGAIN)
+
+    def rule(value: Any, field: str) -> None:
+        record(rules, also=names)(value, field)
+        if units := value["ap"].get("units"):  # all else is compared with these two
+            record({"float": FRACTION, "INT8": FRACTION}, others=True)(units, "ap.units")
+
+    check(content, rule, path, START_AGAIN)
 
 
 def check_part(content: Any, path: Path) -> None:

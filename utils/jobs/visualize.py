@@ -47,6 +47,7 @@ class Artist:
         """
         from utils.evaluation.detector import Detector, InputPlan
 
+        _warn_of_own_thresholds(runner, conf_thres, iou_thres)
         self._plan = InputPlan.of(runner, imgsz, 1)
         self._detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self._names = names or runner.names or {}
@@ -70,6 +71,28 @@ class Artist:
     def milliseconds(self) -> dict[str, float]:
         """Per image, see `Detector.milliseconds`."""
         return self._detector.milliseconds()
+
+
+def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
+    """Say which of the thresholds cannot be followed where NMS is inside the network."""
+    from utils.evaluation.detector import has_nms, nms_thresholds
+
+    if not has_nms(runner):
+        return
+    own = nms_thresholds(runner)
+    confidence, overlap = own.get("conf_thres"), own.get("iou_thres")
+    if confidence is None:
+        logger.warning(
+            "NMS is inside the network, which does not say its thresholds: --conf-thres %g finds no more than "
+            "those let through", conf_thres,
+        )  # fmt: skip
+    elif conf_thres < confidence:
+        logger.warning(
+            "NMS is inside the network, and leaves out what scores less than %g: --conf-thres %g finds no more "
+            "than that; export the network with a lower --conf-thres for more", confidence, conf_thres,
+        )  # fmt: skip
+    if overlap is not None and overlap != iou_thres:
+        logger.warning("NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres)
 
 
 def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:

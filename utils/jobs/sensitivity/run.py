@@ -131,9 +131,7 @@ class Analysis:
             chosen = search.run(network, notes)
         recipe = self._recipe_with(search.patterns(chosen.names))
         report.write_recipe(recipe.to_dict(), chosen.why, self.folder / "recipe.yaml")
-        if chosen.names and not self._clock.over():
-            self._verify(recipe)
-        recipe_ap = self.state.ap.get("recipe", {}).get("recipe")
+        recipe_ap = self._verified(recipe) if chosen.names else None
         if recipe_ap is not None and chosen.ap >= search.ap["float"] - self.options.target_drop > recipe_ap:
             lost = search.ap["float"] - recipe_ap
             notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges it was found with")
@@ -192,20 +190,24 @@ class Analysis:
         scales = {name: method for name, method in recipe.calibration.scales.items() if name in kept}
         return recipe.replace(calibration_scales=scales)
 
-    def _verify(self, recipe: Recipe) -> None:
-        """AP of the network that `qat.py quantize --recipe` makes: placed and calibrated anew."""
-        if "recipe" in self.state.ap:
-            return
-        began = time.perf_counter()
-        model = self._place(placement.plan(self._inputs.source.model, recipe))
-        self._calibrate(model, recipe)
-        config = EvalConfig(
-            imgsz=self._inputs.imgsz, batch_size=self.options.batch_size, workers=self.options.workers,
-            limit=self.options.num_image,
-        )  # fmt: skip
-        result = Measurer(self._inputs.data, self._inputs.device, config).measure(model, "the recipe")
-        self.state.ap["recipe"] = {"recipe": result.ap}
-        self.finished("AP of the recipe", began)
+    def _verified(self, recipe: Recipe) -> float | None:
+        """AP of the network that `qat.py quantize --recipe` makes, placed and calibrated anew; None if time is over.
+
+        It is kept by what the recipe leaves in float, which is all that two recipes of a run differ in.
+        """
+        name, known = ", ".join(sorted(recipe.float)), self.state.ap.get("recipe", {})
+        if name not in known and not self._clock.over():
+            began = time.perf_counter()
+            model = self._place(placement.plan(self._inputs.source.model, recipe))
+            self._calibrate(model, recipe)
+            config = EvalConfig(
+                imgsz=self._inputs.imgsz, batch_size=self.options.batch_size, workers=self.options.workers,
+                limit=self.options.num_image,
+            )  # fmt: skip
+            result = Measurer(self._inputs.data, self._inputs.device, config).measure(model, "the recipe")
+            self.state.ap["recipe"] = known = {**known, name: result.ap}
+            self.finished("AP of the recipe", began)
+        return known.get(name)
 
     def finished(self, stage: str, began: float) -> None:
         """A step is finished: count its time and write the state."""

@@ -18,16 +18,16 @@ import torch
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core.errors import CheckpointError
-from utils.core.file_schema import damaged, shown
+from utils.core.file_schema import damaged
 from utils.core.files import save_torch
 from utils.core.torch_files import check_archive
 from utils.evaluation.detector import in_images
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.proxy import distance, weight
-from utils.jobs.sensitivity.state import STATE_FILE, AnalysisState
+from utils.jobs.sensitivity.state import AnalysisState
 from utils.jobs.sensitivity.units import Unit
-from utils.jobs.state_schema import START_AGAIN, check_part
+from utils.jobs.state_schema import check_part
 from utils.untrusted import torch_archive
 
 if TYPE_CHECKING:
@@ -95,18 +95,31 @@ class Confirming:
         self._work, self._network = work, network
 
     def run(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, float], bool]:
-        """AP by name of the state, and whether it is of all images: a time budget may end it after some.
+        """AP by name of the state, and whether that is all, of all images: a time budget may end it after some.
+
+        What an earlier process has measured is not measured again. Where the budget ends the rest of it, only that
+        is given: AP of fewer images does not compare with it.
 
         Args:
-            stage: a name under which the results are kept.
+            stage: a name under which the results are kept; within it a name stands for one state only.
         """
+        state, folder = self._work.state, self._work.folder
+        known = {name: ap for name, ap in state.ap.get(stage, {}).items() if name in states}
+        missing = {name: one for name, one in states.items() if name not in known}
+        if missing:
+            found, whole = self._measured(stage, missing)
+            if not whole:
+                return known or found, False
+            known |= found
+            state.ap[stage] = {**state.ap.get(stage, {}), **found}
+            state.save(folder)
+        forget_parts(folder, stage)
+        return {name: known[name] for name in states}, True
+
+    def _measured(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, float], bool]:
+        """AP by name of the state, from one pass, and whether it is of all images."""
         from tqdm import tqdm
 
-        state, folder = self._work.state, self._work.folder
-        if stage in state.ap:
-            known = self._known(stage, states)
-            forget_parts(folder, stage)
-            return known, True
         began = time.perf_counter()
         results = {name: Statistics() for name in states}
         whole = True
@@ -118,33 +131,17 @@ class Confirming:
                 part = self._batch(batch, states, self._part(stage, index))
                 for name, statistics in results.items():
                     statistics.extend(part[name])
-        found = {name: statistics.scores().mean()[3] for name, statistics in results.items()}
-        state.add_seconds(f"AP of {stage}", time.perf_counter() - began)
-        if whole:
-            state.ap[stage] = found
-        state.save(folder)
-        if whole:
-            forget_parts(folder, stage)
-        return found, whole
+        self._work.state.add_seconds(f"AP of {stage}", time.perf_counter() - began)
+        self._work.state.save(self._work.folder)
+        return {name: statistics.scores().mean()[3] for name, statistics in results.items()}, whole
 
     def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
         """Take in what another pass over the images has run already, so that it is not run again."""
         path = self._part(stage, index)
-        known = self._load(path)
-        new = {name: self._statistics(batch, run) for name, run in runs.items() if name not in known}
-        if new and stage not in self._work.state.ap:
+        known, measured = self._load(path), self._work.state.ap.get(stage, {})
+        new = {name: self._statistics(batch, run) for name, run in runs.items() if name not in {*known, *measured}}
+        if new:
             save_torch({**known, **new}, path)
-
-    def _known(self, stage: str, states: Mapping[str, State]) -> dict[str, float]:
-        """AP that the state holds; of other networks than these it is of another run."""
-        found = self._work.state.ap[stage]
-        if set(found) != set(states):
-            different = sorted(set(found) ^ set(states))[0]
-            path = self._work.folder / STATE_FILE
-            raise CheckpointError(
-                damaged(path, f"ap.{stage} has other networks than this run, such as {shown(different)}", START_AGAIN)
-            )
-        return found
 
     @staticmethod
     def _load(path: Path) -> dict[str, Any]:

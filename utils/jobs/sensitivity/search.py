@@ -52,7 +52,7 @@ class Search:
         states = {unit.name: unit.in_float for unit in self._confirmed(units, everything=self._options.metric == "ap")}
         found, whole = self._confirming.run("units", {"float": State(), "INT8": network.everything, **states})
         if not whole:
-            notes.append("--budget ended the measuring of AP early: AP is of fewer images than asked for")
+            notes.append("--budget ended the measuring of AP early: AP is of fewer images than asked for, or missing")
         self.ap |= found
         chosen = self._choose()
         if not whole or self._options.granularity == "quantizer":

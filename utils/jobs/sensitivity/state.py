@@ -30,7 +30,7 @@ class AnalysisState:
         amax: activation scale → amax, once calibrated.
         screened: stage → batch → unit → sums over images: their number, `proxy.weight`, and the distances of the INT8
             network, of that with the unit in float, and of the float network with the unit in INT8.
-        ap: stage → network → AP.
+        ap: stage → network → AP of all images; stage `recipe` has recipes by what they leave in float.
         seconds: stage → wall time spent on it so far.
         finished: the result is written; the last thing that a run writes.
         dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.

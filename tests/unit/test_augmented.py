@@ -1,0 +1,88 @@
+"""Augmented images depend on the seed, the pass and the image, and not on which process makes them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from utils import upstream
+from utils.evaluation import dataset as dataset_module
+from utils.evaluation.augmented import SeededImages
+from utils.evaluation.data_yaml import DataConfig
+from utils.evaluation.dataset import collate, make_loader
+
+COUNT = 11
+
+
+class Drawing:
+    """An augmenting dataset that draws as upstream's does; how often depends on what it draws."""
+
+    collate_fn = staticmethod(collate)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int):
+        draws = [random.random(), float(np.random.uniform())]
+        if draws[0] < 0.5:  # a mosaic draws more
+            draws += [random.uniform(-1, 1), float(np.random.beta(32.0, 32.0))]
+        image = torch.tensor([index, *draws, *[0.0] * (4 - len(draws))], dtype=torch.float64)
+        return image, torch.zeros((0, 6)), f"{index}.jpg", None
+
+
+@pytest.fixture
+def passes(monkeypatch, tmp_path):
+    """A function: workers, seeds of passes → for each pass, image → what was drawn for it, in the pass's order."""
+    monkeypatch.setattr(upstream, "make_dataset", lambda *_, **__: Drawing())
+    monkeypatch.setattr(dataset_module, "_cores", lambda: 2)
+    monkeypatch.setattr(DataConfig, "paths", lambda *_: ["nowhere"])
+    data = DataConfig(tmp_path / "data.yaml", tmp_path, {0: "a"}, {}, False)
+
+    def run(workers: int, *seeds: int | None) -> list[dict[int, tuple[float, ...]]]:
+        loader = make_loader(data, "train", imgsz=64, batch_size=2, workers=workers, shuffle=True, augment=True)
+        found = []
+        for seed in seeds:
+            if seed is not None:
+                loader.generator.manual_seed(seed)
+            rows = torch.cat([batch[0] for batch in loader]).tolist()
+            found.append({int(index): tuple(draws) for index, *draws in rows})
+        return found
+
+    return run
+
+
+def test_the_number_of_workers_changes_no_image(passes):
+    alone = passes(0, 3, 4, None)
+    for workers in (1, 2):
+        for ours, theirs in zip(passes(workers, 3, 4, None), alone, strict=True):
+            assert list(ours.items()) == list(theirs.items())
+
+
+def test_the_seed_decides_and_every_pass_and_image_has_its_own(passes):
+    first, again, other, after = passes(0, 3, 3, 4, None)
+    assert first == again
+    everything = [draws for one in (first, other, after) for draws in one.values()]
+    assert len(set(everything)) == 3 * COUNT
+    assert sorted(first) == list(range(COUNT))
+
+
+def test_an_image_does_not_depend_on_those_before_it():
+    images = SeededImages(Drawing())
+    images.begin(torch.Generator().manual_seed(9))
+    forwards = [images[index][0].tolist() for index in range(COUNT)]
+    assert [images[index][0].tolist() for index in reversed(range(COUNT))] == forwards[::-1]
+
+
+def test_who_else_draws_is_not_disturbed():
+    images = SeededImages(Drawing())
+    random.seed(1), np.random.seed(1)
+    before = random.random(), np.random.rand()
+    random.seed(1), np.random.seed(1)
+    images[0]
+    assert (random.random(), np.random.rand()) == before
+    generator = torch.Generator().manual_seed(2)
+    images.begin(generator)
+    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(2).get_state())
