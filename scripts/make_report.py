@@ -35,6 +35,7 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.core.output_paths import refuse_overwrite
 from utils.core.run_folder import held
+from utils.core.thresholds import EVERYDAY_CONFIDENCE
 from utils.jobs.dependencies import need, need_for
 
 if TYPE_CHECKING:
@@ -68,7 +69,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="input size (default: 640)",
     )
     images.add_argument(
-        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
+        "--conf-thres",
+        type=bounded("conf_thres"),
+        default=EVERYDAY_CONFIDENCE,
+        metavar="F",
+        help=f"lowest score shown (default: {EVERYDAY_CONFIDENCE})",
     )
     add_device(parser)
     return parser

@@ -14,6 +14,7 @@ arguments.py        types for argparse
 console.py          standard output and error: closed ends, any locale
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
+thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to
 module_patterns.py  the one matcher of module patterns
 text_tables.py      the one renderer of tables

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from utils.core.tasks import DETECT
+from utils.core.thresholds import EVERYDAY_NMS_IOU
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +126,7 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
         size *= FIRST_CANDIDATES
 
 
-def best_class(found: Tensor, iou: float = 0.45) -> Tensor:
+def best_class(found: Tensor, iou: float = EVERYDAY_NMS_IOU) -> Tensor:
     """Of boxes `[n, 6]` in one place the best one: AP counts a box for several classes, a reader sees one object."""
     import torchvision
 

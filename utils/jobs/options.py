@@ -15,6 +15,7 @@ from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
 from utils.core.file_schema import shown
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
@@ -115,8 +116,8 @@ class EvalOptions:
     batch_size: int = 10
     imgsz: int = 640
     workers: int = 8
-    conf_thres: float = 0.001
-    iou_thres: float = 0.7
+    conf_thres: float = AP_CONFIDENCE
+    iou_thres: float = AP_NMS_IOU
     project: str = "runs/qat_eval"
     name: str = "exp"
     exist_ok: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def collect(
     *,
     imgsz: int,
     count: int = 4,
-    confidence: float = 0.25,
-    iou: float = 0.45,
+    confidence: float = EVERYDAY_CONFIDENCE,
+    iou: float = EVERYDAY_NMS_IOU,
     split: str = "val",
 ) -> list[Sample]:
     """Run every network on `count` images, evenly spread over a split, so that nobody chose them.
