@@ -18,6 +18,7 @@ from typing import NoReturn
 import interrupts
 from utils.core import console
 from utils.core.arguments import folder_name_argument, refuse_empty
+from utils.core.bounds import bounded
 from utils.core.errors import QatError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,20 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
         help=f"name of the run folder (default: {name}, {name}2, ...)",
     )
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
+
+
+def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--tactic-sources-off --optimization-level --timing-iterations`, which `BuildConfig.given` reads."""
+    group.add_argument(
+        "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
+    )
+    group.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    group.add_argument(
+        "--timing-iterations", type=bounded("timing_iterations"), metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )  # fmt: skip
 
 
 def setup_logging(verbose: bool = False) -> None:
