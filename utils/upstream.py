@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from utils import upstream_checks, upstream_description, upstream_shims
 from utils.core.errors import CheckpointError, DataError, InputError
-from utils.core.file_schema import shown
+from utils.core.input_files import read_yaml
+from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import allowed_names
 
@@ -170,7 +171,10 @@ def read_description(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read, or is no model description.
     """
-    return upstream_description.check(_read_yaml(Path(path)))
+    content = read_yaml(path, "--cfg takes a model YAML such as models/detect/gelan-c.yaml")
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
+    return upstream_description.check(content)
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -325,22 +329,6 @@ def _read_pickle(path: Path) -> Any:
         return read_checkpoint(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8", errors="ignore"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror}; --cfg takes a model YAML such as models/detect/gelan-c.yaml"
-        ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, numbers of 5000 digits
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
-    return content
 
 
 def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -10,9 +10,9 @@ import pytest
 from utils.trt.build_config import BuildConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-import benchmark_trt  # noqa: E402
-import build_engine  # noqa: E402
-import compare_placement  # noqa: E402
+import benchmark_trt
+import build_engine
+import compare_placement
 
 
 @pytest.mark.parametrize("program", [build_engine, benchmark_trt, compare_placement], ids=lambda one: one.__name__)

@@ -9,6 +9,7 @@ output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 torch_files.py      is this a whole PyTorch archive?
 file_schema.py      what a file that we wrote holds, field by field
+shown.py            a value in a message
 bounds.py           bounds of the numbers that a user can give
 arguments.py        types for argparse
 console.py          standard output and error: closed ends, any locale

@@ -14,7 +14,7 @@ from models.quantize.recipe import QUANTIZERS, Recipe
 from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
-from utils.core.file_schema import shown
+from utils.core.shown import shown
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")

@@ -33,10 +33,10 @@ from utils.core.file_schema import (
     number,
     plain,
     record,
-    shown,
     text,
 )
 from utils.core.files import atomic_path
+from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
 
 SCHEMA_VERSION = 1
