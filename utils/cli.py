@@ -26,11 +26,10 @@ logger = logging.getLogger(__name__)
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 
 
-def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_data(parser: argparse.ArgumentParser) -> None:
     """`--data FILE`: a dataset's YAML in upstream's form."""
-    default = None if required else "data/coco.yaml"
-    text = "dataset's YAML" + ("" if required else f" (default: {default})")
-    parser.add_argument("--data", default=default, required=required, metavar="FILE", help=text)
+    default = "data/coco.yaml"
+    parser.add_argument("--data", default=default, metavar="FILE", help=f"dataset's YAML (default: {default})")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -233,8 +233,6 @@ def make_dataset(
     batch_size: int,
     *,
     stride: int,
-    rect: bool = False,
-    pad: float = 0.0,
     single_cls: bool = False,
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
@@ -258,10 +256,8 @@ def make_dataset(
                 batch_size,
                 augment=augment,
                 hyp=dict(hyp) if hyp else None,
-                rect=rect,
                 single_cls=single_cls,
                 stride=stride,
-                pad=pad,
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
         raise DataError(str(error).split("\n")[0]) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +130,6 @@ class EvalResult:
     def mark(self) -> str:
         """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
         return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return asdict(self)
 
 
 def evaluate(
