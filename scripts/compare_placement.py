@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, run_program
+from utils.cli import add_build_options, add_device, add_image_size, run_program
 from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
@@ -47,14 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
         "compare_placement.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="model YAML, or float weights (.pt)")
-    parser.add_argument(
-        *IMAGE_SIZE_FLAGS,
-        dest="imgsz",
-        type=bounded("imgsz"),
-        default=640,
-        metavar="PX",
-        help="input size (default: 640)",
-    )
+    add_image_size(parser)
     parser.add_argument(
         "--batch-size", type=bounded("batch_size"), nargs="+", default=[1, 8], metavar="N", help="default: 1 8"
     )

@@ -52,6 +52,14 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
 
 
+def add_image_size(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--imgsz PX`: one side, 640 if it is left out."""
+    group.add_argument(
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), default=640, metavar="PX",
+        help="input size (default: 640)",
+    )  # fmt: skip
+
+
 def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """`--tactic-sources-off --optimization-level --timing-iterations`, which `BuildConfig.given` reads."""
     group.add_argument(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from utils import upstream_checks, upstream_description, upstream_shims
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.input_files import read_yaml
+from utils.core.log_levels import at_least
 from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import allowed_names
@@ -341,13 +342,6 @@ def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     return parse_model
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Keep upstream's own log lines out of ours."""
-    log = logging.getLogger("yolov5")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+    return at_least("yolov5", logging.ERROR)

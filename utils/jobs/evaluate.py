@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.quantize import checkpoint
 from utils import upstream
 from utils.core.device import select_device
+from utils.core.log_levels import at_least
 from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import InputPlan
@@ -57,16 +58,9 @@ class Measurer:
             return samples.collect(runners, self._data, imgsz=imgsz, split=self._config.split)
 
 
-@contextmanager
-def without_tables() -> Iterator[None]:
+def without_tables() -> AbstractContextManager[None]:
     """Leave the evaluation's own tables out of the log: a run of many evaluations reports them itself."""
-    log = logging.getLogger("utils.evaluation.loop")
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+    return at_least("utils.evaluation.loop", logging.WARNING)
 
 
 def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
