@@ -115,8 +115,8 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
         size *= FIRST_CANDIDATES
 
 
-def best_class(found: Tensor, iou: float = EVERYDAY_NMS_IOU) -> Tensor:
+def best_class(found: Tensor) -> Tensor:
     """Of boxes `[n, 6]` in one place the best one: AP counts a box for several classes, a reader sees one object."""
     import torchvision
 
-    return found[torchvision.ops.nms(found[:, :4], found[:, 4], iou)]
+    return found[torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)]
