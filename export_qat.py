@@ -21,6 +21,7 @@ from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.jobs.dependencies import need
 
 FORMATS = ("onnx", "onnx_end2end")
@@ -92,10 +93,18 @@ def _add_end2end(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections an image (default: 100)")
     group.add_argument(
-        "--iou-thres", type=bounded("iou_thres"), default=0.45, metavar="P", help="overlap (default: 0.45)"
+        "--iou-thres",
+        type=bounded("iou_thres"),
+        default=EVERYDAY_NMS_IOU,
+        metavar="P",
+        help=f"overlap (default: {EVERYDAY_NMS_IOU})",
     )
     group.add_argument(
-        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="P", help="least score (default: 0.25)"
+        "--conf-thres",
+        type=bounded("conf_thres"),
+        default=EVERYDAY_CONFIDENCE,
+        metavar="P",
+        help=f"least score (default: {EVERYDAY_CONFIDENCE})",
     )
     group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
 

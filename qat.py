@@ -18,7 +18,7 @@ interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: 
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
@@ -38,6 +38,7 @@ from utils.jobs.options import (
     given_options,
 )
 
+Job = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]  # find, start and resume a run
 Options = TypeVar("Options", QuantizeOptions, SensitiveOptions, CalibrateOptions, EvalOptions)
 
 
@@ -240,32 +241,40 @@ def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
 
 def quantize(args: argparse.Namespace) -> None:
     """`qat.py quantize`."""
-    given = given_options(vars(args), QuantizeOptions)
-    if args.resume is None and not args.weights:
-        raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
-    options = _options(args, QuantizeOptions) if args.resume is None else None
-    from utils.jobs import quantize
 
-    if options is None:
-        run = quantize.find_run(args.resume, args.project or QuantizeOptions.project)
-        quantize.resume(run, given, args.command_line)
-    else:
-        quantize.start(options, args.command_line)
+    def job() -> Job:
+        from utils.jobs import quantize
+
+        return quantize.find_run, quantize.start, quantize.resume
+
+    _start_or_resume(args, QuantizeOptions, job)
 
 
 def sensitive(args: argparse.Namespace) -> None:
     """`qat.py sensitive`."""
-    given = given_options(vars(args), SensitiveOptions)
-    if args.resume is None and not args.weights:
-        raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
-    options = _options(args, SensitiveOptions) if args.resume is None else None
-    from utils.jobs.sensitivity import run as analysis
 
-    if options is None:
-        run = analysis.find_analysis(args.resume, args.project or SensitiveOptions.project)
-        analysis.resume(run, given, args.command_line)
-    else:
-        analysis.start(options, args.command_line)
+    def job() -> Job:
+        from utils.jobs.sensitivity import run
+
+        return run.find_analysis, run.start, run.resume
+
+    _start_or_resume(args, SensitiveOptions, job)
+
+
+def _start_or_resume(
+    args: argparse.Namespace, kind: type[QuantizeOptions | SensitiveOptions], job: Callable[[], Job]
+) -> None:
+    """`job` gives the functions that find, start and resume a run; calling it imports torch."""
+    if args.resume is not None:
+        find, _, resume = job()
+        run = find(args.resume, args.project or kind.project)
+        resume(run, given_options(vars(args), kind), args.command_line)
+        return
+    if not args.weights:
+        raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")
+    options = _options(args, kind)
+    _, start, _ = job()
+    start(options, args.command_line)
 
 
 def calibrate(args: argparse.Namespace) -> None:

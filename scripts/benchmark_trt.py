@@ -27,7 +27,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_run_dir, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_dir, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import DependencyError, InputError
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
@@ -75,17 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
     times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
     times.add_argument("--own-timing", action="store_true", help="our own loop, even where trtexec is installed")
-    builds = parser.add_argument_group("building")
-    builds.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
-    builds.add_argument(
-        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
-    )
-    builds.add_argument(
-        "--timing-iterations",
-        type=bounded("timing_iterations"),
-        metavar="N",
-        help="runs of a measured kernel, see TensorRT",
-    )
+    add_build_options(parser.add_argument_group("building"))
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
     return parser
@@ -107,8 +97,7 @@ def main(args: argparse.Namespace) -> int:
     benchmark.check(entries)
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                              not args.noDataTransfers)  # fmt: skip
-    building = BuildConfig(tactic_sources_off=tuple(args.tactic_sources_off), timing_iterations=args.timing_iterations,
-                           optimization_level=args.optimization_level)  # fmt: skip
+    building = BuildConfig.given(args)
     api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
     check_outputs(args, entries, size, api)

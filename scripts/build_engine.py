@@ -23,7 +23,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file
@@ -52,16 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
     parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
-    parser.add_argument("--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT")
-    parser.add_argument(
-        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
-    )
-    parser.add_argument(
-        "--timing-iterations",
-        type=bounded("timing_iterations"),
-        metavar="N",
-        help="runs of a measured kernel, see TensorRT",
-    )
+    add_build_options(parser)
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"
     )
@@ -92,16 +83,14 @@ def main(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None and len(getattr(args, name)) not in (1, 3):
             raise InputError(f"--{name.replace('_', '-')} takes one number, or three: min opt max")
     sizes = _three(args.imgsz)
-    config = BuildConfig(
+    config = BuildConfig.given(
+        args,
         batch=_three(args.batch_size),
         height=sizes,
         width=sizes,
         precision=args.precision,
         workspace=None if args.workspace is None else args.workspace << 20,
         timing_cache="" if args.no_timing_cache else args.timing_cache,
-        tactic_sources_off=tuple(args.tactic_sources_off),
-        optimization_level=args.optimization_level,
-        timing_iterations=args.timing_iterations,
         targets=tuple(args.target),
         allow_fp32=args.allow_fp32,
     )

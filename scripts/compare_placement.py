@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.cli import add_build_options, add_device, add_image_size, run_program
 from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
@@ -47,14 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
         "compare_placement.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="model YAML, or float weights (.pt)")
-    parser.add_argument(
-        *IMAGE_SIZE_FLAGS,
-        dest="imgsz",
-        type=bounded("imgsz"),
-        default=640,
-        metavar="PX",
-        help="input size (default: 640)",
-    )
+    add_image_size(parser)
     parser.add_argument(
         "--batch-size", type=bounded("batch_size"), nargs="+", default=[1, 8], metavar="N", help="default: 1 8"
     )
@@ -80,18 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--workers", type=bounded("builds"), metavar="K", help="builds side by side (default: half the cores, up to 4)"
     )
     builds.add_argument("--timing-cache", metavar="FILE", help="default: one for each model, in --output")
-    builds.add_argument(
-        "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
-    )
-    builds.add_argument(
-        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
-    )
-    builds.add_argument(
-        "--timing-iterations",
-        type=bounded("timing_iterations"),
-        metavar="N",
-        help="runs of a measured kernel, see TensorRT",
-    )
+    add_build_options(builds)
     times = parser.add_argument_group("timing")
     times.add_argument(
         "--iterations", type=bounded("iterations"), default=300, metavar="N", help="runs of each engine (default: 300)"
@@ -179,10 +161,7 @@ def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     from utils.trt.build_config import BuildConfig
 
     workers = args.workers or engines.default_workers()
-    config = BuildConfig(
-        shares=workers, timing_cache=args.timing_cache, tactic_sources_off=tuple(args.tactic_sources_off),
-        optimization_level=args.optimization_level, timing_iterations=args.timing_iterations,
-    )  # fmt: skip
+    config = BuildConfig.given(args, shares=workers, timing_cache=args.timing_cache)
     failed = engines.build_engines(wanted, config, workers, args.device)
     about, command = table.measured_on(), shlex.join(["python", *sys.argv])
     rows: list[engines.Row] = []

@@ -28,13 +28,14 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.cli import add_device, add_image_size, run_program
 from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.core.output_paths import refuse_overwrite
 from utils.core.run_folder import held
+from utils.core.thresholds import EVERYDAY_CONFIDENCE
 from utils.jobs.dependencies import need, need_for
 
 if TYPE_CHECKING:
@@ -59,16 +60,13 @@ def make_parser() -> argparse.ArgumentParser:
     images.add_argument("--compare", nargs=2, metavar=("FLOAT", "INT8"), help="networks to draw: .pt, .onnx or .engine")
     images.add_argument("--data", metavar="FILE", help="the dataset's YAML, whose val images are shown")
     images.add_argument("--samples", type=bounded("samples"), default=4, metavar="N", help="images (default: 4)")
+    add_image_size(images)
     images.add_argument(
-        *IMAGE_SIZE_FLAGS,
-        dest="imgsz",
-        type=bounded("imgsz"),
-        default=640,
-        metavar="PX",
-        help="input size (default: 640)",
-    )
-    images.add_argument(
-        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="F", help="lowest score shown (default: 0.25)"
+        "--conf-thres",
+        type=bounded("conf_thres"),
+        default=EVERYDAY_CONFIDENCE,
+        metavar="F",
+        help=f"lowest score shown (default: {EVERYDAY_CONFIDENCE})",
     )
     add_device(parser)
     return parser

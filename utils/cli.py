@@ -18,6 +18,7 @@ from typing import NoReturn
 import interrupts
 from utils.core import console
 from utils.core.arguments import folder_name_argument, refuse_empty
+from utils.core.bounds import bounded
 from utils.core.errors import QatError
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,10 @@ logger = logging.getLogger(__name__)
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 
 
-def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_data(parser: argparse.ArgumentParser) -> None:
     """`--data FILE`: a dataset's YAML in upstream's form."""
-    default = None if required else "data/coco.yaml"
-    text = "dataset's YAML" + ("" if required else f" (default: {default})")
-    parser.add_argument("--data", default=default, required=required, metavar="FILE", help=text)
+    default = "data/coco.yaml"
+    parser.add_argument("--data", default=default, metavar="FILE", help=f"dataset's YAML (default: {default})")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +50,28 @@ def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp"
         help=f"name of the run folder (default: {name}, {name}2, ...)",
     )
     parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
+
+
+def add_image_size(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--imgsz PX`: one side, 640 if it is left out."""
+    group.add_argument(
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), default=640, metavar="PX",
+        help="input size (default: 640)",
+    )  # fmt: skip
+
+
+def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--tactic-sources-off --optimization-level --timing-iterations`, which `BuildConfig.given` reads."""
+    group.add_argument(
+        "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
+    )
+    group.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    group.add_argument(
+        "--timing-iterations", type=bounded("timing_iterations"), metavar="N",
+        help="runs of a measured kernel, see TensorRT",
+    )  # fmt: skip
 
 
 def setup_logging(verbose: bool = False) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from utils import upstream_checks, upstream_description, upstream_shims
 from utils.core.errors import CheckpointError, DataError, InputError
-from utils.core.file_schema import shown
+from utils.core.input_files import read_yaml
+from utils.core.log_levels import at_least
+from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import allowed_names
 
@@ -170,7 +172,10 @@ def read_description(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read, or is no model description.
     """
-    return upstream_description.check(_read_yaml(Path(path)))
+    content = read_yaml(path, "--cfg takes a model YAML such as models/detect/gelan-c.yaml")
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
+    return upstream_description.check(content)
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -229,8 +234,6 @@ def make_dataset(
     batch_size: int,
     *,
     stride: int,
-    rect: bool = False,
-    pad: float = 0.0,
     single_cls: bool = False,
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
@@ -254,10 +257,8 @@ def make_dataset(
                 batch_size,
                 augment=augment,
                 hyp=dict(hyp) if hyp else None,
-                rect=rect,
                 single_cls=single_cls,
                 stride=stride,
-                pad=pad,
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
         raise DataError(str(error).split("\n")[0]) from error
@@ -327,22 +328,6 @@ def _read_pickle(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8", errors="ignore"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror}; --cfg takes a model YAML such as models/detect/gelan-c.yaml"
-        ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, numbers of 5000 digits
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
-    return content
-
-
 def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Upstream's `parse_model`, which evaluates strings: it gets nothing unchecked, whoever calls it."""
     import torch
@@ -357,13 +342,6 @@ def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     return parse_model
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Keep upstream's own log lines out of ours."""
-    log = logging.getLogger("yolov5")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+    return at_least("yolov5", logging.ERROR)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from utils.core.bounds import BOUNDS
 from utils.core.errors import CheckpointError
-from utils.core.file_schema import Mismatch, Rule, check, damaged, listing, mapping, plain, record, shown, text
+from utils.core.file_schema import Mismatch, Rule, check, damaged, listing, mapping, plain, record, text
+from utils.core.shown import shown
 
 MOST_CLASSES = int(BOUNDS["classes_num"].most)
 LARGEST_STRIDE = 1024  # pixels; upstream's networks have 32 or 64

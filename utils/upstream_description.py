@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.core.errors import InputError
+from utils.core.shown import shown
 from utils.untrusted.allowed_names import ACTIVATIONS, HEADS, LAYERS, WORDS, Layer
 
 REQUIRED = ("nc", "depth_multiple", "width_multiple", "backbone", "head", "anchors")
@@ -54,17 +55,6 @@ def check(description: Any) -> dict[str, Any]:
     _check_layers(description)
     known = (*REQUIRED, "ch", "sem_nc", "inplace", "activation")
     return {key: description[key] for key in description if key in known}
-
-
-def shown(value: Any) -> str:
-    """A value of any type and size, in a few words."""
-    if type(value) is str:
-        return repr(value if len(value) <= 60 else f"{value[:60]}...")
-    if value is None or type(value) in (bool, float):
-        return repr(value)
-    if type(value) is int:
-        return repr(value) if abs(value) < 10**20 else "a number of more than 20 digits"
-    return f"a {type(value).__name__}"
 
 
 def check_cost(parameters: list[int], description: Mapping[str, Any]) -> None:

@@ -20,8 +20,9 @@ from models.quantize.backend import QUANTIZERS
 from models.quantize.recipe import Recipe
 from utils import upstream_checks
 from utils.core.errors import CheckpointError, DependencyError, InputError
-from utils.core.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, shown, text
+from utils.core.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, text
 from utils.core.files import save_torch
+from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import torch_archive
 from utils.upstream import DETECT_HEADS

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.core.errors import CheckpointError
-from utils.core.file_schema import shown
+from utils.core.shown import shown
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})

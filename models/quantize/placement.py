@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -174,10 +174,9 @@ def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
 
 
 @contextmanager
-def quantizers_off(model: nn.Module, prefixes: Iterable[str] | None = None) -> Iterator[None]:
-    """Switch all quantizers off, or those whose name starts with one of `prefixes`; what is off computes in float."""
-    chosen = tuple(prefixes) if prefixes is not None else ("",)
-    switched = [module for name, module in backend.quantizers(model) if name.startswith(chosen)]
+def quantizers_off(model: nn.Module) -> Iterator[None]:
+    """Switch all quantizers off: the network computes in float."""
+    switched = [module for _, module in backend.quantizers(model)]
     for module in switched:
         backend.enable(module, False)
     try:

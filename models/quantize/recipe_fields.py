@@ -10,13 +10,13 @@ outside what helps: they stand against slips.
 from __future__ import annotations
 
 import difflib
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from utils.core.bounds import BOUNDS, Bounds
 from utils.core.errors import RecipeError
+from utils.core.shown import shown
 
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
 AUTO = "auto"  # try them, keep the best
@@ -225,22 +225,9 @@ RECIPE: Mapping[str, Field] = {
 
 def misfit(key: str, value: Any, expected: str) -> RecipeError:
     """The error of an entry that holds what it may not hold."""
-    return RecipeError(f"{key} is {shown(value)}; it may hold {expected}")
-
-
-def shown(value: Any) -> str:
-    """A value in a message: short, whatever it is, on one line."""
-    if value is None:
-        return "empty"
-    try:
-        return " ".join(_short.repr(value).split())
-    except ValueError:  # of a number of so many digits that Python does not print them
-        return f"a {type(value).__name__}"
+    found = "empty" if value is None else shown(value)  # as YAML writes it
+    return RecipeError(f"{key} is {found}; it may hold {expected}")
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-_short = reprlib.Repr()
-_short.maxlevel, _short.maxstring, _short.maxother = 2, 80, 80

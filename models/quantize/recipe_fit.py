@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from models.quantize.recipe_fields import shown
 from utils.core.errors import RecipeError
+from utils.core.shown import shown
 
 if TYPE_CHECKING:
     from models.quantize.placement import Plan

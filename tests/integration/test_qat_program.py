@@ -123,7 +123,8 @@ class TestEval:
         assert row["ap"] == report_of(finished)["rows"][0]["ap"]
 
     def test_save_json_writes_detections(self, evaluate, demo_weights, tmp_path):
-        evaluate(demo_weights, "--save-json", "--conf-thres", "0.01")
+        row = evaluate(demo_weights, "--save-json", "--conf-thres", "0.01")
+        assert row["ap_with"] == "confidence 0.01"  # such an AP is not compared with others
         assert list((tmp_path / "exp").glob("*_predictions.json"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import logging
 import os
 import stat
 
@@ -14,6 +15,7 @@ import torch
 from utils import cli
 from utils.core import device, files
 from utils.core.errors import CheckpointError, InputError, QatError
+from utils.core.log_levels import at_least
 
 
 def run(error: BaseException | None, *arguments: str) -> int:
@@ -147,3 +149,11 @@ def test_full_float32_switches_tf32_off_and_puts_it_back(monkeypatch):
     with contextlib.suppress(ZeroDivisionError), device.full_float32():
         _ = 1 / 0
     assert [setting.allow_tf32 for setting in settings] == before
+
+
+def test_a_log_is_quiet_for_a_while_and_then_as_before():
+    log = logging.getLogger("utils.test_of_levels")
+    log.setLevel(logging.DEBUG)
+    with at_least(log.name, logging.ERROR):
+        assert not log.isEnabledFor(logging.WARNING)
+    assert log.isEnabledFor(logging.DEBUG)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from known_images import MIXED, SQUARE, KnowingModel, write_set
 
-import val_trt
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
+from utils.jobs.evaluate_file import make_configs
+from utils.jobs.file_options import FileOptions
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -111,12 +112,12 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
 
 
 def test_a_study_covers_the_sizes_of_the_profile(known):
-    def sizes(runner, *words):
-        args = val_trt.make_parser().parse_args(["--engine-file", "a.engine", "--task", "study", *words])
-        return [config.imgsz for config in val_trt.make_configs(args, runner)]
+    def sizes(runner, asked=None):
+        options = FileOptions("a.engine", task="study", imgsz=asked)
+        return [config.imgsz for config in make_configs(options, runner)]
 
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]
-    assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896)), "--imgsz", "320", "352") == [320, 352]
+    assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896)), [320, 352]) == [320, 352]
     for profile in (((1, 640, 640), (8, 640, 640)), ((1, 32, 32), (8, 64, 64))):
         with pytest.raises(InputError, match="needs a dynamic image size"):
             sizes(Profiled(known[0], *profile))

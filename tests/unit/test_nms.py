@@ -19,35 +19,30 @@ def predictions(batch=2, classes=4, anchors=400, seed=0):
     return torch.cat([middle, size, scores], 1)
 
 
-def reference(one, conf, iou, multi_label):
+def reference(one, conf, iou):
     """One image: every (box, class) above the threshold, suppressed within its class by torchvision."""
     boxes = box_convert(one[:4].T, "cxcywh", "xyxy")
     scores = one[4:].T
-    if multi_label:
-        anchor, kind = (scores > conf).nonzero().unbind(1)
-    else:
-        kind = scores.argmax(1)
-        anchor = (scores.amax(1) > conf).nonzero()[:, 0]
-        kind = kind[anchor]
+    anchor, kind = (scores > conf).nonzero().unbind(1)
     keep = batched_nms(boxes[anchor], scores[anchor, kind], kind, iou)
     return torch.cat([boxes[anchor], scores[anchor, kind, None], kind[:, None].float()], 1)[keep]
 
 
-@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("classes", [1, 4])
 @pytest.mark.parametrize(("conf", "iou"), [(0.001, 0.7), (0.25, 0.45)])
-def test_agrees_with_torchvision(conf, iou, multi_label):
-    raw = predictions()
-    found = non_max_suppression(raw, conf, iou, max_det=10_000, multi_label=multi_label)
+def test_agrees_with_torchvision(conf, iou, classes):
+    raw = predictions(classes=classes)
+    found = non_max_suppression(raw, conf, iou, max_det=10_000)
     for one, rows in zip(raw, found, strict=True):
-        expected = reference(one, conf, iou, multi_label)
+        expected = reference(one, conf, iou)
         assert 20 < len(expected) < 0.9 * (one[4:] > conf).sum()  # something is kept, and something is suppressed
         torch.testing.assert_close(rows, expected, atol=2e-3, rtol=0)  # the class offset costs digits
 
 
 def test_agnostic_suppresses_across_classes():
     raw = predictions(batch=1, classes=3)
-    expected = reference(torch.cat([raw[0, :4], raw[0, 4:].amax(0, keepdim=True)]), 0.1, 0.5, False)
-    found = non_max_suppression(raw, 0.1, 0.5, max_det=10_000, multi_label=False, agnostic=True)[0]
+    expected = reference(torch.cat([raw[0, :4], raw[0, 4:].amax(0, keepdim=True)]), 0.1, 0.5)
+    found = non_max_suppression(raw, 0.1, 0.5, max_det=10_000, agnostic=True)[0]
     torch.testing.assert_close(found[:, :5], expected[:, :5])
 
 
@@ -117,19 +112,18 @@ def test_the_batch_does_not_matter():
         torch.testing.assert_close(rows, non_max_suppression(raw[index : index + 1], 0.01, 0.6)[0], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("multi_label", [True, False])
 @pytest.mark.parametrize("agnostic", [True, False])
 @pytest.mark.parametrize(
     ("conf", "iou", "max_det"), [(0.001, 0.7, 300), (0.25, 0.45, 20), (0.001, 0.05, 50), (0.001, 0.01, 6)]
 )
-def test_all_images_at_once_give_the_same(conf, iou, max_det, agnostic, multi_label):
+def test_all_images_at_once_give_the_same(conf, iou, max_det, agnostic):
     """What a GPU runs: among equal scores too, and where more than the first candidates have to take part."""
     raw = predictions(batch=5, anchors=150)
     raw[1, 4:] = (raw[1, 4:] * 8).round() / 8  # ties
     raw[2, 4:] = 0  # nothing found
     raw[3, 0, :20] = torch.nan
-    expected = non_max_suppression(raw, conf, iou, max_det=max_det, multi_label=multi_label, agnostic=agnostic)
-    found = nms.suppress_together(raw, conf, iou, max_det, multi_label, agnostic)
+    expected = non_max_suppression(raw, conf, iou, max_det=max_det, agnostic=agnostic)
+    found = nms.suppress_together(raw, conf, iou, max_det, agnostic)
     assert [len(one) for one in found] == [len(one) for one in expected]
     for one, same in zip(found, expected, strict=True):
         assert torch.equal(one, same)
@@ -144,7 +138,7 @@ def test_images_with_few_and_with_many_candidates(max_det):
         raw[image, 4:, kept:] = 0
     for iou in (0.9, 0.4, 0.02):
         expected = non_max_suppression(raw, 0.001, iou, max_det=max_det)
-        found = nms.suppress_together(raw, 0.001, iou, max_det, True, False)
+        found = nms.suppress_together(raw, 0.001, iou, max_det, False)
         assert all(map(torch.equal, found, expected))
         assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
 
@@ -160,12 +154,12 @@ def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatc
     from utils.evaluation import batched_nms
 
     raw = predictions(batch=3)
-    whole = nms.suppress_together(raw, 0.01, 0.5, 100, True, False)
+    whole = nms.suppress_together(raw, 0.01, 0.5, 100, False)
     monkeypatch.setattr(batched_nms, "BLOCK", 1)
-    assert all(map(torch.equal, whole, nms.suppress_together(raw, 0.01, 0.5, 100, True, False)))
-    few = nms.suppress_together(raw, 0.01, 0.05, 20, True, False)  # the first candidates do not suffice
+    assert all(map(torch.equal, whole, nms.suppress_together(raw, 0.01, 0.5, 100, False)))
+    few = nms.suppress_together(raw, 0.01, 0.05, 20, False)  # the first candidates do not suffice
     assert all(map(torch.equal, few, non_max_suppression(raw, 0.01, 0.05, max_det=20)))
-    assert [one.shape for one in nms.suppress_together(raw, 1.0, 0.5, 100, True, False)] == [(0, 6)] * 3
+    assert [one.shape for one in nms.suppress_together(raw, 1.0, 0.5, 100, False)] == [(0, 6)] * 3
 
 
 def test_a_long_chain_of_boxes_that_decide_about_each_other():
@@ -174,7 +168,7 @@ def test_a_long_chain_of_boxes_that_decide_about_each_other():
     raw[0, 0] = torch.arange(101) * 4.0
     raw[0, 1], raw[0, 2:4] = 50, 10
     raw[0, 4] = torch.linspace(0.9, 0.1, 101)
-    found = nms.suppress_together(raw, 0.05, 0.3, 300, True, False)[0]
+    found = nms.suppress_together(raw, 0.05, 0.3, 300, False)[0]
     assert found[:, 0].tolist() == [8.0 * index - 5 for index in range(51)]
 
 

@@ -9,11 +9,14 @@ output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 torch_files.py      is this a whole PyTorch archive?
 file_schema.py      what a file that we wrote holds, field by field
+shown.py            a value in a message
 bounds.py           bounds of the numbers that a user can give
 arguments.py        types for argparse
 console.py          standard output and error: closed ends, any locale
+log_levels.py       how much a part of the program says
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
+thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to
 module_patterns.py  the one matcher of module patterns
 text_tables.py      the one renderer of tables

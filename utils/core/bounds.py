@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.core.errors import InputError
+from utils.core.shown import shown
 
 
 @dataclass(frozen=True)
@@ -110,5 +111,4 @@ def check_bounds(options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and value not in BOUNDS[name]:
-            shown = f"{value!r:.40}" if not isinstance(value, int) or abs(value) < 1 << 80 else "too large"
-            raise InputError(f"--{name.replace('_', '-')} is {shown}; expected {BOUNDS[name]}")
+            raise InputError(f"--{name.replace('_', '-')} is {shown(value)}; expected {BOUNDS[name]}")

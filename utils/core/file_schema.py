@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import CheckpointError, InputError
+from utils.core.shown import MISSING, shown
 
 Rule = Callable[[Any, str], None]
-
-_short = reprlib.Repr()
-_short.maxlevel, _short.maxdict, _short.maxlist, _short.maxtuple = 2, 3, 4, 4
-_short.maxstring, _short.maxother, _short.maxlong = 60, 60, 40
 
 
 class Mismatch(ValueError):
@@ -60,26 +56,6 @@ def check(content: Any, rule: Rule, path: str | Path, remedy: str, error: type[I
 def damaged(path: str | Path, what: object, remedy: str) -> str:
     """The line for a file of ours that does not hold what it should."""
     return f"{path} is damaged or from another version: {what}; {remedy}"
-
-
-def shown(value: Any) -> str:
-    """A value in a few words on one line, whatever it is."""
-    if value is MISSING:
-        return "missing"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    try:
-        text = _short.repr(value)
-    except Exception:  # noqa: BLE001 - an integer of too many digits, or a class with a broken __repr__
-        text = f"a value of type {type(value).__name__}"
-    return " ".join(text.split())
-
-
-class _Missing:
-    """What a field is that is not there."""
-
-
-MISSING = _Missing()
 
 
 def text(pattern: str = "", expected: str = "a text") -> Rule:

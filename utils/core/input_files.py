@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
 import stat
 from pathlib import Path
 from typing import Any
@@ -122,11 +121,6 @@ def read_json(path: str | Path, expected: str, error: type[InputError] = InputEr
         raise error(f"{path} is nested too deeply; {expected}") from None
     except ValueError as problem:
         raise error(f"{path} is not valid JSON ({_short(problem)}); {expected}") from problem
-
-
-def shown(value: Any) -> str:
-    """A value from a user's file for a message: its beginning, also of one that is very long or holds itself."""
-    return " ".join(reprlib.repr(value).split())
 
 
 def _short(problem: BaseException) -> str:

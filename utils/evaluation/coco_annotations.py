@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import DataError
-from utils.core.input_files import read_json, shown
+from utils.core.input_files import read_json
+from utils.core.shown import shown
 
 
 def read_annotations(file: Path) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import DataError
-from utils.core.input_files import read_yaml, shown
+from utils.core.input_files import read_yaml
+from utils.core.shown import shown
 
 SPLITS = ("train", "val", "test")
 COCO_CLASSES = 80

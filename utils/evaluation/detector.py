@@ -16,6 +16,7 @@ from torch import Tensor
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.nms import non_max_suppression, packed_detections
 
@@ -159,8 +160,8 @@ class Detector:
         runner: Runner,
         data: DataConfig | None,
         *,
-        conf_thres: float = 0.25,
-        iou_thres: float = 0.45,
+        conf_thres: float = EVERYDAY_CONFIDENCE,
+        iou_thres: float = EVERYDAY_NMS_IOU,
         max_det: int = 300,
         single_cls: bool = False,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
 from utils.core.output_paths import refuse_overwrite
 from utils.core.text_tables import Column, aligned
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
@@ -56,8 +57,8 @@ class EvalConfig:
 
     imgsz: int | None = None
     batch_size: int = 32
-    conf_thres: float = 0.001
-    iou_thres: float = 0.7
+    conf_thres: float = AP_CONFIDENCE
+    iou_thres: float = AP_NMS_IOU
     max_det: int = 300
     workers: int = 8
     rect: bool = False
@@ -129,10 +130,6 @@ class EvalResult:
     def mark(self) -> str:
         """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
         return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return asdict(self)
 
 
 def evaluate(

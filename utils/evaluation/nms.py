@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from utils.core.tasks import DETECT
+from utils.core.thresholds import EVERYDAY_NMS_IOU
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,33 +26,31 @@ def non_max_suppression(
     iou_thres: float,
     *,
     max_det: int = 300,
-    multi_label: bool = True,
     agnostic: bool = False,
 ) -> list[Tensor]:
-    """Detections of each image, best first.
+    """Detections of each image, best first. A box counts once for each class whose score suffices.
 
     Args:
         prediction: `[B, 4 + nc, anchors]`, float16 or float32: cx, cy, w, h in pixels, then the class scores in 0..1.
         conf_thres: a score must be above it.
         iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
         max_det: at most so many detections per image.
-        multi_label: a box counts once for each class whose score suffices, not only for its best class.
         agnostic: boxes suppress each other across classes.
 
     Returns:
         B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class. Boxes that are not finite are left out.
     """
     if prediction.is_cuda:
-        return suppress_together(prediction, conf_thres, iou_thres, max_det, multi_label, agnostic)
+        return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
     candidate = prediction[:, 4:].amax(1) > conf_thres
     return [
-        _suppress(_candidates(one[:, keep].T.float(), conf_thres, multi_label), iou_thres, max_det, agnostic)
+        _suppress(_candidates(one[:, keep].T.float(), conf_thres), iou_thres, max_det, agnostic)
         for one, keep in zip(prediction, candidate, strict=True)
     ]
 
 
 def suppress_together(
-    prediction: Tensor, conf_thres: float, iou_thres: float, max_det: int, multi_label: bool, agnostic: bool
+    prediction: Tensor, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
 ) -> list[Tensor]:
     """The same, computed for all images at once: many times as fast on a GPU, and slower on a CPU."""
     import torch
@@ -60,13 +59,8 @@ def suppress_together(
     from utils.evaluation.batched_nms import suppress_batch
 
     scores = prediction[:, 4:].float()
-    if multi_label and scores.shape[1] > 1:
-        image, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
-        score = scores[image, label, anchor]
-    else:
-        best, labels = scores.max(1)
-        image, anchor = (best > conf_thres).nonzero().unbind(1)
-        score, label = best[image, anchor], labels[image, anchor]
+    image, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
+    score = scores[image, label, anchor]
     boxes = prediction[image, :4, anchor].float()
     corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
     rows = torch.cat([corners, score[:, None], label[:, None].float()], 1)
@@ -92,18 +86,14 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
     return table.masked_fill(behind[..., None], 0)
 
 
-def _candidates(rows: Tensor, conf_thres: float, multi_label: bool) -> Tensor:
+def _candidates(rows: Tensor, conf_thres: float) -> Tensor:
     """`[anchors, 4 + nc]` cxcywh and scores → `[n, 6]` xyxy, score, class for scores above the threshold."""
     import torch
     import torchvision
 
     boxes, scores = torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]
-    if multi_label and scores.shape[1] > 1:
-        anchor, label = (scores > conf_thres).nonzero().unbind(1)
-        found = torch.cat([boxes[anchor], scores[anchor, label, None], label[:, None].float()], 1)
-    else:
-        score, label = scores.max(1, keepdim=True)
-        found = torch.cat([boxes, score, label.float()], 1)[score[:, 0] > conf_thres]
+    anchor, label = (scores > conf_thres).nonzero().unbind(1)
+    found = torch.cat([boxes[anchor], scores[anchor, label, None], label[:, None].float()], 1)
     return found[found[:, :4].isfinite().all(1)]
 
 
@@ -125,8 +115,8 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
         size *= FIRST_CANDIDATES
 
 
-def best_class(found: Tensor, iou: float = 0.45) -> Tensor:
+def best_class(found: Tensor) -> Tensor:
     """Of boxes `[n, 6]` in one place the best one: AP counts a box for several classes, a reader sees one object."""
     import torchvision
 
-    return found[torchvision.ops.nms(found[:, :4], found[:, 4], iou)]
+    return found[torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)]

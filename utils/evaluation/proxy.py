@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-CONFIDENCE = 0.001  # validation drops scores below it
+from utils.core.thresholds import AP_CONFIDENCE
+
 SCORES = 0.1  # a difference in score against an equal one in IoU
 
 
@@ -22,7 +23,7 @@ def distance(reference: Tensor, other: Tensor) -> Tensor:
     """
     ours, theirs = reference[:, 4:].float(), other[:, 4:].float()
     counts = ours.maximum(theirs)
-    counts = counts * (counts > CONFIDENCE)
+    counts = counts * (counts > AP_CONFIDENCE)  # evaluation drops scores below it
     boxes = counts.amax(1) ** 3 * (1 - overlap(reference[:, :4], other[:, :4]))
     return boxes.sum() + SCORES * (counts.square() * (ours - theirs).abs()).sum()
 

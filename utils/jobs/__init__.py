@@ -4,11 +4,13 @@ options.py   what the command lines of qat.py can say     inputs.py     what a r
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 state_schema.py what such states hold                     dependencies.py what a job needs that may not be installed
 more_epochs.py other --epochs for a resumed run
+file_options.py what val_trt.py can say
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
+report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 compare_placement/    FP16, convolutions only and ours as engines
 sensitivity/          which parts hurt in INT8, and a recipe

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.quantize import checkpoint
 from utils import upstream
-from utils.core.device import device_name, select_device
+from utils.core.device import select_device
+from utils.core.log_levels import at_least
 from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import make_loader
-from utils.evaluation.detector import Detector, InputPlan
-from utils.evaluation.loop import EvalConfig, EvalResult, evaluate, labels_in_images
+from utils.evaluation.detector import InputPlan
+from utils.evaluation.loop import EvalConfig, EvalResult, evaluate
+from utils.jobs import samples
 from utils.jobs.inputs import check_classes
 from utils.jobs.options import EvalOptions
-from utils.reports.schema import Box, Report, Row, Sample, versions
+from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
+from utils.reports.schema import Report, Row, Sample
 from utils.reports.tables import terminal_table
 from utils.runners.pytorch import TorchRunner
 
@@ -28,11 +30,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from utils.evaluation.data_yaml import DataConfig
-    from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
-
-SAMPLE_SCORE = 0.25  # detections below it are not drawn
 
 
 class Measurer:
@@ -49,61 +48,19 @@ class Measurer:
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
         """A report row; without a result its scores are unknown."""
-        return Row(
-            stage=stage,
-            file=str(file),
-            ap=result.ap if result else None,
-            ap50=result.ap50 if result else None,
-            precision=result.precision if result else None,
-            recall=result.recall if result else None,
-            seconds=seconds,
-            device=device_name(self._device),
-            versions=versions(),
-            size_bytes=Path(file).stat().st_size,
-            ms_per_image=result.ms["inference"] if result else None,
-            measured_on="; ".join(filter(None, (result.measured_on, result.mark))) if result else "not evaluated",
-            ap_with=result.mark if result else "",
-        )
+        return make_row(self._device, self._config, result, file, stage, seconds)
 
-    def samples(self, models: Mapping[str, nn.Module], count: int = 4) -> list[Sample]:
-        """What each of `models` (by stage) detects on a few images, evenly spread over the split."""
-        samples: dict[str, Sample] = {}
-        for stage, model in models.items():
-            with TorchRunner(model, self._device) as runner:
-                for path, boxes, truth in self._detections(runner, count):
-                    samples.setdefault(path, Sample(path, {}, truth)).predictions[stage] = boxes
-        return list(samples.values())
-
-    def _detections(self, runner: Runner, count: int) -> Iterator[tuple[str, list[Box], list[Box]]]:
-        """Path, detections and labels of each image."""
-        import torch
-
-        config, names = self._config, self._data.names
-        detector = Detector(runner, self._data, conf_thres=SAMPLE_SCORE, iou_thres=config.iou_thres)
-        plan = InputPlan.of(runner, config.imgsz, count)
-        loader = make_loader(
-            self._data, config.split, imgsz=plan.imgsz, batch_size=count, stride=runner.stride, workers=0, limit=count
-        )
-        for images, targets, paths, shapes in loader:
-            labels = labels_in_images(targets, images.shape, shapes, torch.device("cpu"))
-            for path, found, truth in zip(paths, detector(images, shapes), labels, strict=True):
-                yield (
-                    path,
-                    [Box((a, b, c, d), names[int(kind)], score) for a, b, c, d, score, kind in found.tolist()],
-                    [Box((a, b, c, d), names[int(kind)]) for kind, a, b, c, d in truth.tolist()],
-                )
+    def samples(self, models: Mapping[str, nn.Module]) -> list[Sample]:
+        """What each of `models` (by stage) detects on a few images, see `samples.collect`."""
+        with ExitStack() as stack:
+            runners = {stage: stack.enter_context(TorchRunner(model, self._device)) for stage, model in models.items()}
+            imgsz = InputPlan.of(next(iter(runners.values())), self._config.imgsz, 1).imgsz[0]
+            return samples.collect(runners, self._data, imgsz=imgsz, split=self._config.split)
 
 
-@contextmanager
-def without_tables() -> Iterator[None]:
+def without_tables() -> AbstractContextManager[None]:
     """Leave the evaluation's own tables out of the log: a run of many evaluations reports them itself."""
-    log = logging.getLogger("utils.evaluation.loop")
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+    return at_least("utils.evaluation.loop", logging.WARNING)
 
 
 def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
@@ -129,6 +86,7 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     check_classes(options.weights, source.names, data)
     device = select_device(options.device)
     measurer = Measurer(data, device, config)
+    warn_of_a_cut_curve(config)
     report = Report(command, data=str(options.data), title="YOLOv9 evaluation")
     with new_run(options.project, options.name, options.exist_ok) as folder:
         result = measurer.measure(model, Path(options.weights).stem, folder)

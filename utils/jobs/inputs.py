@@ -16,6 +16,7 @@ from utils import upstream
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.file_schema import Mismatch, number, record
+from utils.core.input_files import EXPECTED, read_yaml
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.fingerprint import Fingerprint
@@ -165,21 +166,10 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
         InputError: the file cannot be read, or a parameter that the augmentation reads is missing, or is no number
             that it can use.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8", errors="ignore"))
-    except OSError as error:
-        raise InputError(
-            f"--hyp {path}: {error.strerror}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
-        ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates that are none, lists without end
-        raise InputError(f"--hyp {path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
+    content = read_yaml(path, f"--hyp takes {EXPECTED['hyp']}")
     missing = [key for key in AUGMENTATION if not isinstance(content, Mapping) or key not in content]
     if missing:
-        raise InputError(
-            f"--hyp {path} lacks {', '.join(missing)}; expected a YAML such as data/hyps/hyp.scratch-high.yaml"
-        )
+        raise InputError(f"--hyp {path} lacks {', '.join(missing)}; expected {EXPECTED['hyp']}")
     try:
         record(AUGMENTATION, others=True)(content, "")
     except Mismatch as mismatch:

@@ -14,7 +14,8 @@ from models.quantize.recipe import QUANTIZERS, Recipe
 from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
-from utils.core.file_schema import shown
+from utils.core.shown import shown
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
@@ -36,8 +37,8 @@ FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in it
 
 
 @dataclass(frozen=True)
-class _CalibratingOptions:
-    """What every command takes that calibrates a float network.
+class _Options:
+    """What every command takes.
 
     Raises:
         InputError: a value is outside its range.
@@ -45,15 +46,29 @@ class _CalibratingOptions:
 
     weights: str = ""
     data: str = "data/coco.yaml"
-    hyp: str | None = None
     device: str = ""
     batch_size: int = 10
     imgsz: int = 640
+    workers: int = 8
     project: str = ""
     name: str = "exp"
     exist_ok: bool = False
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        check_bounds(self, "batch_size", "imgsz", "workers")
+
+
+@dataclass(frozen=True)
+class _CalibratingOptions(_Options):
+    """What every command takes that calibrates a float network.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    hyp: str | None = None
     seed: int = 57
-    workers: int = 8
     recipe: str | None = None
     calib_batches: int | None = None
 
@@ -61,8 +76,8 @@ class _CalibratingOptions:
         for name, (_, entry) in RECIPE_OPTIONS.items():
             if getattr(self, name, None) is not None:
                 entry.read(flag(name), getattr(self, name))
-        _check_kinds(self)
-        check_bounds(self, "batch_size", "imgsz", "seed", "workers")
+        super().__post_init__()
+        check_bounds(self, "seed")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the saved state."""
@@ -102,29 +117,21 @@ class QuantizeOptions(_CalibratingOptions):
 
 
 @dataclass(frozen=True)
-class EvalOptions:
+class EvalOptions(_Options):
     """Options of `qat.py eval`.
 
     Raises:
         InputError: a value is outside its range.
     """
 
-    weights: str = ""
-    data: str = "data/coco.yaml"
-    device: str = ""
-    batch_size: int = 10
-    imgsz: int = 640
-    workers: int = 8
-    conf_thres: float = 0.001
-    iou_thres: float = 0.7
     project: str = "runs/qat_eval"
-    name: str = "exp"
-    exist_ok: bool = False
+    conf_thres: float = AP_CONFIDENCE
+    iou_thres: float = AP_NMS_IOU
     save_json: bool = False
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        check_bounds(self, "batch_size", "imgsz", "workers", "conf_thres", "iou_thres")
+        super().__post_init__()
+        check_bounds(self, "conf_thres", "iou_thres")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ def collect(
     *,
     imgsz: int,
     count: int = 4,
-    confidence: float = 0.25,
-    iou: float = 0.45,
+    confidence: float = EVERYDAY_CONFIDENCE,
     split: str = "val",
 ) -> list[Sample]:
     """Run every network on `count` images, evenly spread over a split, so that nobody chose them.
@@ -30,7 +30,6 @@ def collect(
         runners: by the name that the column gets; the first two are compared with each other.
         imgsz: pixels; images are letterboxed to a square of it.
         confidence: detections below it are not shown.
-        iou: of NMS.
 
     Raises:
         DataError: the split has no readable image.
@@ -44,7 +43,10 @@ def collect(
     from utils.evaluation.nms import best_class
 
     loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count)
-    detectors = {name: Detector(runner, data, conf_thres=confidence, iou_thres=iou) for name, runner in runners.items()}
+    detectors = {
+        name: Detector(runner, data, conf_thres=confidence, iou_thres=EVERYDAY_NMS_IOU)
+        for name, runner in runners.items()
+    }
     samples = []
     with torch.inference_mode():
         for images, targets, paths, shapes in loader:
@@ -52,7 +54,7 @@ def collect(
                 continue  # the image cannot be decoded
             labels = labels_in_images(targets, images.shape, shapes, targets.device)[0]
             predictions = {
-                name: _boxes(best_class(detector(images, shapes)[0], iou), data.names)
+                name: _boxes(best_class(detector(images, shapes)[0]), data.names)
                 for name, detector in detectors.items()
             }
             samples.append(Sample(paths[0], predictions, _boxes(labels[:, [1, 2, 3, 4, 0]], data.names), confidence))

@@ -10,17 +10,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from utils.core.device import select_device
 from utils.core.errors import DataError
 from utils.core.files import atomic_path
+from utils.core.run_folder import new_run
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.letterbox import letterbox
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
+from utils.jobs.open import open_runner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from utils.jobs.file_options import FileOptions
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
+
+
+def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
+    """Draw detections on `files` into a run folder; class names are the network's, or else the dataset's.
+
+    Raises:
+        InputError: or one of its kinds: the network cannot be used, or a single file cannot be decoded.
+    """
+    with open_runner(options.engine_file, select_device(options.device)) as runner:
+        names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
+        artist = Artist(
+            runner,
+            names,
+            imgsz=options.imgsz[0] if options.imgsz else None,
+            conf_thres=EVERYDAY_CONFIDENCE if options.conf_thres is None else options.conf_thres,
+            iou_thres=EVERYDAY_NMS_IOU if options.iou_thres is None else options.iou_thres,
+            max_det=options.max_det,
+        )
+        with new_run(options.project, options.name, options.exist_ok) as folder:
+            written = show(artist, files, folder)
+    logger.info("results: %s", folder)
+    return written
 
 
 class Artist:
@@ -32,8 +60,8 @@ class Artist:
         names: Mapping[int, str] | None = None,
         *,
         imgsz: int | None = None,
-        conf_thres: float = 0.25,
-        iou_thres: float = 0.45,
+        conf_thres: float = EVERYDAY_CONFIDENCE,
+        iou_thres: float = EVERYDAY_NMS_IOU,
         max_det: int = 300,
     ) -> None:
         """See `detector.Detector` for the thresholds.

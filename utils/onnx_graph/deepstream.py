@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from utils.core.errors import InputError
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
@@ -55,8 +56,8 @@ custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so
 engine-create-func-name=NvDsInferYoloCudaEngineGet
 
 [class-attrs-all]
-nms-iou-threshold=0.45
-pre-cluster-threshold=0.25
+nms-iou-threshold={iou}
+pre-cluster-threshold={confidence}
 topk=300
 """
 
@@ -89,6 +90,7 @@ def infer_config(
     notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
     return TEMPLATE.format(
         onnx=name, scale=SCALE, labels=LABELS, height=size[0], width=size[1], batch=batch, classes=classes,
+        iou=EVERYDAY_NMS_IOU, confidence=EVERYDAY_CONFIDENCE,
         batch_note="# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
         mode=INT8 if typing else FP16, mode_name="int8" if typing else "fp16", mode_note=notes[typing],
     )  # fmt: skip

@@ -21,6 +21,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.onnx_graph.editing import Tail, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
@@ -43,8 +44,8 @@ class NmsSettings:
 
     kind: Nms = "efficient"
     topk: int = 100
-    iou_thres: float = 0.45
-    conf_thres: float = 0.25
+    iou_thres: float = EVERYDAY_NMS_IOU
+    conf_thres: float = EVERYDAY_CONFIDENCE
     agnostic: bool = False
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from utils.core.errors import InputError, RecipeError
 from utils.core.onnx_files import read_onnx
 from utils.core.text_tables import aligned, columns
-from utils.onnx_graph.checks import RULES, Rule
+from utils.onnx_graph.checks import RULES
 from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
@@ -61,7 +61,7 @@ class Report:
         return f"{counts['quantizers']} QuantizeLinear, {counts['convolutions']} convolutions{left}: {verdict}"
 
 
-def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
+def verify(model: ModelProto) -> Report:
     """Check a graph.
 
     Raises:
@@ -77,7 +77,7 @@ def verify(model: ModelProto, rules: tuple[Rule, ...] = RULES) -> Report:
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
     findings, checked = [], {}
-    for rule in rules:
+    for rule in RULES:
         entries = list(rule.check(graph))
         checked[rule.name] = len(entries)
         findings += [Finding(rule.name, node, message) for node, message in entries if message]
@@ -99,10 +99,10 @@ def verify_file(path: str | Path) -> Report:
     return verify(read_onnx(path, check=True))
 
 
-def table(report: Report, rules: tuple[Rule, ...] = RULES) -> str:
+def table(report: Report) -> str:
     """The report as text: one line a property, then the breaches."""
-    breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in rules}
-    rows = [(rule.name, str(report.checked.get(rule.name, 0)), str(breaches[rule.name]), rule.why) for rule in rules]
+    breaches = {rule.name: sum(finding.rule == rule.name for finding in report.findings) for rule in RULES}
+    rows = [(rule.name, str(report.checked.get(rule.name, 0)), str(breaches[rule.name]), rule.why) for rule in RULES]
     lines = aligned(columns(("property", "checked", "breaches", "why"), left=("property", "why")), rows)
     for finding in report.findings[:SHOWN]:
         lines.append(f"{finding.rule}: {finding.node}: {finding.message}")

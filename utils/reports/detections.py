@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
+
 
 def detection_panel(sample: Sample, stage: str, reference: str | None = None) -> Figure:
     """One image with the boxes of `stage` (or `truth`); boxes without a partner in `reference` are dashed orange.
@@ -33,8 +35,8 @@ def detection_panel(sample: Sample, stage: str, reference: str | None = None) ->
     return figure
 
 
-def detections(samples: Sequence[Sample], stages: Sequence[str] | None = None) -> Figure:
-    """A sheet: a line per image, a column per stage (default: truth where there is one, then every stage).
+def detections(samples: Sequence[Sample]) -> Figure:
+    """A sheet: a line per image, a column per stage: truth where there is one, then every stage.
 
     The first two stages are compared with each other: what only one of them found is dashed orange.
 
@@ -44,7 +46,7 @@ def detections(samples: Sequence[Sample], stages: Sequence[str] | None = None) -
     """
     if not samples:
         raise ValueError("there are no samples")
-    columns = list(stages or columns_of(samples))
+    columns = columns_of(samples)
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
     for number, (axes, (sample, stage)) in enumerate(zip(grid, itertools.product(samples, columns), strict=True)):
         _draw(axes, read_image(sample.image), boxes_of(sample, stage), boxes_of(sample, counterpart(sample, stage)))
@@ -67,8 +69,8 @@ def counterpart(sample: Sample, stage: str) -> str | None:
     return stages[1] if stage == stages[0] else stages[0]
 
 
-def unmatched(boxes: Sequence[Box], others: Sequence[Box], iou: float = 0.5) -> list[bool]:
-    """For each box: is there no box of the same class in `others` that overlaps with at least `iou`?
+def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
+    """For each box: is there no box of the same class in `others` that overlaps with an IoU of MATCH or more?
 
     Boxes pair one to one, best score first, as detections pair with truth in AP.
     """
@@ -79,7 +81,7 @@ def unmatched(boxes: Sequence[Box], others: Sequence[Box], iou: float = 0.5) -> 
         partner = max(
             (other for other in free if other.name == box.name), key=lambda other: _iou(box, other), default=None
         )
-        if partner is not None and _iou(box, partner) >= iou:
+        if partner is not None and _iou(box, partner) >= MATCH:
             result[index] = False
             free.remove(partner)
     return result

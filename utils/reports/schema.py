@@ -33,10 +33,11 @@ from utils.core.file_schema import (
     number,
     plain,
     record,
-    shown,
     text,
 )
 from utils.core.files import atomic_path
+from utils.core.shown import shown
+from utils.core.thresholds import EVERYDAY_CONFIDENCE
 
 SCHEMA_VERSION = 1
 
@@ -190,13 +191,13 @@ class Sample:
     image: str
     predictions: dict[str, list[Box]]
     truth: list[Box] = field(default_factory=list)
-    confidence: float = 0.25
+    confidence: float = EVERYDAY_CONFIDENCE
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Sample:
         predictions = {stage: [Box(**box) for box in boxes] for stage, boxes in value["predictions"].items()}
         truth = [Box(**box) for box in value.get("truth", [])]
-        return cls(str(value["image"]), predictions, truth, float(value.get("confidence", 0.25)))
+        return cls(str(value["image"]), predictions, truth, float(value.get("confidence", EVERYDAY_CONFIDENCE)))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Results as tables: for the terminal, for Markdown, and as text cells for the HTML page.
+"""Results as tables: for the terminal, and as text cells for the HTML page.
 
 A number is never shown without what it was measured on, and what was not measured is a dash.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 
-from utils.core.text_tables import aligned, code, columns, markdown
+from utils.core.text_tables import aligned, columns
 from utils.reports.schema import Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
@@ -64,14 +64,6 @@ def terminal_table(report: Report) -> str:
     lines = aligned(columns((*HEADERS, "on"), left=["stage"]), rows, rule=True)
     lines += [f"[{_mark(index)}] {place or 'not recorded'}" for index, place in enumerate(places)]
     return "\n".join(lines)
-
-
-def markdown_table(report: Report) -> str:
-    """A Markdown table; text that Markdown would read as markup is escaped."""
-    baseline = report.baseline()
-    rows = [(*cells(row, baseline), row.measured_on, code(row.file)) for row in report.rows]
-    headers = (*HEADERS, "measured on", "file")
-    return "\n".join(markdown(columns(headers, left=["stage", "measured on", "file"]), rows))
 
 
 def _mark(index: int) -> str:

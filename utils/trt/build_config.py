@@ -6,12 +6,13 @@ guide): a file whose float part is FP16 is built in its own types; one in FP32 b
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from utils.core.errors import InputError
 from utils.trt.onnx_summary import OnnxFile
@@ -72,6 +73,16 @@ class BuildConfig:
     targets: tuple[str, ...] = ()
     allow_fp32: bool = False
     progress: bool = True
+
+    @classmethod
+    def given(cls, args: argparse.Namespace, **others: Any) -> BuildConfig:
+        """What the options of `utils.cli.add_build_options` say; `others` are further fields."""
+        return cls(
+            tactic_sources_off=tuple(args.tactic_sources_off),
+            optimization_level=args.optimization_level,
+            timing_iterations=args.timing_iterations,
+            **others,
+        )
 
     @property
     def sources_off(self) -> tuple[str, ...]:

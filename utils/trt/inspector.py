@@ -86,13 +86,6 @@ def parse(text: str) -> list[Layer]:
     return [_layer(entry) for entry in entries]
 
 
-def io_tensors(text: str) -> list[str]:
-    """Names of the engine's inputs and outputs, from either schema."""
-    content = json.loads(text, strict=False)
-    return [entry["Name"] if isinstance(entry, dict) else entry
-            for entry in content.get("I/O Tensors", content.get("Bindings", []))]  # fmt: skip
-
-
 def with_times(layers: Sequence[Layer], times: Mapping[str, float]) -> list[Layer]:
     """The layers with their milliseconds from a profile, by name."""
     return [replace(layer, ms=times.get(layer.name, 0.0 if layer.kind == "idle" else None)) for layer in layers]

@@ -1,0 +1,95 @@
+"""Rows of reports: what makes AP differ from the usual one is said beside it, whoever evaluated."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from known_images import SQUARE, KnowingModel, export_answers, write_set
+
+from utils.core.tasks import DETECT
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs import evaluate_file, samples
+from utils.jobs.evaluate import Measurer
+from utils.jobs.file_options import FileOptions
+from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
+from utils.reports.schema import Report
+from utils.reports.tables import difference
+from utils.runners.base import TensorSpec
+from utils.runners.pytorch import TorchRunner
+
+NAMES = ("cat", "dog", "owl")
+CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """(network, dataset, folder with a.onnx)."""
+    folder = tmp_path_factory.mktemp("known")
+    model = KnowingModel(write_set(folder, 12, SQUARE), NAMES, 64)
+    export_answers(model, folder / "a.onnx")
+    return model, load_data(folder / "data.yaml"), folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark"),
+    [
+        ({}, ""),
+        ({"conf_thres": 0.25}, "confidence 0.25"),
+        ({"iou_thres": 0.5}, "NMS IoU 0.5"),
+        ({"max_det": 1}, "at most 1 detections"),
+        ({"limit": 5}, "5 images"),
+        ({"split": "train"}, "split train"),
+        ({"single_cls": True}, "one class"),
+        ({"conf_thres": 0.25, "limit": 5}, "5 images, confidence 0.25"),
+    ],
+)
+def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mark):
+    model, data, folder = known
+    config = replace(CONFIG, **changes)
+    measurer = Measurer(data, torch.device("cpu"), config)
+    row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
+    assert row.ap_with == mark
+    assert row.measured_on.endswith(f"; {mark}") == bool(mark)
+    options = FileOptions(
+        str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=8, workers=0, device="cpu",
+        task=config.split, conf_thres=changes.get("conf_thres"), iou_thres=changes.get("iou_thres"),
+        max_det=config.max_det, single_cls=config.single_cls, limit=config.limit, project=str(tmp_path),
+    )  # fmt: skip
+    (other,) = evaluate_file.run(options, "command").rows
+    assert (other.stage, other.ap_with) == ("ONNX", mark)
+    assert other.ap == pytest.approx(row.ap, abs=1e-6)
+    usual = replace(row, stage="float", ap_with="")
+    assert (difference(other, usual) == "-") == bool(mark)
+
+
+def test_nms_in_the_file_and_what_is_not_evaluated(known):
+    model, data, folder = known
+    with TorchRunner(model, "cpu") as runner:
+        result = evaluate(runner, data, CONFIG, progress=False)
+        runner.outputs = tuple(TensorSpec(name, (None,), "float32") for name in DETECT.detections)
+        assert make_row(runner, CONFIG, result, folder / "a.onnx", "ONNX", 1.0).ap_with == "NMS in the file"
+    row = make_row(torch.device("cpu"), replace(CONFIG, limit=3), None, folder / "a.onnx", "PTQ", 1.0)
+    assert (row.ap, row.ap_with, row.measured_on, row.device) == (None, "", "not evaluated", "CPU")
+
+
+def test_a_cut_curve_is_told(caplog):
+    with caplog.at_level(logging.WARNING):
+        warn_of_a_cut_curve(CONFIG)
+        assert caplog.text == ""
+        warn_of_a_cut_curve(replace(CONFIG, conf_thres=0.25))
+    assert "AP is only comparable at --conf-thres 0.001; this is 0.25" in caplog.text
+
+
+def test_samples_of_a_run_are_those_of_the_report_page(known):
+    """The same images, thresholds and NMS, whoever draws them; AP's NMS keeps boxes that a reader sees twice."""
+    model, data, _ = known
+    found = Measurer(data, torch.device("cpu"), CONFIG).samples({"float": model, "PTQ": model})
+    with TorchRunner(model, "cpu") as runner:
+        expected = samples.collect({"float": runner, "PTQ": runner}, data, imgsz=64)
+    assert found == expected
+    assert len(found) == 4
+    assert Report("command", samples=found).samples[0].predictions["float"]

@@ -1,0 +1,70 @@
+"""Values in messages: short, on one line, whatever they are; and YAML files that are read by the one reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from utils import upstream
+from utils.core.errors import InputError
+from utils.core.shown import MISSING, shown
+from utils.jobs.inputs import read_hyp
+
+CYCLE: list = [1]
+CYCLE.append(CYCLE)
+
+
+class Slow:
+    """Its repr must not be asked for."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("asked for")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (True, "True"),
+        (1.5, "1.5"),
+        (-3, "-3"),
+        (10**5000, "a number of more than 40 digits"),
+        ("two\nlines", r"'two\nlines'"),
+        (b"\x00", r"b'\x00'"),
+        (Path("a b"), f"{Path('a b')!r}"),
+        (MISSING, "missing"),
+        (Slow(), "a Slow"),
+        ([Slow()], "[a Slow]"),
+        (list(range(9)), "[0, 1, 2, 3, ...]"),
+        ([[[[1]]]], "[[[...]]]"),
+        (torch.zeros(2, 3, dtype=torch.float16), "Tensor float16 [2, 3]"),
+        (np.zeros((2,)), "ndarray float64 [2]"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_in_a_few_words(value, text):
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["x" * 10**6] * 10**4, {"x" * 10**5: CYCLE}, CYCLE], ids=range(4))
+def test_a_large_value_stays_short(value):
+    assert len(shown(value)) < 450
+    assert "\n" not in shown(value)
+
+
+@pytest.mark.parametrize(
+    ("read", "option"), [(read_hyp, "--hyp"), (upstream.read_description, "--cfg")], ids=["hyp", "cfg"]
+)
+def test_yaml_files_are_of_a_size_that_such_a_file_can_have(tmp_path, read, option):
+    file = tmp_path / "a.yaml"
+    file.write_text("a: 1\n" * 500_000)
+    with pytest.raises(InputError, match=f"more than such a file can have; {option} takes a"):
+        read(file)
+    with pytest.raises(InputError, match=f"is a folder; {option} takes a"):
+        read(tmp_path)
+    file.write_text("a: [")
+    with pytest.raises(InputError, match="is not valid YAML"):
+        read(file)

@@ -1,0 +1,8 @@
+"""Confidence threshold and NMS IoU: those of AP, and those of detections that a person looks at."""
+
+from __future__ import annotations
+
+# AP wants every detection; these are the defaults of upstream's val.py
+AP_CONFIDENCE, AP_NMS_IOU = 0.001, 0.7
+# the defaults of upstream's detect.py, and of networks with NMS in the file
+EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU = 0.25, 0.45

@@ -1,0 +1,116 @@
+"""Evaluate an engine, an ONNX file or a float checkpoint; the job behind `val_trt.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.core.device import select_device
+from utils.core.errors import InputError
+from utils.core.files import atomic_path
+from utils.core.run_folder import new_run
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.detector import fixed_sizes, image_input, takes_size
+from utils.evaluation.loop import EvalConfig, EvalResult, evaluate
+from utils.jobs.open import open_runner
+from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
+from utils.reports.schema import Report
+from utils.trt.engine_file import EngineNote
+
+if TYPE_CHECKING:
+    from utils.jobs.file_options import FileOptions
+    from utils.runners.base import Runner
+
+logger = logging.getLogger(__name__)
+
+STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
+
+
+def run(options: FileOptions, command: str) -> Report:
+    """Evaluate as `options` say; `report.json` in the run folder is written after each size.
+
+    Raises:
+        InputError: or one of its kinds: the file or the dataset cannot be used, or they do not fit each other.
+    """
+    data = load_data(options.data)
+    file = Path(options.engine_file)
+    with open_runner(file, select_device(options.device)) as runner:
+        configs = make_configs(options, runner)
+        report = Report(command=command, title="Evaluation", data=str(options.data))
+        with new_run(options.project, options.name, options.exist_ok) as folder:
+            results = []
+            for config in configs:
+                result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
+                report.add(make_row(runner, config, result, options.engine_file, stage(file), result.seconds))
+                report.notes += [f"left out: {line}" for line in result.left_out]
+                if result.coco:
+                    report.notes.append(f"pycocotools: AP {result.coco['ap']:.4f}, AP50 {result.coco['ap50']:.4f}")
+                report.save(folder / "report.json")
+                results.append(result)
+            if options.task == "study":
+                write_study(folder / f"study_{Path(options.data).stem}_{file.stem}.txt", results)
+    logger.info("results: %s", folder)
+    return report
+
+
+def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
+    """What to evaluate: one configuration, or one for each size of a study.
+
+    Raises:
+        InputError: a study of a file whose size is fixed.
+    """
+    config = EvalConfig(
+        imgsz=options.imgsz[0] if options.imgsz else None,
+        batch_size=options.batch_size,
+        conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
+        iou_thres=AP_NMS_IOU if options.iou_thres is None else options.iou_thres,
+        max_det=options.max_det,
+        workers=options.workers,
+        rect=options.rect,
+        single_cls=options.single_cls,
+        split=options.task if options.task in ("test", "train") else "val",
+        save_txt=options.save_txt,
+        save_conf=options.save_conf,
+        save_json=options.save_json or Path(options.data).name == "coco.yaml",  # as upstream's val.py
+        verbose=options.verbose,
+        limit=options.limit,
+    )
+    if options.task == "speed":
+        config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
+                         save_json=False, save_txt=False)  # fmt: skip
+    if options.task == "study":
+        sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
+        if None not in fixed_sizes(runner)[2:] or not sizes:
+            raise InputError(
+                f"--task study needs a dynamic image size; {options.engine_file} takes {image_input(runner)}; "
+                "export it with --dynamic, and build its engine for a range of --imgsz"
+            )
+        return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
+    warn_of_a_cut_curve(config)
+    return [config]
+
+
+def stage(file: Path) -> str:
+    """What a report calls a file: ONNX, PyTorch, or TensorRT with its precision.
+
+    Raises:
+        InputError: the note beside an engine is damaged.
+    """
+    name = {".onnx": "ONNX", ".pt": "PyTorch"}.get(file.suffix.lower())
+    return name or f"TensorRT {EngineNote.load(file).precision.upper()}".strip()
+
+
+def write_study(file: Path, results: Sequence[EvalResult]) -> None:
+    """One line for each size, with upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), times in ms."""
+    rows = [
+        (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
+        for r in results
+    ]
+    with atomic_path(file) as temporary:
+        lines = [" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows]
+        temporary.write_text("".join(lines), encoding="utf-8")
+    logger.info("study: %s", file)

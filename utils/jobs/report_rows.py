@@ -1,0 +1,78 @@
+"""An evaluation as a row of a report, marked where its AP does not compare with that of other rows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.core.device import device_name
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
+from utils.evaluation.detector import has_nms
+from utils.evaluation.loop import EvalConfig, EvalResult
+from utils.reports.schema import Row, versions
+from utils.runners.base import Runner
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+
+def make_row(
+    where: Runner | torch.device,
+    config: EvalConfig,
+    result: EvalResult | None,
+    file: str | Path,
+    stage: str,
+    seconds: float,
+) -> Row:
+    """A report row; without a result its scores are unknown.
+
+    Args:
+        where: the runner that was evaluated, or the device of a network in PyTorch.
+        file: what was evaluated, as the user would type it; it exists.
+        seconds: wall time of the stage.
+    """
+    runner = where if isinstance(where, Runner) else None
+    marks = ap_with(config, result, nms_inside=runner is not None and has_nms(runner)) if result else ""
+    return Row(
+        stage=stage,
+        file=str(file),
+        ap=result.ap if result else None,
+        ap50=result.ap50 if result else None,
+        precision=result.precision if result else None,
+        recall=result.recall if result else None,
+        seconds=seconds,
+        device=device_name(where.device if isinstance(where, Runner) else where),
+        versions=versions(),
+        size_bytes=Path(file).stat().st_size,
+        ms_per_image=result.ms["inference"] if result else None,
+        measured_on="; ".join(filter(None, (result.measured_on, marks))) if result else "not evaluated",
+        ap_with=marks,
+    )
+
+
+def ap_with(config: EvalConfig, result: EvalResult, *, nms_inside: bool) -> str:
+    """What makes this AP differ from the usual one, such as '30 images, NMS in the file'; empty for nothing."""
+    usual = EvalConfig()
+    marks = {
+        f"{result.images} images": config.limit is not None,
+        f"split {config.split}": config.split != usual.split,
+        f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
+        f"NMS IoU {config.iou_thres:g}": config.iou_thres != AP_NMS_IOU,
+        f"at most {config.max_det} detections": config.max_det != usual.max_det,
+        "NMS in the file": nms_inside,
+        "one class": config.single_cls,
+        result.mark: bool(result.mark),
+    }
+    return ", ".join(text for text, holds in marks.items() if holds)
+
+
+def warn_of_a_cut_curve(config: EvalConfig) -> None:
+    """Say so when the confidence threshold leaves out detections that AP counts."""
+    if config.conf_thres > AP_CONFIDENCE:
+        logger.warning(
+            "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off",
+            AP_CONFIDENCE, config.conf_thres,
+        )  # fmt: skip
