@@ -256,7 +256,7 @@ def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
     pattern = first_match(recipe.float, path)
     if pattern is not None:
         return f"the recipe's float pattern {pattern}"
-    if recipe.head == "int8" or not path.startswith(f"model.{len(model.model) - 1}."):
+    if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
         return None
     around, _, last = path.rpartition(".")
     inner = last == "conv" and _is_unit(model.get_submodule(around))
