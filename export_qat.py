@@ -95,7 +95,11 @@ def _add_end2end(parser: argparse.ArgumentParser) -> None:
         "--iou-thres", type=bounded("iou_thres"), default=0.45, metavar="P", help="overlap (default: 0.45)"
     )
     group.add_argument(
-        "--conf-thres", type=bounded("conf_thres"), default=0.25, metavar="P", help="least score (default: 0.25)"
+        "--conf-thres",
+        type=bounded("conf_thres"),
+        default=0.25,
+        metavar="P",
+        help="confidence threshold (default: 0.25)",
     )
     group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
 

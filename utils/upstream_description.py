@@ -72,6 +72,7 @@ def check_cost(parameters: list[int], description: Mapping[str, Any]) -> None:
 
     Args:
         parameters: of each layer.
+
     Raises:
         InputError: it cannot.
     """

@@ -32,6 +32,7 @@ def create(channels: int | None = None, library: str = "modelopt") -> nn.Module:
     Args:
         channels: number of output channels for a weight `[channels, ...]` (one scale each); None: one scale for all.
         library: one of `QUANTIZERS`.
+
     Raises:
         DependencyError: the library is not installed.
     """

@@ -122,6 +122,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
 
     Args:
         batches: float images `[B, 3, H, W]` in 0..1, on the model's device.
+
     Raises:
         QatError: no batch, or a tensor that holds NaN or infinity.
     """
@@ -230,14 +231,15 @@ def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
 
 
 def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
-    """Smallest divergence between the clipped distribution P and its version Q with 128 levels.
+    """Smallest divergence between the clipped distribution P and its version Q of 128 quantized values.
 
-    P keeps the bins below the candidate and piles the rest on its last bin; Q spreads each level's mass evenly over
-    the level's non-empty bins. The first bin, full of exact zeros after a clipping activation, counts as its neighbour.
+    P keeps the bins below the candidate and piles the rest on its last bin; Q spreads the mass of each quantized value
+    evenly over the non-empty bins that are rounded to it. The first bin, full of exact zeros after a clipping
+    activation, counts as its neighbour.
     """
     counts = counts.clone()
     counts[:, 0] = counts[:, 1]
-    number, levels = len(counts), INT8.quant_max + 1
+    number, magnitudes = len(counts), INT8.quant_max + 1
     ends = (torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, device=counts.device) * BINS).long()
     used = (largest / top * BINS).ceil().long().clamp(1, BINS)  # bins that can hold values
     divergences = counts.new_full((number, CANDIDATES), float("inf"))
@@ -245,11 +247,11 @@ def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
         kept = counts[:, :end]
         reference = kept.clone()
         reference[:, -1] += counts[:, end:].sum(1)
-        level = (torch.arange(end, device=counts.device) * levels // end).expand(number, -1)
+        quantized = (torch.arange(end, device=counts.device) * magnitudes // end).expand(number, -1)
         filled = (kept > 0).to(counts.dtype)
-        mass = counts.new_zeros(number, levels).scatter_add_(1, level, kept)
-        bins = counts.new_zeros(number, levels).scatter_add_(1, level, filled)
-        spread = (mass / bins.clamp(min=1)).gather(1, level) * filled
+        mass = counts.new_zeros(number, magnitudes).scatter_add_(1, quantized, kept)
+        bins = counts.new_zeros(number, magnitudes).scatter_add_(1, quantized, filled)
+        spread = (mass / bins.clamp(min=1)).gather(1, quantized) * filled
         divergences[:, place] = _divergence(reference, spread)
     divergences[ends[None, :] > used[:, None] + BINS // CANDIDATES] = float("inf")  # beyond the maximum
     best = CANDIDATES - 1 - divergences.flip(1).argmin(1)  # the largest of equals

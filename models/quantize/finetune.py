@@ -188,7 +188,7 @@ class Finetuner:
         """Take back what `state_dict` gave.
 
         Raises:
-            CheckpointError: it is of another network, or damaged.
+            CheckpointError: the state belongs to another network, or is damaged.
         """
         problem = self._difference(state["optimizer"])
         if problem:

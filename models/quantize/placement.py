@@ -264,7 +264,7 @@ def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
 
 
 def _wanted(graph: Graph, convolutions: dict[str, str], consumers: dict[Value, list[str]], add: str) -> set[Value]:
-    """The tensors that someone reads as INT8, found from the last operation to the first."""
+    """The tensors that a consumer reads as INT8, found from the last operation to the first."""
     wanted: set[Value] = set()
     straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
     for operation in reversed(graph.operations):

@@ -127,7 +127,7 @@ _ELAN = (
     "a, b = chunk(y, 2)",
     "c = cv2(b)",
     "d = cv3(c)",
-    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; onnx_graph/parts.py computes its halves
+    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; see split_convolutions.py
     "out = cv4(z)",
 )
 

@@ -63,7 +63,7 @@ def test_mse_finds_what_brute_force_on_the_values_finds(name):
 
 
 def entropy_of_modelopt(values: torch.Tensor, stride: int, first: int) -> float:
-    """ModelOpt's amax of the same values on as many bins, from 0: candidates are every `stride`-th edge from `first`."""
+    """ModelOpt's amax of the same values on as many bins: candidates are every `stride`-th edge from `first`."""
     from modelopt.torch.quantization.calib import HistogramCalibrator
 
     calibrator = HistogramCalibrator(8, None, False, num_bins=calibration.BINS)

@@ -16,7 +16,7 @@ from utils.core.errors import InputError
 
 @dataclass(frozen=True)
 class Bounds:
-    """Least and most, both included unless `open_` says otherwise.
+    """A range of numbers; both ends belong to it unless `open_` says otherwise.
 
     Attributes:
         whole: integers only.

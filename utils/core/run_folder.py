@@ -43,7 +43,7 @@ class InUseError(InputError):
 
 @contextlib.contextmanager
 def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[Path]:
-    """Make the folder of a run, as `cli.make_run_dir` does, and hold it; one that stays empty on an error is removed.
+    """Make the folder of a run, as `files.make_run_dir` does, and hold it; one that stays empty on an error is removed.
 
     Raises:
         InUseError: `exist_ok`, and another program lives in `project/name`.

@@ -36,7 +36,7 @@ class InputPlan:
     def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
         """What fits both the network and the wishes.
 
-        A network of static size decides; of a variable one, `imgsz` decides, rounded up to the stride.
+        A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
 
         Raises:
             InputError: the network takes no images, or has another static size than was asked for.

@@ -55,6 +55,7 @@ class Fingerprint:
         Args:
             splits: those that are used; one that the dataset does not have is left out.
             files: option → path of a further file, None where the option was not given.
+
         Raises:
             DataError: a split holds no images, or a label cannot be read.
             InputError: a further file cannot be read.
@@ -104,6 +105,7 @@ def check_unchanged(saved: str, now: Fingerprint, run: Path) -> None:
 
     Args:
         saved: the fingerprint in the run's state; empty in a state of a version that kept none, which is a warning.
+
     Raises:
         CheckpointError: `saved` is no fingerprint.
         DataError: something changed; the message says what.

@@ -68,7 +68,7 @@ class ExportConfig:
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
         for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
-            see `parts.py`, `alignment.py` and `convolve_pools`.
+            see `split_convolutions.py`, `pad_channels.py` and `int8_kernels.py`.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -172,6 +172,7 @@ def export_forms(
         files: what to write, and in which form.
         properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset) and
             from the placement (float_modules).
+
     Raises:
         InputError: the image size does not fit the network, or the opset does not suit the typing.
         QatError: the exported graph is not valid.

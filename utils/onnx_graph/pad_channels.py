@@ -154,7 +154,7 @@ class _Graph:
             start, end = bounds
             end = min(end, self._count(node.input[0]))
             return [_Link(node.input[0], start, output, 0, end - start)] if self._count(output) == end - start else None
-        return [] if node.op_type == "Conv" and self._is_free(node) else None
+        return [] if node.op_type == "Conv" and self._can_be_rewritten(node) else None
 
     def _side_by_side(self, whole: str, parts: Iterable[str]) -> list[_Link] | None:
         links, start = [], 0
@@ -165,7 +165,7 @@ class _Graph:
             start += self._count(name)
         return links if start == self._count(whole) else None
 
-    def _is_free(self, node: NodeProto) -> bool:
+    def _can_be_rewritten(self, node: NodeProto) -> bool:
         """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
         quantizers = own_quantizers(node, self.view)
         if attribute(node, "group", 1) != 1 or quantizers is None:

@@ -1,7 +1,7 @@
-"""Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `passes.py`.
+"""Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `cleanup.py`.
 
-None of them changes what the graph computes, except that `round_weights` settles how weights between two levels are
-rounded.
+None of them changes what the graph computes, except that `round_weights` settles how weights between two quantized
+values are rounded.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def _unique(name: str, taken: set[str]) -> str:
 def round_weights(model: ModelProto) -> None:
     """Store each quantized weight as the values that its quantizer gives in torch: whole multiples of its scale.
 
-    Weights that lie between two levels (half the largest weight does: 63.5) are rounded up by one library and down by
-    another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so that every
-    runtime computes with the integers that the network was trained with.
+    Weights halfway between two quantized values (half the largest weight is: 63.5) are rounded up by one library and
+    down by another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so
+    that every runtime computes with the integers that the network was trained with.
     """
     view = GraphView(model)
     rounded: dict[str, np.ndarray] = {}
@@ -177,8 +177,8 @@ def round_weights(model: ModelProto) -> None:
         weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
         if weight is not None and scale is not None:
             factor = _along_axis(node, weight, scale)
-            levels = np.clip(np.rint(weight * (np.float32(1) / factor)), INT8.quant_min, INT8.quant_max)
-            rounded[node.input[0]] = (levels * factor).astype(weight.dtype)
+            integers = np.clip(np.rint(weight * (np.float32(1) / factor)), INT8.quant_min, INT8.quant_max)
+            rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
     for tensor in model.graph.initializer:
         if tensor.name in rounded:
             tensor.CopyFrom(numpy_helper.from_array(rounded[tensor.name], tensor.name))

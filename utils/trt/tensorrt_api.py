@@ -40,6 +40,7 @@ class Api:
 
     @property
     def version(self) -> str:
+        """The module's version, such as '8.6.0', or 'unknown'."""
         return str(getattr(self.module, "__version__", "unknown"))
 
     @property

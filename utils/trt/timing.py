@@ -46,6 +46,7 @@ class Summary:
         )
 
     def to_dict(self) -> dict[str, float]:
+        """The fields by name, as JSON holds them."""
         return asdict(self)
 
 
@@ -84,6 +85,7 @@ class Figures:
     parts: Mapping[str, Summary]
 
     def to_dict(self) -> dict[str, Any]:
+        """Queries per second and the summary of each part, as JSON holds them."""
         return {"qps": self.qps, **{name: summary.to_dict() for name, summary in self.parts.items()}}
 
     def lines(self) -> list[str]:

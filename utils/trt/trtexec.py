@@ -56,22 +56,27 @@ class Trtexec:
 
     @property
     def name(self) -> str:
+        """Such as 'TensorRT 8.6.1'."""
         return f"TensorRT {self.version}"
 
     @property
     def weakly_typed(self) -> bool:
+        """Whether its flags choose the precision: it has `--fp16`."""
         return self.knows("--fp16")
 
     @property
     def strongly_typed(self) -> bool:
+        """Whether it builds a network in the types that the ONNX file has."""
         return self.knows("--stronglyTyped") or not self.weakly_typed
 
     @property
     def max_opset(self) -> int | None:
+        """The last ONNX operator set that is read: 17 before strong typing, None where no file of ours exceeds it."""
         return None if self.strongly_typed else 17
 
     @property
     def ahead_of_time(self) -> tuple[str, ...]:
+        """No architectures: trtexec builds for the GPU that is there."""
         return ()
 
     def knows(self, flag: str) -> bool:
