@@ -53,7 +53,7 @@ class Histogram:
 
     @classmethod
     def empty(cls, top: float, device: torch.device) -> Histogram:
-        """Bins over 0..top, or over 0..1 where all values are zero; no tensor was counted yet."""
+        """Make bins over 0..top, or over 0..1 where all values are zero; no tensor is counted yet."""
         return cls(torch.zeros(0, BINS, dtype=torch.float64, device=device), top or 1.0, 0.0)
 
     def add(self, magnitude: Tensor, largest: float | None = None, tensor: int = 0) -> None:
@@ -78,7 +78,7 @@ class Statistics:
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def amax(self, method: str, percentile: float = 99.999) -> dict[str, Tensor]:
-        """Amax (scalar, float32) of every scale.
+        """Find amax (a float32 scalar) of every scale.
 
         A tensor counts for what it is and not for its size: percentile is the largest over the tensors of a scale, so
         that none is clipped more often than asked; mse and entropy take every tensor with the same weight.
@@ -107,7 +107,7 @@ class Statistics:
         return {name: found[index] for index, name in enumerate(names)}
 
     def settled(self, settings: Calibration) -> dict[str, Tensor]:
-        """Amax of every scale by the method of `settings`, and of its exceptions by their own."""
+        """Find amax of every scale by the method of `settings`, and of its exceptions by their own methods."""
         amax = self.amax(settings.method, settings.percentile)
         for text in set(settings.scales.values()):
             other = self.amax(*parse_method(text))
@@ -124,7 +124,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
         batches: float images `[B, 3, H, W]` in 0..1, on the model's device.
 
     Raises:
-        QatError: no batch, or a tensor that holds NaN or infinity.
+        QatError: there is no batch, or a tensor holds NaN or infinity.
     """
     statistics = Statistics()
     quantizers: Any = model.activation_quantizers
@@ -162,7 +162,7 @@ def load_all(model: Any, amax: dict[str, Tensor]) -> None:
     """Set the amax of every activation quantizer, from a file.
 
     Raises:
-        InputError: these are not the scales of this network.
+        InputError: the file holds the scales of another network.
     """
     different = sorted(set(amax) ^ set(model.activation_quantizers))
     if different:

@@ -188,7 +188,7 @@ def quantizers_off(model: nn.Module, prefixes: Iterable[str] | None = None) -> I
 
 
 def describe(plan: Plan) -> str:
-    """A text that says what is quantized, what shares a scale, and what stays in float and why."""
+    """Say in a text what is quantized, what shares a scale, and what stays in float and why."""
     total, as_float = len(plan.convolutions), plan.float_convolutions
     scales = plan.scales
     lines = [

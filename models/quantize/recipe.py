@@ -107,7 +107,7 @@ class Recipe:
         """Build a recipe from a mapping; missing keys keep their default.
 
         Raises:
-            RecipeError: it is no mapping, has an unknown key, or a value of the wrong type or outside its bounds.
+            RecipeError: it is no mapping, or holds an unknown key or a value that the entry may not hold.
         """
         values = recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, content)
         for key, section in (("calibration", Calibration), ("finetune", Finetune)):

@@ -234,7 +234,7 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def find(module: nn.Module) -> Rule | None:
-    """The row for a module, by its exact class: a subclass of a user's may compute something else."""
+    """Find the row for a module, by its exact class: a user's subclass may compute something else."""
     cls = type(module)
     upstream = cls.__module__.removeprefix("yolov9.").startswith(("models.", "torch.nn."))
     if cls.__name__ == "Upsample" and getattr(module, "mode", "nearest") != "nearest":

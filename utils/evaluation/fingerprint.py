@@ -36,7 +36,7 @@ Marks = dict[str, tuple[str, str]]  # image → digest of its size and time; dig
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What was there.
+    """What a run reads, as it was at one moment.
 
     Attributes:
         classes: names of the classes.
@@ -65,7 +65,7 @@ class Fingerprint:
         return cls([data.names[key] for key in sorted(data.names)], found, further)
 
     def to_text(self) -> str:
-        """All of it in ASCII, small enough to be written with every step of a run."""
+        """Write the fingerprint as ASCII text, small enough to be written with every step of a run."""
         content = json.dumps(asdict(self), separators=(",", ":"))
         return base64.b64encode(zlib.compress(content.encode("utf-8", "surrogatepass"))).decode("ascii")
 

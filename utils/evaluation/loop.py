@@ -131,7 +131,7 @@ class EvalResult:
         return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The result as JSON takes it."""
         return asdict(self)
 
 

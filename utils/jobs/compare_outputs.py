@@ -57,7 +57,7 @@ DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
 
 @dataclass(frozen=True)
 class Parity:
-    """What was found.
+    """What a comparison of outputs found.
 
     Attributes:
         images: how many.

@@ -1,6 +1,7 @@
 """Torch network → ONNX file, with a Q/DQ pair where the network has a quantizer.
 
-Traced with torch's TorchScript exporter: the quantizers write native QuantizeLinear/DequantizeLinear in it.
+The network is traced with torch's TorchScript exporter, in which quantizers write native QuantizeLinear and
+DequantizeLinear.
 Input `images` `[B, 3, H, W]` float32 in 0..1, output `output0` `[B, 4 + classes, anchors]`: boxes as centre, width and
 height in pixels of the input, then scores in 0..1.
 """
@@ -97,7 +98,7 @@ class ExportConfig:
         return self.typing == "strong"
 
     def resolved(self, quantized: bool) -> ExportConfig:
-        """Typing and opset settled for a network.
+        """Settle typing and opset for a network.
 
         'auto' is 'strong' for a quantized network, unless the TensorRT that is installed, or the opset, needs 'weak';
         for a float one it is 'weak', which is FP32.

@@ -115,7 +115,7 @@ class _Graph:
                 self.links += found
 
     def layouts(self) -> dict[str, Layout]:
-        """Of the tensors that become wider."""
+        """Find the layouts of the tensors that become wider, by name."""
         cuts = self._cuts()
         parts = {name: list(zip(sorted(found), sorted(found)[1:], strict=False)) for name, found in cuts.items()}
         roots = self._classes(cuts)
@@ -136,7 +136,7 @@ class _Graph:
         }
 
     def _links_of(self, node: NodeProto) -> list[_Link] | None:
-        """None if the node's channels must stay as they are."""
+        """Say which channels a node only hands on; None if its channels must stay as they are."""
         output = node.output[0]
         if node.op_type in CHANNELWISE:
             count = self._count(output)
@@ -225,7 +225,7 @@ def _whole(count: int) -> int:
 
 
 def _layout(parts: Iterable[tuple[int, bool]]) -> Layout:
-    """Of parts of so many channels, each with whether it becomes wider."""
+    """Lay parts side by side, each given by its channels and by whether it becomes wider."""
     places, cuts, old, new = [], {0: 0}, 0, 0
     for count, wider in parts:
         places.append(np.arange(new, new + count))

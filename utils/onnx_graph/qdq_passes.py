@@ -48,7 +48,7 @@ def number_quantizers(model: ModelProto) -> None:
 def take_numbers(model: ModelProto) -> dict[str, int]:
     """The activation quantizers of a cleaned up graph, by name, and what `number_quantizers` wrote into them.
 
-    It is taken out of the graph, in place.
+    The numbers are taken out of the graph, in place.
     """
     found = {node.name: int(node.doc_string) for node in Context(model).activations}
     for node in model.graph.node:
@@ -204,10 +204,10 @@ def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodePro
 def store_int8_weights(model: ModelProto) -> None:
     """Store quantized weights as INT8 initializers that feed DequantizeLinear directly: a file a quarter the size.
 
-    Rounds as QuantizeLinear does: half to even, saturated.
+    It rounds as QuantizeLinear does: half to even, saturated.
 
-    Not done by default, because TensorRT 8.6 asks for FP32 weights followed by a QuantizeLinear (developer guide,
-    "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
+    This is not done by default, because TensorRT 8.6 asks for FP32 weights followed by a QuantizeLinear (developer
+    guide, "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
     """
     view = GraphView(model)
     renamed: dict[str, str] = {}

@@ -28,7 +28,7 @@ SHOWN = 20  # findings that a table lists; more are counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One breach."""
+    """One breach of a rule: the rule, the node, and what is wrong with it."""
 
     rule: str
     node: str

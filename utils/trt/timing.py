@@ -153,7 +153,7 @@ class _Host:
 def _run(
     execution: Execution, host: _Host, config: TimingConfig, seconds: float, iterations: int, into: _Samples
 ) -> None:
-    """Queries for so long, and so many at least, each enqueued while the one before it runs."""
+    """Run queries for so long, and at least so many, each enqueued while the one before it runs."""
     graph = execution.graph() if config.cuda_graph else None
     stream = execution.stream
     began, previous, count = time.perf_counter(), None, 0

@@ -46,7 +46,7 @@ class Trtexec:
 
     @cached_property
     def version(self) -> str:
-        """Such as '8.6.1': from 10 on it prints 101300 for 10.13.0, before 8601 for 8.6.1."""
+        """The version, such as '8.6.1': from 10 on it prints 101300 for 10.13.0, before 8601 for 8.6.1."""
         found = re.search(r"TensorRT v(\d+)", self._help)
         if not found:
             return "unknown"
@@ -56,7 +56,7 @@ class Trtexec:
 
     @property
     def name(self) -> str:
-        """Such as 'TensorRT 8.6.1'."""
+        """Name and version, such as 'TensorRT 8.6.1'."""
         return f"TensorRT {self.version}"
 
     @property
@@ -84,7 +84,7 @@ class Trtexec:
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
 
     def run(self, arguments: Sequence[str]) -> str:
-        """Run it, and return what it printed.
+        """Run the program, and return what it printed.
 
         Raises:
             QatError: it failed; the message has its last error.
@@ -101,7 +101,7 @@ class Trtexec:
 
 
 def find() -> Trtexec:
-    """The installed one.
+    """Find the installed trtexec.
 
     Raises:
         DependencyError: there is none.

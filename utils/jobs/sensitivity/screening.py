@@ -95,7 +95,7 @@ class Confirming:
         self._work, self._network = work, network
 
     def run(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, float], bool]:
-        """AP by name of the state, and whether it is of all images: a time budget may end it after some.
+        """Measure AP by name of the state, and say whether all images counted: a time budget may end it earlier.
 
         Args:
             stage: a name under which the results are kept.
@@ -136,7 +136,7 @@ class Confirming:
             save_torch({**known, **new}, path)
 
     def _known(self, stage: str, states: Mapping[str, State]) -> dict[str, float]:
-        """AP that the state holds; of other networks than these it is of another run."""
+        """AP that the state holds; AP of other networks than these comes from another run."""
         found = self._work.state.ap[stage]
         if set(found) != set(states):
             different = sorted(set(found) ^ set(states))[0]
@@ -197,7 +197,7 @@ def _stage_name(stage: str) -> str:
 
 
 class Screening:
-    """Proxy scores. Units take turns, so that all see different parts of the same images."""
+    """Proxy scores of units, which take turns, so that all see different parts of the same images."""
 
     def __init__(self, work: Work, network: Layerwise, confirming: Confirming, *, thorough: bool = False) -> None:
         """Prepare the passes; nothing is run yet.
