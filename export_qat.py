@@ -104,7 +104,7 @@ def _add_end2end(parser: argparse.ArgumentParser) -> None:
         type=bounded("conf_thres"),
         default=EVERYDAY_CONFIDENCE,
         metavar="P",
-        help=f"least score (default: {EVERYDAY_CONFIDENCE})",
+        help=f"confidence threshold (default: {EVERYDAY_CONFIDENCE})",
     )
     group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
 

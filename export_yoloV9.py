@@ -57,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
 def export(args: argparse.Namespace) -> None:
     """Check the request, export, write what DeepStream wants beside the file."""
     if args.dynamic and args.batch is not None:
-        raise InputError(f"--dynamic leaves the batch free and --batch {args.batch} fixes it; give one of them")
+        raise InputError(
+            f"--dynamic asks for a dynamic batch size and --batch {args.batch} for a static one; give one of them"
+        )
     if len(args.size) > 2:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
     check_files(weights=args.weights)

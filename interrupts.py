@@ -44,8 +44,10 @@ class _State:
 
 
 def watch(name: str) -> None:
-    """Answer Ctrl-C and SIGTERM from here on. Programs call it with their `__name__`; does nothing where that is not
-    '__main__', so that importing a program changes nothing. A signal that is ignored (`nohup`, `&`) stays so.
+    """Answer Ctrl-C and SIGTERM from here on.
+
+    Programs call it with their `__name__`. It does nothing where that is not '__main__', so that importing a program
+    changes nothing. A signal that is ignored (`nohup`, `&`) stays so.
     """
     if name != "__main__":
         return

@@ -127,8 +127,8 @@ def outputs(engine: Path, args: argparse.Namespace) -> Iterator[Path]:
 def _three(values: Sequence[int] | None) -> tuple[int, int, int] | None:
     if values is None:
         return None
-    least, best, most = list(values) * (3 // len(values))
-    return least, best, most
+    smallest, opt, largest = list(values) * (3 // len(values))
+    return smallest, opt, largest
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -79,6 +79,7 @@ def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
 
     Args:
         auxiliary: also take a network with its auxiliary branch, see `load_training`.
+
     Raises:
         CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or not a detector.
     """

@@ -109,6 +109,7 @@ def ready(path: str | Path, model: Any, heads: tuple[str, ...]) -> Any:
 
     Args:
         heads: names of the classes that its last layer may have.
+
     Raises:
         CheckpointError: a field is missing or of another kind, a weight is not finite, or it cannot compute.
     """

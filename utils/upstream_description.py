@@ -62,6 +62,7 @@ def check_cost(parameters: list[int], description: Mapping[str, Any]) -> None:
 
     Args:
         parameters: of each layer.
+
     Raises:
         InputError: it cannot.
     """
@@ -78,7 +79,9 @@ def check_cost(parameters: list[int], description: Mapping[str, Any]) -> None:
         (values, MOST_VALUES, "activations for an image of 256 x 256"),
     ):
         if not found <= most:
-            raise InputError(f"the model description is of a network with {found:.3g} {unit}; the limit is {most:.3g}")
+            raise InputError(
+                f"the model description describes a network with {found:.3g} {unit}; the limit is {most:.3g}"
+            )
 
 
 def _check_anchors(anchors: Any) -> None:

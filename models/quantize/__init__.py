@@ -21,7 +21,7 @@ reports, are in `utils/jobs/`.
     >>> from utils import upstream
     >>> model = upstream.fuse(upstream.load_float("yolov9-c-converted.pt").model)
     >>> apply(model, plan(model, Recipe()))
-    >>> calibrate(model, batches, Recipe().calibration)
+    >>> statistics = calibrate(model, batches, Recipe().calibration)  # float images [B, 3, H, W] in 0..1
 
 Names are imported when they are used, so that `recipe` costs no import of torch.
 """

@@ -27,11 +27,12 @@ LARGEST_SCALE = torch.finfo(torch.float16).max
 
 
 def create(channels: int | None = None, library: str = "modelopt") -> nn.Module:
-    """A quantizer with amax 1.
+    """Create a quantizer with amax 1.
 
     Args:
         channels: number of output channels for a weight `[channels, ...]` (one scale each); None: one scale for all.
         library: one of `QUANTIZERS`.
+
     Raises:
         DependencyError: the library is not installed.
     """

@@ -53,7 +53,7 @@ class Histogram:
 
     @classmethod
     def empty(cls, top: float, device: torch.device) -> Histogram:
-        """Bins over 0..top, or over 0..1 where all values are zero; no tensor was counted yet."""
+        """Make bins over 0..top, or over 0..1 where all values are zero; no tensor is counted yet."""
         return cls(torch.zeros(0, BINS, dtype=torch.float64, device=device), top or 1.0, 0.0)
 
     def add(self, magnitude: Tensor, largest: float | None = None, tensor: int = 0) -> None:
@@ -78,7 +78,7 @@ class Statistics:
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def amax(self, method: str, percentile: float = 99.999) -> dict[str, Tensor]:
-        """Amax (scalar, float32) of every scale.
+        """Find amax (a float32 scalar) of every scale.
 
         A tensor counts for what it is and not for its size: percentile is the largest over the tensors of a scale, so
         that none is clipped more often than asked; mse and entropy take every tensor with the same weight.
@@ -107,7 +107,7 @@ class Statistics:
         return {name: found[index] for index, name in enumerate(names)}
 
     def settled(self, settings: Calibration) -> dict[str, Tensor]:
-        """Amax of every scale by the method of `settings`, and of its exceptions by their own."""
+        """Find amax of every scale by the method of `settings`, and of its exceptions by their own methods."""
         amax = self.amax(settings.method, settings.percentile)
         for text in set(settings.scales.values()):
             other = self.amax(*parse_method(text))
@@ -122,8 +122,9 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
 
     Args:
         batches: float images `[B, 3, H, W]` in 0..1, on the model's device.
+
     Raises:
-        QatError: no batch, or a tensor that holds NaN or infinity.
+        QatError: there is no batch, or a tensor holds NaN or infinity.
     """
     statistics = Statistics()
     quantizers: Any = model.activation_quantizers
@@ -161,7 +162,7 @@ def load_all(model: Any, amax: dict[str, Tensor]) -> None:
     """Set the amax of every activation quantizer, from a file.
 
     Raises:
-        InputError: these are not the scales of this network.
+        InputError: the file holds the scales of another network.
     """
     different = sorted(set(amax) ^ set(model.activation_quantizers))
     if different:
@@ -230,14 +231,15 @@ def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
 
 
 def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
-    """Smallest divergence between the clipped distribution P and its version Q with 128 levels.
+    """Smallest divergence between the clipped distribution P and its version Q of 128 quantized values.
 
-    P keeps the bins below the candidate and piles the rest on its last bin; Q spreads each level's mass evenly over
-    the level's non-empty bins. The first bin, full of exact zeros after a clipping activation, counts as its neighbour.
+    P keeps the bins below the candidate and piles the rest on its last bin; Q spreads the mass of each quantized value
+    evenly over the non-empty bins that are rounded to it. The first bin, full of exact zeros after a clipping
+    activation, counts as its neighbour.
     """
     counts = counts.clone()
     counts[:, 0] = counts[:, 1]
-    number, levels = len(counts), INT8.quant_max + 1
+    number, magnitudes = len(counts), INT8.quant_max + 1
     ends = (torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, device=counts.device) * BINS).long()
     used = (largest / top * BINS).ceil().long().clamp(1, BINS)  # bins that can hold values
     divergences = counts.new_full((number, CANDIDATES), float("inf"))
@@ -245,11 +247,11 @@ def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
         kept = counts[:, :end]
         reference = kept.clone()
         reference[:, -1] += counts[:, end:].sum(1)
-        level = (torch.arange(end, device=counts.device) * levels // end).expand(number, -1)
+        quantized = (torch.arange(end, device=counts.device) * magnitudes // end).expand(number, -1)
         filled = (kept > 0).to(counts.dtype)
-        mass = counts.new_zeros(number, levels).scatter_add_(1, level, kept)
-        bins = counts.new_zeros(number, levels).scatter_add_(1, level, filled)
-        spread = (mass / bins.clamp(min=1)).gather(1, level) * filled
+        mass = counts.new_zeros(number, magnitudes).scatter_add_(1, quantized, kept)
+        bins = counts.new_zeros(number, magnitudes).scatter_add_(1, quantized, filled)
+        spread = (mass / bins.clamp(min=1)).gather(1, quantized) * filled
         divergences[:, place] = _divergence(reference, spread)
     divergences[ends[None, :] > used[:, None] + BINS // CANDIDATES] = float("inf")  # beyond the maximum
     best = CANDIDATES - 1 - divergences.flip(1).argmin(1)  # the largest of equals

@@ -102,7 +102,7 @@ def load(path: str | Path, heads: Sequence[str] = DETECT_HEADS) -> QuantizedChec
         heads: upstream's classes that its last layer may be of.
 
     Raises:
-        CheckpointError: missing, truncated, foreign, a float checkpoint, or of a version this one cannot read.
+        CheckpointError: the file is missing, truncated, foreign, a float checkpoint, or has an unknown version.
     """
     from utils import upstream
 
@@ -158,7 +158,7 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
     """Whether a file is a quantized checkpoint of this project or (anything that may be) a float one of upstream's.
 
     Raises:
-        CheckpointError: missing, or no complete PyTorch file.
+        CheckpointError: the file is missing, or is no complete PyTorch file.
     """
     return "float" if _read(Path(path)) is None else "quantized"
 

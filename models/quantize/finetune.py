@@ -118,7 +118,7 @@ class LayerTaps:
         return collect
 
     def take(self) -> list[list[Tensor]]:
-        """The tensors of each tapped layer in the last forward; forgets them."""
+        """The tensors of each tapped layer in the last forward, which are then forgotten."""
         taken, self._outputs = self._outputs, [None] * len(self._modules)
         return [list(_tensors(output)) for output in taken]
 
@@ -136,9 +136,9 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def supervision_loss(student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]]) -> Tensor:
     """Sum over tensors of the mean squared error relative to the variance of the teacher's tensor, a float32 scalar.
 
-    Relative, because plain errors let the layer with the largest values decide alone: with those, one image with one
-    clipped outlier was seen to weigh more than the rest of an epoch. Computed in float32 also under AMP, where squares
-    of small half-precision differences would vanish.
+    The error is relative, because plain errors let the layer with the largest values decide alone: with them, one image
+    with one clipped outlier was seen to weigh more than the rest of an epoch. It is computed in float32 also under AMP,
+    where squares of small half-precision differences would vanish.
     """
     total = torch.zeros((), device=student[0][0].device)
     for ours, theirs in zip(student, teacher, strict=True):
@@ -164,7 +164,7 @@ def raw_head(model: nn.Module) -> Iterator[None]:
 class Finetuner:
     """One student, its teacher and the optimizer; `run_epoch` may be called as often as wanted.
 
-    Adam over all weights. On CUDA both models run under FP16 autocast with loss scaling; FP16 and not BF16, because
+    Adam trains all weights. On CUDA both models run under FP16 autocast with loss scaling, and not under BF16, because
     BF16's 8 bits of significand are as coarse as the INT8 steps that training has to tell apart.
     """
 
@@ -188,7 +188,7 @@ class Finetuner:
         """Take back what `state_dict` gave.
 
         Raises:
-            CheckpointError: it is of another network, or damaged.
+            CheckpointError: the state belongs to another network, or is damaged.
         """
         problem = self._difference(state["optimizer"])
         if problem:
@@ -222,7 +222,9 @@ class Finetuner:
 
         `on_step` is called after every step with the mean loss so far.
 
-        Raises `DivergedError` when the loss is not finite, `ValueError` when there is no batch at all.
+        Raises:
+            DivergedError: the loss is not finite.
+            ValueError: there is no batch at all.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr

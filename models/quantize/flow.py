@@ -38,15 +38,18 @@ def export_mode() -> Iterator[None]:
 
 
 def exporting() -> bool:
-    """Whether torch's exporter is tracing the network: then redundant sites quantize too, so that the graph holds every
-    Q/DQ pair, and operations are written in the form that suits a graph."""
+    """Whether torch's exporter is tracing the network.
+
+    Then redundant sites quantize too, so that the graph holds every Q/DQ pair, and operations are written in the form
+    that suits a graph.
+    """
     return _export.active or torch.onnx.is_in_onnx_export()
 
 
 def _resize_like(x: Tensor, like: Tensor) -> Tensor:
     """`[B, C, h, w]` → `[B, C, H, W]` by nearest neighbour; of equal size, the same tensor.
 
-    In an exported graph by a constant factor, so that no size is computed in it: the network's strides are powers of 2.
+    An exported graph has a constant factor, so that no size is computed in it: the network's strides are powers of 2.
     """
     if x.shape[2:] == like.shape[2:]:
         return x

@@ -16,7 +16,7 @@ from models.quantize.flow import OPERATIONS, Step, exporting, parse
 
 
 class Site:
-    """Where a tensor is quantized: right after it is computed, once, for all who read it.
+    """Where a tensor is quantized: right after it is computed, once, for all its consumers.
 
     The quantizer belongs to the network (several sites share one); a site only refers to it.
 
@@ -31,6 +31,7 @@ class Site:
         self.redundant = redundant
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Round a tensor of any shape to quantized values and back; a redundant one comes back as it is."""
         if self.redundant and not exporting():
             return x
         return self.quantizer(x)
@@ -134,6 +135,7 @@ class FlowModule(nn.Module):
         return value if site is None else site(value)
 
     def extra_repr(self) -> str:
+        """Show the statements when the network is printed."""
         return "; ".join(step.text for step in self.steps)
 
 

@@ -82,7 +82,9 @@ class Run:
 
 
 class Layerwise:
-    """See the module's docstring. Used as a context manager: while it is open the model itself must not be called.
+    """A placed network that runs only the layers whose state has changed; see the module's docstring.
+
+    It is a context manager: while it is open the model itself must not be called.
 
     Attributes:
         model: the network.
@@ -90,8 +92,10 @@ class Layerwise:
     """
 
     def __init__(self, model: Any) -> None:
-        """Args:
-        model: upstream's network with quantizers (`placement.apply`), calibrated, in evaluation mode.
+        """Take a network and leave it as it is until the context is entered.
+
+        Args:
+            model: upstream's network with quantizers (`placement.apply`), calibrated, in evaluation mode.
         """
         self.model = model
         self.everything = State.of(model.quantization_plan)

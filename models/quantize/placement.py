@@ -187,7 +187,7 @@ def quantizers_off(model: nn.Module) -> Iterator[None]:
 
 
 def describe(plan: Plan) -> str:
-    """A text that says what is quantized, what shares a scale, and what stays in float and why."""
+    """Say in a text what is quantized, what shares a scale, and what stays in float and why."""
     total, as_float = len(plan.convolutions), plan.float_convolutions
     scales = plan.scales
     lines = [
@@ -255,7 +255,7 @@ def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
     pattern = first_match(recipe.float, path)
     if pattern is not None:
         return f"the recipe's float pattern {pattern}"
-    if recipe.head == "int8" or not path.startswith(f"model.{len(model.model) - 1}."):
+    if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
         return None
     around, _, last = path.rpartition(".")
     inner = last == "conv" and _is_unit(model.get_submodule(around))
@@ -263,7 +263,7 @@ def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
 
 
 def _wanted(graph: Graph, convolutions: dict[str, str], consumers: dict[Value, list[str]], add: str) -> set[Value]:
-    """The tensors that someone reads as INT8, found from the last operation to the first."""
+    """The tensors that a consumer reads as INT8, found from the last operation to the first."""
     wanted: set[Value] = set()
     straight = {value for operation in graph.operations if operation.kind == "conv" for value in operation.outputs}
     for operation in reversed(graph.operations):

@@ -11,7 +11,7 @@ from models.quantize.modules import QuantConv2d
 
 
 def tensor_ranges(model: Any) -> list[dict[str, Any]]:
-    """One row a scale.
+    """List the ranges, one row for each scale.
 
     Returns:
         rows of `name`, `kind` ('activation' or 'weight'), `amax` (the largest), `min` and `max` of amax over channels,

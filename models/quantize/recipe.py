@@ -9,8 +9,9 @@ A recipe is a YAML file with any of these keys (missing ones keep their default)
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 
 `recipe_fields.py` says what each of them may hold, `utils/core/module_patterns.py` what a pattern names.
-`calibration.method: auto` tries the methods and keeps the best (`sweep.py`); `calibration.scales` are exceptions from
-the method, by the name of the scale in placement.txt: max, mse, entropy, or a percentile such as 'percentile 99.9'.
+`calibration.method: auto` tries the methods and keeps the best (`utils/jobs/calibrate.py`); `calibration.scales` are
+exceptions from the method, by the name of the scale in placement.txt: max, mse, entropy, or a percentile such as
+'percentile 99.9'.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Recipe:
         """Build a recipe from a mapping; missing keys keep their default.
 
         Raises:
-            RecipeError: it is no mapping, has an unknown key, or a value of the wrong type or outside its bounds.
+            RecipeError: it is no mapping, or holds an unknown key or a value that the entry may not hold.
         """
         values = recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, content)
         for key, section in (("calibration", Calibration), ("finetune", Finetune)):

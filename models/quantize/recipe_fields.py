@@ -38,6 +38,7 @@ class Field(Protocol):
 
         Args:
             key: how a message names the entry, such as `calibration.batches`.
+
         Raises:
             RecipeError: the entry may not hold this value.
         """
@@ -51,9 +52,11 @@ class Number:
 
     @property
     def expected(self) -> str:
+        """Name the bounds, such as 'an integer from 1 to 1,000,000'."""
         return str(self.bounds)
 
     def read(self, key: str, value: Any) -> Any:
+        """Return an int where the bounds are for integers, and a float elsewhere."""
         if value not in self.bounds:
             raise misfit(key, value, self.expected)
         return int(value) if self.bounds.whole else float(value)
@@ -67,9 +70,11 @@ class Choice:
 
     @property
     def expected(self) -> str:
+        """List the words."""
         return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
 
     def read(self, key: str, value: Any) -> str:
+        """Return the word itself; other spellings, such as capitals, are refused."""
         if not isinstance(value, str) or value not in self.words:
             raise misfit(key, value, self.expected)
         return value
@@ -82,6 +87,7 @@ class Text:
     expected: str
 
     def read(self, key: str, value: Any) -> str:
+        """Return the text itself; it has at most `LONGEST` characters."""
         if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
             raise misfit(key, value, self.expected)
         return value
@@ -94,6 +100,7 @@ class Method:
     expected: str = "max, mse, entropy, or a percentile such as 'percentile 99.99'"
 
     def read(self, key: str, value: Any) -> str:
+        """Return the text itself once it names a method, and a percentile above 50 where the method needs one."""
         name, _, number = value.partition(" ") if isinstance(value, str) else ("", "", "")
         try:
             percentile = float(number or 100)
@@ -112,6 +119,7 @@ class Listing:
     item: Field
 
     def read(self, key: str, value: Any) -> tuple[Any, ...]:
+        """Return the items in their type; there are at most `MOST` of them."""
         if not isinstance(value, (list, tuple)) or len(value) > MOST:
             raise misfit(key, value, self.expected)
         return tuple(self.item.read(f"{key}[{index}]", item) for index, item in enumerate(value))
@@ -126,6 +134,7 @@ class Table:
     item: Field
 
     def read(self, key: str, value: Any) -> dict[Any, Any]:
+        """Return names and values in their types; there are at most `MOST` of them."""
         if not isinstance(value, Mapping) or len(value) > MOST:
             raise misfit(key, value, self.expected)
         return {
@@ -146,6 +155,7 @@ class Schedule:
     expected: str = "a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
 
     def read(self, key: str, value: Any) -> dict[int, float]:
+        """Return rates by epoch; a single rate holds from epoch 0, and a mapping must have a rate for epoch 0."""
         if not isinstance(value, Mapping):
             if not _is_number(value, (int, float)):
                 raise misfit(key, value, self.expected)
@@ -172,9 +182,11 @@ class Section:
 
     @property
     def expected(self) -> str:
+        """List the keys."""
         return f"the keys {', '.join(self.fields)}"
 
     def read(self, key: str, value: Any) -> dict[str, Any]:
+        """Return the entries that are given, in their types; a key that is not in `fields` is refused."""
         if not isinstance(value, Mapping):
             raise misfit(key, value, self.expected)
         for name in value:

@@ -127,7 +127,7 @@ _ELAN = (
     "a, b = chunk(y, 2)",
     "c = cv2(b)",
     "d = cv3(c)",
-    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; onnx_graph/parts.py computes its halves
+    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; see split_convolutions.py
     "out = cv4(z)",
 )
 
@@ -234,7 +234,7 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def find(module: nn.Module) -> Rule | None:
-    """The row for a module, by its exact class: a subclass of a user's may compute something else."""
+    """Find the row for a module, by its exact class: a user's subclass may compute something else."""
     cls = type(module)
     upstream = cls.__module__.removeprefix("yolov9.").startswith(("models.", "torch.nn."))
     if cls.__name__ == "Upsample" and getattr(module, "mode", "nearest") != "nearest":

@@ -133,7 +133,7 @@ def channels_scaled_one_by_one(model: ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [float_weights, float_activations, shared_weights, one_scale_for_all_weights, weights_in_constant_nodes,
+    "change", [float_weights, float_activations, one_scale_for_all_weights, weights_in_constant_nodes,
                channels_scaled_one_by_one],
 )  # fmt: skip
 def test_what_cannot_be_widened_stays(change):
@@ -141,9 +141,28 @@ def test_what_cannot_be_widened_stays(change):
     change(model)
     onnx.checker.check_model(model, full_check=True)
     result, layouts = align_channels(model)
-    assert change is shared_weights or (result, layouts) == (model, {})
-    np.testing.assert_array_equal(run(result), run(model))
+    assert (result, layouts) == (model, {})
+    assert align_channels(block(24))[1] != {}  # the same without the change
+
+
+def test_a_graph_of_whole_blocks_stays():
     assert align_channels(good_graph())[1] == {}
+
+
+def test_what_reads_or_writes_shared_weights_stays():
+    """Weights of two convolutions cannot be written anew for one of them; what neither touches is widened."""
+    model = block(24)
+    shared_weights(model)
+    result = aligned(model)
+    before, after = widths(model), widths(result)
+    touched = [
+        f"/{name}_output_0"
+        for name in ("Split.1/DequantizeLinear", "cv2/conv/Conv", "Add", "cv3/conv/Conv", "MaxPool/DequantizeLinear")
+    ]
+    assert [after[name] for name in touched] == [24] * 5
+    assert (before["/Concat_output_0"], after["/Concat_output_0"]) == (96, 104)  # of the Split's first half alone
+    assert after["/Split_output_0"] == 32
+    np.testing.assert_array_equal(run(result), run(model))
 
 
 def test_convolutions_in_groups_stay():

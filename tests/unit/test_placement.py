@@ -42,11 +42,15 @@ def test_every_convolution_reads_a_quantized_tensor_and_weight():
     assert set(seen) == set(plan.convolutions)
     for name, value in seen.items():
         if name not in plan.image_consumers:  # those quantize the image themselves
-            levels = value * 256
-            assert torch.allclose(levels, levels.round(), atol=1e-4), (
+            values = value * 256
+            assert torch.allclose(values, values.round(), atol=1e-4), (
                 f"{name} reads a tensor that is not on the INT8 grid"
             )
-            assert levels.abs().max() <= 128.0001
+            assert values.abs().max() <= 128.0001
+    weights = {
+        name for name, module in network.named_modules() if "weight_quantizer" in getattr(module, "_modules", {})
+    }
+    assert weights == set(plan.convolutions)
 
 
 def test_concat_inputs_and_result_share_one_scale_and_the_result_is_redundant():
@@ -87,7 +91,7 @@ def test_result_of_the_last_convolution_is_not_quantized():
     assert "model.6" not in {item.name for item in plan.tensors}
 
 
-def test_shortcut_from_a_convolution_with_two_readers():
+def test_shortcut_from_a_convolution_with_two_consumers():
     network = Network([(-1, Conv(3, 4)), (-1, RepNBottleneck(4)), (-1, nn.Conv2d(4, 4, 1))])
     _, plan = placed(network)
     assert tensor(plan, "model.0").consumers == ("model.1.cv1", "model.1")
@@ -105,7 +109,10 @@ def test_with_quantizers_off_outputs_are_the_float_networks_bit_for_bit(library)
 
 
 def test_redundant_sites_change_nothing():
-    network, _ = placed(chain())
+    network, plan = placed(chain())
+    assert any(item.redundant for item in plan.tensors)
+    for number, (_, quantizer) in enumerate(backend.quantizers(network)):  # with equal ranges any sharing would pass
+        backend.set_amax(quantizer, torch.full_like(backend.get_amax(quantizer), 0.3 + 0.07 * number))
     with torch.no_grad():
         eager = network(X)
         with export_mode():
@@ -138,10 +145,33 @@ def test_float_pattern_frees_tensors_that_nobody_else_reads():
     assert "model.5" in names  # the last convolution reads it
 
 
-@pytest.mark.parametrize("pattern", ["model.*", "model.2.*", "model.2.cv1", "*cv1"])
-def test_patterns_name_subtrees_and_globs(pattern):
+ALL = ["model.0.conv", "model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv", "model.5.conv",
+       "model.6"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("model.*", ALL),
+        ("model.2.*", ["model.2.cv1.conv", "model.2.cv2.conv"]),
+        ("model.2", ["model.2.cv1.conv", "model.2.cv2.conv"]),
+        ("model.2.cv1", ["model.2.cv1.conv"]),
+        ("*cv1", ["model.1.cv1.conv", "model.2.cv1.conv"]),
+        ("model.[56]", ["model.5.conv", "model.6"]),
+        ("model.?.cv?", ["model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv"]),
+    ],
+)
+def test_patterns_name_subtrees_and_globs(pattern, names):
     _, plan = placed(chain(), float=(pattern,))
-    assert plan.float_convolutions
+    assert sorted(plan.convolutions) == ALL
+    assert sorted(plan.float_convolutions) == names
+    assert sorted(plan.left_in_float) == names
+
+
+@pytest.mark.parametrize("pattern", ["cv1", "model.2.c", "*.cv", "Model.2", "model.3", "model.?.conv.weight"])
+def test_patterns_match_whole_paths_of_convolutions(pattern):
+    with pytest.raises(RecipeError, match="matches no convolution"):
+        placement.plan(chain(), Recipe(float=(pattern,)))
 
 
 def test_pattern_that_matches_nothing_is_refused():
@@ -150,10 +180,10 @@ def test_pattern_that_matches_nothing_is_refused():
 
 
 def test_head_options_keep_the_last_layer_or_its_plain_convolutions_in_float():
-    class_names = {"float": "the recipe's head: float", "last-conv-float": "the recipe's head: last-conv-float"}
-    for option, why in class_names.items():
+    for option in ("float", "last-conv-float"):  # the last layer of this one is a plain convolution
         _, plan = placed(chain(), head=option)
-        assert plan.float_convolutions == {} or set(plan.float_convolutions.values()) == {why}
+        assert plan.float_convolutions == {"model.6": f"the recipe's head: {option}"}
+    assert placed(chain(), head="int8")[1].float_convolutions == {}
     network = Network([(-1, Conv(3, 4)), (-1, nn.Sequential(Conv(4, 4), nn.Conv2d(4, 4, 1)))])
     assert set(placed(copy.deepcopy(network), head="float")[1].float_convolutions) == {"model.1.0.conv", "model.1.1"}
     assert set(placed(copy.deepcopy(network), head="last-conv-float")[1].float_convolutions) == {"model.1.1"}

@@ -17,7 +17,7 @@ from utils.core.shown import shown
 
 @dataclass(frozen=True)
 class Bounds:
-    """Least and most, both included unless `open_` says otherwise.
+    """A range of numbers; both ends belong to it unless `open_` says otherwise.
 
     Attributes:
         whole: integers only.

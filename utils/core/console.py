@@ -39,9 +39,9 @@ class _Output(io.FileIO):
 
 
 def guard() -> None:
-    """Make a program's standard streams such outputs; a stream that the caller closed (`>&-`) leads nowhere.
+    r"""Make a program's standard streams such outputs; a stream that the caller closed (`>&-`) leads nowhere.
 
-    What the locale's encoding lacks is printed as an escape: with `LC_ALL=C`, → is \\u2192. Does nothing where no
+    What the locale's encoding lacks is printed as an escape: with `LC_ALL=C`, → is \u2192. Does nothing where no
     program runs, so that a test's captured streams stay.
     """
     if not interrupts.watching():

@@ -17,6 +17,7 @@ def select_device(text: str) -> torch.device:
 
     Args:
         text: '', 'cpu', a CUDA index such as '0', or 'cuda:0'.
+
     Raises:
         InputError: the device does not exist here, or several were named.
     """

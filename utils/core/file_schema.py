@@ -33,7 +33,7 @@ class Mismatch(ValueError):
 
     @classmethod
     def said(cls, text: str) -> Mismatch:
-        """One whose words somebody else has found; they are kept to one short line."""
+        """Make a mismatch whose words somebody else has found; they are kept to one short line."""
         mismatch = cls("", MISSING, "")
         mismatch.args = (" ".join(text.split())[:300],)
         return mismatch
@@ -44,6 +44,7 @@ def check(content: Any, rule: Rule, path: str | Path, remedy: str, error: type[I
 
     Args:
         remedy: what to do, such as "start a new run".
+
     Raises:
         CheckpointError: or the given `error`, naming the first field that does not fit.
     """

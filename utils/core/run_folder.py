@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 WAIT = "wait for it to end"
-# what `cli.atomic_path` calls a file until it is whole, of the kinds that a run folder holds
+# what `files.atomic_path` calls a file until it is whole, of the kinds that a run folder holds
 _TEMPORARY = re.compile(r"\..+-[a-z0-9_]{8}\.part\.(csv|html|jpe?g|json|mp4|png|pt|svg|txt|webp|ya?ml)")
 _ATTEMPTS = 100  # to take a folder while others make and remove folders of the same name
 _COMMAND_SHOWN = 200  # characters
@@ -43,7 +43,7 @@ class InUseError(InputError):
 
 @contextlib.contextmanager
 def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[Path]:
-    """Make the folder of a run, as `cli.make_run_dir` does, and hold it; one that stays empty on an error is removed.
+    """Make the folder of a run, as `files.make_run_dir` does, and hold it; one that stays empty on an error is removed.
 
     Raises:
         InUseError: `exist_ok`, and another program lives in `project/name`.

@@ -38,6 +38,7 @@ def check_archive(path: str | Path, expected: str = "--weights takes a .pt file"
     Args:
         expected: what a file is expected for, said where there is none.
         remedy: what to do about a damaged one.
+
     Raises:
         CheckpointError: it is missing, empty, of a format of torch before 1.6, a plain pickle, another zip, truncated
             or damaged; or it holds what torch never writes: compressed, encrypted, overlapping or repeated members.
@@ -119,7 +120,7 @@ def _directory_offset(stream: BinaryIO) -> int:
 
 
 def _check_kind(path: Path, member: zipfile.ZipInfo) -> None:
-    """torch stores its members as they are."""
+    """Refuse an encrypted or compressed member: torch stores members as they are."""
     what = ""
     if member.flag_bits & 0x1:
         what = "encrypted"

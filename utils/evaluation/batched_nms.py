@@ -26,8 +26,8 @@ def suppress_batch(
     """Detections of each image, best first.
 
     Args:
-        rows: `[n, 6]` xyxy, score, class, of all images.
-        image: int64 `[n]`, which image each row is of, ascending.
+        rows: `[n, 6]` xyxy, score, class, of all images together.
+        image: int64 `[n]`, the image that each row belongs to, ascending.
         images: how many there are.
         shift: pixels between the boxes of two classes, 0 for suppression across classes.
         limit: candidates of an image that take part at all, the best ones.

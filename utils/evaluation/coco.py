@@ -79,7 +79,7 @@ class CocoGroundTruth:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 
     def evaluate(self, results: list[dict[str, Any]], paths: Sequence[str]) -> dict[str, float] | None:
-        """pycocotools' 12 statistics on the images at `paths`; None, with a line in the log, when it cannot run."""
+        """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run."""
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
             return None

@@ -38,7 +38,7 @@ class InputPlan:
     def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
         """What fits both the network and the wishes.
 
-        A network of static size decides; of a variable one, `imgsz` decides, rounded up to the stride.
+        A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
 
         Raises:
             InputError: the network takes no images, or has another static size than was asked for.
@@ -72,13 +72,13 @@ class InputPlan:
         return cls(fixed, batch or batch_size)
 
     def describe(self, rect: bool) -> str:
-        """Such as 'batch 32, 640x640'."""
+        """The plan in words, such as 'batch 32, 640x640'."""
         size = f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
         return f"batch {self.batch_size}, {size}"
 
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
-    """The input's shape, None where several sizes go: an engine's profile can leave only one."""
+    """The input's shape, None where several sizes go: an engine's profile may allow only one."""
     min_shape, max_shape = _limits(runner)
     shape = image_input(runner).shape
     if min_shape is None or max_shape is None:
@@ -215,7 +215,10 @@ class Detector:
         return found
 
     def milliseconds(self) -> dict[str, float]:
-        """Per image, for each part. The first batch, which warms everything up, counts only if it is the only one."""
+        """Milliseconds per image, for each part.
+
+        The first batch, which warms everything up, counts only if it is the only one.
+        """
         skip = 1 if len(self._counts) > 1 else 0
         images = max(sum(self._counts[skip:]), 1)
         return {part: 1000 * sum(times[skip:]) / images for part, times in self._times.items()}
@@ -226,7 +229,7 @@ class Detector:
         return int(self._bad)
 
     def seconds(self) -> dict[str, float]:
-        """Of each part, over all batches."""
+        """Seconds of each part, over all batches."""
         return {part: sum(times) for part, times in self._times.items()}
 
     def _prepare(self, images: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ Marks = dict[str, tuple[str, str]]  # image → digest of its size and time; dig
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What was there.
+    """What a run reads, as it was at one moment.
 
     Attributes:
         classes: names of the classes.
@@ -55,6 +55,7 @@ class Fingerprint:
         Args:
             splits: those that are used; one that the dataset does not have is left out.
             files: option → path of a further file, None where the option was not given.
+
         Raises:
             DataError: a split holds no images, or a label cannot be read.
             InputError: a further file cannot be read.
@@ -64,7 +65,7 @@ class Fingerprint:
         return cls([data.names[key] for key in sorted(data.names)], found, further)
 
     def to_text(self) -> str:
-        """All of it in ASCII, small enough to be written with every step of a run."""
+        """Write the fingerprint as ASCII text, small enough to be written with every step of a run."""
         content = json.dumps(asdict(self), separators=(",", ":"))
         return base64.b64encode(zlib.compress(content.encode("utf-8", "surrogatepass"))).decode("ascii")
 
@@ -104,6 +105,7 @@ def check_unchanged(saved: str, now: Fingerprint, run: Path) -> None:
 
     Args:
         saved: the fingerprint in the run's state; empty in a state of a version that kept none, which is a warning.
+
     Raises:
         CheckpointError: `saved` is no fingerprint.
         DataError: something changed; the message says what.

@@ -76,7 +76,7 @@ def read_images(files: Sequence[str], nc: int, *, progress: bool = False) -> tup
 
 
 def _read_all(files: Sequence[str], nc: int) -> Iterator[ImageFile | str]:
-    """One result for each file. Threads where the disk is waited for; where it is not, they are slower than none."""
+    """Read every file, with threads where the disk is waited for; where it is not, threads are slower than none."""
     first, rest = files[:FIRST], files[FIRST:]
     began = time.perf_counter()
     yield from (_read_image(file, nc) for file in first)

@@ -65,7 +65,7 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
 
 
 def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
-    """cxcywh as fractions of the image, `[n, 4]` → xyxy in pixels of the input."""
+    """Turn cxcywh as fractions of the image, `[n, 4]`, into xyxy in pixels of the input."""
     (height, width), ratio = box.original, box.ratio
     scale = np.array([width * ratio[1], height * ratio[0]], dtype=np.float32)
     pad = np.array(box.pad, dtype=np.float32)
@@ -74,7 +74,7 @@ def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
 
 
 def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tensor:
-    """xyxy in pixels of the input → pixels of the original images, clipped to them.
+    """Turn xyxy in pixels of the input into pixels of the original images, clipped to them.
 
     Upstream divides both axes by the height's ratio; each axis has its own here, because truncating the resized
     width to whole pixels stretches the image a little. Overlaps, and with them AP, are the same either way; against

@@ -1,7 +1,8 @@
 """Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few images.
 
 Three things are compared: the predictions; for a quantized network every stretch between two quantizers by itself, see
-`agreement.py`; and what the file's form makes of its own predictions, with the evaluation loop's NMS as reference.
+`compare_tensors.py`; and what the file's form makes of its own predictions, with the NMS of the evaluation loop as
+reference.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
 
 @dataclass(frozen=True)
 class Parity:
-    """What was found.
+    """What a comparison of outputs found.
 
     Attributes:
         images: how many.
@@ -94,7 +95,8 @@ def check(
     Args:
         model: what it was exported from, on the CPU: a GPU may compute with less than float32.
         images: `[N, 3, H, W]` in 0..1; a file of static batch gets them in its batches, the last one filled up.
-        order: of a quantized network, see `agreement.compare`.
+        order: of a quantized network, see `compare_tensors.compare`.
+
     Raises:
         DependencyError: ONNX Runtime is not installed.
     """
@@ -208,7 +210,7 @@ class _Session:
     """A graph in ONNX Runtime that also gives its predictions, whatever its form; TensorRT's plugin is left out.
 
     Attributes:
-        batch: the fixed number of images, 0 if any will do.
+        batch: the static batch size, 0 if it is dynamic.
     """
 
     def __init__(self, graph: ModelProto) -> None:

@@ -2,8 +2,8 @@
 
 The graph is cut behind every activation quantizer: the integers that the torch network had there are fed in. So every
 stretch between two quantizers is compared by itself, and differences do not add up: what remains is float arithmetic in
-another order, which may move a value across the border between two levels. (Left to run freely, such steps grow from
-layer to layer until the results of both are as far apart as quantization noise, which says nothing about the graph.)
+another order, which may move a value across the border between two quantized values. (Without the cuts such steps grow
+from layer to layer until both results are as far apart as quantization noise, which says nothing about the graph.)
 """
 
 from __future__ import annotations
@@ -59,44 +59,47 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[
         model: on the CPU.
         images: `[B, 3, H, W]` in 0..1.
         order: the graph's quantizers.
+
     Raises:
         ValueError: the graph has other quantizers, or the network fewer.
     """
     cut, places = _cut(graph, order)
     traced = list(order.values())
-    calls, result = _torch_levels(
+    calls, result = _torch_integers(
         model, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
     )
-    levels = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
+    expected = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {
-        place.fed: level if one.layout is None else one.layout.spread(level, 1)
-        for place, one, level in zip(places, traced, levels, strict=True)
+        place.fed: value if one.layout is None else one.layout.spread(value, 1)
+        for place, one, value in zip(places, traced, expected, strict=True)
     }
     feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
     wanted = [DETECT.prediction, *(place.integers for place in places)]
     output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
     steps, differing, total = 0, 0, 0
-    for one, level, integers in zip(traced, levels, found, strict=True):
+    for one, value, integers in zip(traced, expected, found, strict=True):
         ours = integers if one.layout is None else integers[:, one.layout.places]
-        apart = np.abs(level.astype(np.int16) - ours)
+        apart = np.abs(value.astype(np.int16) - ours)
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
     return Agreement(len(order), steps, differing / total, float(np.abs(output - result).max()))
 
 
-def _torch_levels(model: Any, images: Tensor, scales: Mapping[int, float]) -> tuple[dict[int, np.ndarray], np.ndarray]:
+def _torch_integers(
+    model: Any, images: Tensor, scales: Mapping[int, float]
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
     """INT8 results of the calls of activation quantizers that have a scale here, and the network's predictions."""
-    levels: dict[int, np.ndarray] = {}
+    expected: dict[int, np.ndarray] = {}
     count = 0
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         nonlocal count
         if count in scales:
-            levels[count] = (
+            expected[count] = (
                 (output.float() / scales[count])
                 .round()
                 .clamp(INT8.quant_min, INT8.quant_max)
@@ -112,9 +115,9 @@ def _torch_levels(model: Any, images: Tensor, scales: Mapping[int, float]) -> tu
     finally:
         for hook in hooks:
             hook.remove()
-    if len(levels) != len(scales):
+    if len(expected) != len(scales):
         raise ValueError(f"{count} quantizers run in torch, and the graph has one that is number {max(scales)}")
-    return levels, result
+    return expected, result
 
 
 def _cut(graph: ModelProto, order: Collection[str]) -> tuple[ModelProto, list[_Cut]]:

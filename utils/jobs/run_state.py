@@ -199,6 +199,7 @@ def find_run(where: str | Path, project: str | Path) -> Path:
     Args:
         where: a run folder, its weights folder or a file in it; empty for the run last written to below `project`.
         project: where runs lie.
+
     Raises:
         InputError: no run is there.
     """

@@ -39,6 +39,7 @@ def _distinct(graph: Context) -> Iterator[NodeProto]:
 
 
 def scales(graph: Context) -> Check:
+    """Each scale is stored in the file, positive and finite."""
     for node in _distinct(graph):
         scale = graph.view.array(node.input[1])
         if scale is None:
@@ -50,6 +51,7 @@ def scales(graph: Context) -> Check:
 
 
 def symmetric(graph: Context) -> Check:
+    """Each zero point is stored in the file, has the integer type of the quantizers, and is 0."""
     for node in _distinct(graph):
         zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
         if zero is None or zero.dtype != INT8.dtype:
@@ -59,6 +61,7 @@ def symmetric(graph: Context) -> Check:
 
 
 def granularity(graph: Context) -> Check:
+    """A weight has one scale for each output channel, on that axis, and an activation has one scale."""
     for conv in graph.nodes(*WEIGHTED):
         node = graph.dequantizer(conv.input[1])
         if node is None:
@@ -78,6 +81,7 @@ def granularity(graph: Context) -> Check:
 
 
 def pairs(graph: Context) -> Check:
+    """Only DequantizeLinear of the same scale read a QuantizeLinear, and read nothing else but a constant."""
     for node in graph.nodes(QUANTIZE):
         consumers = graph.view.consumers(node.output[0])
         strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
@@ -96,6 +100,7 @@ def pairs(graph: Context) -> Check:
 
 
 def one_quantizer(graph: Context) -> Check:
+    """One QuantizeLinear reads a tensor, and none reads what a DequantizeLinear has just computed."""
     tensors: dict[str, list[NodeProto]] = {}
     for node in graph.nodes(QUANTIZE):
         tensors.setdefault(node.input[0], []).append(node)
@@ -110,6 +115,7 @@ def one_quantizer(graph: Context) -> Check:
 
 
 def convolution_inputs(graph: Context) -> Check:
+    """Input and weight of each convolution that the recipe does not leave in float are quantized."""
     for node in graph.convolutions:
         if graph.is_float(node):
             continue
@@ -120,6 +126,7 @@ def convolution_inputs(graph: Context) -> Check:
 
 
 def before_activation(graph: Context) -> Check:
+    """No quantizer stands between a convolution, or the sigmoid of SiLU, and the rest of the activation."""
     for node in graph.nodes(*WEIGHTED, "Sigmoid"):
         broken = None
         for quantizer in graph.quantizers(node.output[0]):
@@ -132,11 +139,13 @@ def before_activation(graph: Context) -> Check:
 
 
 def concat(graph: Context) -> Check:
+    """The inputs and the result of each Concat have one scale."""
     for node in graph.nodes("Concat"):
         yield from _same_scale(graph, node)
 
 
 def moving(graph: Context) -> Check:
+    """The inputs and results of any other node that only moves values have one scale."""
     for node in graph.view.nodes:
         if node.op_type != "Concat" and graph.is_moving(node):
             yield from _same_scale(graph, node)
@@ -164,6 +173,7 @@ def _same_scale(graph: Context, node: NodeProto) -> Check:
 
 
 def average_pool(graph: Context) -> Check:
+    """The input of an average pool is quantized if its result is, and the other way round."""
     for node in graph.nodes(*POOLS):
         before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
         if after and not before:
@@ -175,6 +185,7 @@ def average_pool(graph: Context) -> Check:
 
 
 def residual(graph: Context) -> Check:
+    """Each input of an Add is quantized, or is a convolution's own result that fuses into the Add."""
     for node in graph.nodes("Add"):
         inputs = graph.inputs(node)
         quantized = [name for name in inputs if graph.dequantizer(name)]
@@ -199,6 +210,7 @@ def _fuses_into_add(graph: Context, tensor: str) -> bool:
 
 
 def types(graph: Context) -> Check:
+    """In a strongly typed file convolutions compute in float16, and those of DFL in float32."""
     if graph.typing != "strong":
         return
     for node in graph.nodes(*WEIGHTED):
@@ -209,6 +221,7 @@ def types(graph: Context) -> Check:
 
 
 def decoding(graph: Context) -> Check:
+    """DFL's convolution and the boxes and scores behind the last convolutions are not quantized."""
     for node in graph.nodes(*WEIGHTED):
         if node.output[0] in graph.decoders:
             quantized = graph.dequantizer(node.input[0]) or graph.dequantizer(node.input[1])
@@ -224,6 +237,7 @@ def _around_decoder(graph: Context, node: NodeProto) -> bool:
 
 
 def float_islands(graph: Context) -> Check:
+    """No operator between two quantized tensors computes in float, unless it fuses or the recipe says so."""
     quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
     needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
     known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}

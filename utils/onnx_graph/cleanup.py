@@ -201,7 +201,7 @@ def set_metadata(model: ModelProto, entries: Mapping[str, str]) -> None:
 
 
 def simplify(model: ModelProto) -> ModelProto:
-    """onnxslim's simplification (`--simplify`) of a cleaned up graph, refused when it changes the number of quantizers.
+    """Simplify a cleaned up graph with onnxslim (`--simplify`); its result must have as many quantizers.
 
     Raises:
         DependencyError: onnxslim is not installed.

@@ -77,7 +77,7 @@ def labels(names: Mapping[int, str]) -> str:
 def infer_config(
     onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool
 ) -> str:
-    """nvinfer's configuration for a file.
+    """Write nvinfer's configuration for a file, as a text.
 
     Args:
         onnx: the file; the configuration is to lie beside it.

@@ -1,6 +1,7 @@
 """Torch network → ONNX file, with a Q/DQ pair where the network has a quantizer.
 
-Traced with torch's TorchScript exporter: the quantizers write native QuantizeLinear/DequantizeLinear in it.
+The network is traced with torch's TorchScript exporter, in which quantizers write native QuantizeLinear and
+DequantizeLinear.
 Input `images` `[B, 3, H, W]` float32 in 0..1, output `output0` `[B, 4 + classes, anchors]`: boxes as centre, width and
 height in pixels of the input, then scores in 0..1.
 """
@@ -68,7 +69,7 @@ class ExportConfig:
         inplace: upstream's switch of the same name on the head.
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
         for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
-            see `parts.py`, `alignment.py` and `convolve_pools`.
+            see `split_convolutions.py`, `pad_channels.py` and `int8_kernels.py`.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -97,7 +98,7 @@ class ExportConfig:
         return self.typing == "strong"
 
     def resolved(self, quantized: bool) -> ExportConfig:
-        """Typing and opset settled for a network.
+        """Settle typing and opset for a network.
 
         'auto' is 'strong' for a quantized network, unless the TensorRT that is installed, or the opset, needs 'weak';
         for a float one it is 'weak', which is FP32.
@@ -172,6 +173,7 @@ def export_forms(
         files: what to write, and in which form.
         properties: for the files, beside those that follow from `config` (imgsz, batch, dynamic, typing, opset) and
             from the placement (float_modules).
+
     Raises:
         InputError: the image size does not fit the network, or the opset does not suit the typing.
         QatError: the exported graph is not valid.

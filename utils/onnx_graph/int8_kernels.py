@@ -55,7 +55,7 @@ def convolve_pools(model: ModelProto) -> None:
     The INT8 kernel of TensorRT 8.6 for the largest pool of gelan-c takes four times as long as the memory needs, its
     kernel for depthwise convolutions of 3x3 less than twice (docs/placement.md). So the weights are 3x3, four
     quarters and five zeros; a quarter is 64 steps of 2**-8. In FP32 the means are exact, since scales are float16
-    numbers; in FP16 one that lies between two levels of the next quantizer may go to the other one.
+    numbers; in FP16 one halfway between two quantized values may be rounded to the other one.
     """
     context = Context(model)
     pools = {node.output[0] for node in context.nodes("AveragePool") if _is_int8_mean(node, context)}

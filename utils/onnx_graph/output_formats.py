@@ -58,11 +58,13 @@ class NmsSettings:
 
 @dataclass(frozen=True)
 class Form:
-    """Attributes:
-    name: in the file's metadata and in the summary.
-    suffix: of the file's name, before `.onnx`.
-    attach: the pass that adds the form to a plain graph.
-    nms: of the end-to-end form.
+    """A form of output and the pass that attaches it.
+
+    Attributes:
+        name: in the file's metadata and in the summary.
+        suffix: of the file's name, before `.onnx`.
+        attach: the pass that adds the form to a plain graph.
+        nms: settings of the end-to-end form, None for the others.
     """
 
     name: str
@@ -147,7 +149,7 @@ def _best_class(tail: Tail, scores: str) -> tuple[str, str]:
 
 
 def _plugin(model: ModelProto, tail: Tail, boxes: str, scores: str, settings: NmsSettings) -> None:
-    """TensorRT's EfficientNMS: https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin"""
+    """Attach TensorRT's EfficientNMS (https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin)."""
     (scores,) = tail.add("Transpose", scores, perm=[0, 2, 1])
     tail.add(
         PLUGIN, boxes, scores, outputs=DETECT.detections, domain=PLUGIN_DOMAIN,

@@ -115,7 +115,7 @@ class _Graph:
                 self.links += found
 
     def layouts(self) -> dict[str, Layout]:
-        """Of the tensors that become wider."""
+        """Find the layouts of the tensors that become wider, by name."""
         cuts = self._cuts()
         parts = {name: list(zip(sorted(found), sorted(found)[1:], strict=False)) for name, found in cuts.items()}
         roots = self._classes(cuts)
@@ -136,7 +136,7 @@ class _Graph:
         }
 
     def _links_of(self, node: NodeProto) -> list[_Link] | None:
-        """None if the node's channels must stay as they are."""
+        """Say which channels a node only hands on; None if its channels must stay as they are."""
         output = node.output[0]
         if node.op_type in CHANNELWISE:
             count = self._count(output)
@@ -154,7 +154,7 @@ class _Graph:
             start, end = bounds
             end = min(end, self._count(node.input[0]))
             return [_Link(node.input[0], start, output, 0, end - start)] if self._count(output) == end - start else None
-        return [] if node.op_type == "Conv" and self._is_free(node) else None
+        return [] if node.op_type == "Conv" and self._can_be_rewritten(node) else None
 
     def _side_by_side(self, whole: str, parts: Iterable[str]) -> list[_Link] | None:
         links, start = [], 0
@@ -165,7 +165,7 @@ class _Graph:
             start += self._count(name)
         return links if start == self._count(whole) else None
 
-    def _is_free(self, node: NodeProto) -> bool:
+    def _can_be_rewritten(self, node: NodeProto) -> bool:
         """A convolution between all channels, whose quantized weights, scales and bias can be written anew."""
         quantizers = own_quantizers(node, self.view)
         if attribute(node, "group", 1) != 1 or quantizers is None:
@@ -225,7 +225,7 @@ def _whole(count: int) -> int:
 
 
 def _layout(parts: Iterable[tuple[int, bool]]) -> Layout:
-    """Of parts of so many channels, each with whether it becomes wider."""
+    """Lay parts side by side, each given by its channels and by whether it becomes wider."""
     places, cuts, old, new = [], {0: 0}, 0, 0
     for count, wider in parts:
         places.append(np.arange(new, new + count))

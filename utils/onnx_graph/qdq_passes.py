@@ -1,7 +1,7 @@
-"""Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `passes.py`.
+"""Passes over the quantizers of an ONNX graph: QuantizeLinear / DequantizeLinear pairs. Pure, as in `cleanup.py`.
 
-None of them changes what the graph computes, except that `round_weights` settles how weights between two levels are
-rounded.
+None of them changes what the graph computes, except that `round_weights` settles how weights between two quantized
+values are rounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def number_quantizers(model: ModelProto) -> None:
 def take_numbers(model: ModelProto) -> dict[str, int]:
     """The activation quantizers of a cleaned up graph, by name, and what `number_quantizers` wrote into them.
 
-    It is taken out of the graph, in place.
+    The numbers are taken out of the graph, in place.
     """
     found = {node.name: int(node.doc_string) for node in Context(model).activations}
     for node in model.graph.node:
@@ -167,9 +167,9 @@ def _unique(name: str, taken: set[str]) -> str:
 def round_weights(model: ModelProto) -> None:
     """Store each quantized weight as the values that its quantizer gives in torch: whole multiples of its scale.
 
-    Weights that lie between two levels (half the largest weight does: 63.5) are rounded up by one library and down by
-    another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so that every
-    runtime computes with the integers that the network was trained with.
+    Weights halfway between two quantized values (half the largest weight is: 63.5) are rounded up by one library and
+    down by another, since torch multiplies by 1 / scale and ONNX divides by scale. On whole multiples all agree, so
+    that every runtime computes with the integers that the network was trained with.
     """
     view = GraphView(model)
     rounded: dict[str, np.ndarray] = {}
@@ -177,8 +177,8 @@ def round_weights(model: ModelProto) -> None:
         weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
         if weight is not None and scale is not None:
             factor = _along_axis(node, weight, scale)
-            levels = np.clip(np.rint(weight * (np.float32(1) / factor)), INT8.quant_min, INT8.quant_max)
-            rounded[node.input[0]] = (levels * factor).astype(weight.dtype)
+            integers = np.clip(np.rint(weight * (np.float32(1) / factor)), INT8.quant_min, INT8.quant_max)
+            rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
     for tensor in model.graph.initializer:
         if tensor.name in rounded:
             tensor.CopyFrom(numpy_helper.from_array(rounded[tensor.name], tensor.name))
@@ -204,10 +204,10 @@ def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodePro
 def store_int8_weights(model: ModelProto) -> None:
     """Store quantized weights as INT8 initializers that feed DequantizeLinear directly: a file a quarter the size.
 
-    Rounds as QuantizeLinear does: half to even, saturated.
+    It rounds as QuantizeLinear does: half to even, saturated.
 
-    Not done by default, because TensorRT 8.6 asks for FP32 weights followed by a QuantizeLinear (developer guide,
-    "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
+    This is not done by default, because TensorRT 8.6 asks for FP32 weights followed by a QuantizeLinear (developer
+    guide, "Quantized Weights"); newer ones take both (TensorRT 11, "Explicit Quantization"), as ONNX Runtime does.
     """
     view = GraphView(model)
     renamed: dict[str, str] = {}

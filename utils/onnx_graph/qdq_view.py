@@ -40,6 +40,7 @@ class Context:
 
     @cached_property
     def view(self) -> GraphView:
+        """Look-ups in the graph."""
         return GraphView(self.model)
 
     def nodes(self, *types: str) -> list[NodeProto]:
@@ -86,7 +87,7 @@ class Context:
         return node.op_type in ACTIVATIONS or self._silu_input(node) is not None
 
     def _silu_input(self, node: NodeProto) -> str | None:
-        """x of x · sigmoid(x)."""
+        """Name the tensor x of x · sigmoid(x), which is SiLU; None for another product."""
         if node.op_type != "Mul":
             return None
         for gate, value in (tuple(node.input), tuple(reversed(node.input))):

@@ -148,7 +148,7 @@ def _taken(tensor: str, count: int, view: GraphView) -> dict[str, tuple[int, int
 
 
 def _sizes(node: NodeProto, count: int, view: GraphView) -> list[int] | None:
-    """Of a Split's parts; None if they are not known."""
+    """Sizes of a Split's parts, or None if they are not known."""
     if len(node.input) > 1:
         sizes = view.array(node.input[1])
         return None if sizes is None else [int(size) for size in sizes]

@@ -1,9 +1,11 @@
-"""Does a Q/DQ graph have the properties that TensorRT turns into speed? (`python export_qat.py --verify FILE.onnx`)
+"""Does a Q/DQ graph have the properties that TensorRT turns into speed?
+
+`python export_qat.py --verify FILE.onnx` asks it of a file; in Python:
 
     report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
 
-The properties are in `rules.py`. What the recipe in the file's metadata leaves in float is not held against it.
+The properties are in `checks.py`. What the recipe in the file's metadata leaves in float is not held against it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ SHOWN = 20  # findings that a table lists; more are counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One breach."""
+    """One breach of a rule: the rule, the node, and what is wrong with it."""
 
     rule: str
     node: str
@@ -49,6 +51,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether all properties hold."""
         return not self.findings
 
     def summary(self) -> str:

@@ -1,4 +1,4 @@
-"""Look-ups in an ONNX graph: who makes a tensor, who reads it, which tensors are constant."""
+"""Look-ups in an ONNX graph: the producer of a tensor, its consumers, and which tensors are constant."""
 
 from __future__ import annotations
 

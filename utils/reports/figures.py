@@ -1,4 +1,4 @@
-"""Charts of a report: AP per epoch, and ranges per layer. (Images with detections: `detections.py`.)
+"""Charts of a report: AP per epoch, and ranges per layer; images with detections are in `detections.py`.
 
 Every function returns a Matplotlib `Figure` that belongs to nobody else (no pyplot, no global state, no display), and
 `save` writes it. Matplotlib is imported when a figure is drawn, not before. Colours are from Okabe and Ito's palette,

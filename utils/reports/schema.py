@@ -195,6 +195,7 @@ class Sample:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Sample:
+        """Make a sample from plain values, as JSON holds it; KeyError or TypeError if it is none."""
         predictions = {stage: [Box(**box) for box in boxes] for stage, boxes in value["predictions"].items()}
         truth = [Box(**box) for box in value.get("truth", [])]
         return cls(str(value["image"]), predictions, truth, float(value.get("confidence", EVERYDAY_CONFIDENCE)))
@@ -238,6 +239,7 @@ class Report:
         return next((row for row in self.rows if row.stage.lower() == "float"), None)
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON holds it; numbers that are not finite become None."""
         return {"schema_version": SCHEMA_VERSION, **_plain(asdict(self))}
 
     def save(self, path: str | Path) -> Path:

@@ -36,6 +36,7 @@ class Entry:
 
     @property
     def is_engine(self) -> bool:
+        """Whether the file is an engine, by its suffix."""
         return self.file.suffix.lower() in ENGINE_SUFFIXES
 
 
@@ -62,9 +63,11 @@ class Row:
 
     @property
     def images_per_second(self) -> float | None:
+        """Images per second; None where nothing was measured."""
         return None if self.figures is None else self.figures.qps * self.batch
 
     def to_dict(self) -> dict[str, Any]:
+        """The row as JSON holds it: its fields, images per second, and the figures by name."""
         known = {name: value for name, value in asdict(replace(self, figures=None)).items() if name != "figures"}
         figures = None if self.figures is None else self.figures.to_dict()
         return {**known, "images_per_second": self.images_per_second, "figures": figures}
@@ -105,7 +108,7 @@ def prepare(
 
 
 def engine_path(entry: Entry, batch: int, size: tuple[int, int] | None) -> Path:
-    """The engine that is built of an ONNX file for a batch and, where it is variable, a size."""
+    """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size."""
     name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
     return entry.file.with_name(f"{name}.engine")
 

@@ -28,15 +28,24 @@ class Abilities(Protocol):
     """What a builder can do: `tensorrt_api.Api`, or trtexec."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name and version, such as 'TensorRT 10.13.0'."""
+
     @property
-    def weakly_typed(self) -> bool: ...
+    def weakly_typed(self) -> bool:
+        """Whether builder flags choose the precision; else the ONNX file does."""
+
     @property
-    def strongly_typed(self) -> bool: ...
+    def strongly_typed(self) -> bool:
+        """Whether a network can be built in the types that the ONNX file has."""
+
     @property
-    def max_opset(self) -> int | None: ...
+    def max_opset(self) -> int | None:
+        """The last ONNX operator set that is read; None where no file of ours exceeds it."""
+
     @property
-    def ahead_of_time(self) -> tuple[str, ...]: ...
+    def ahead_of_time(self) -> tuple[str, ...]:
+        """Architectures such as 'SM89' that engines can be built for without such a GPU."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,7 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
     """Input → min, opt and max shape, for the dynamic axes; empty when none is.
 
     Raises:
-        InputError: a range was asked for where the file is fixed, or a size is no multiple of the stride.
+        InputError: a range was asked for where the file's shape is static, or a size is no multiple of the stride.
     """
     name, shape = file.image
     wanted: tuple[Range | None, ...] = (config.batch, None, config.height, config.width)

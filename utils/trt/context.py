@@ -92,9 +92,9 @@ class Execution:
         self._context = self.engine.create_execution_context()
         if self._context is None:
             raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
-        free = any(None in spec.shape for spec in self.inputs)
+        dynamic = any(None in spec.shape for spec in self.inputs)
         # TensorRT chooses the profile by itself for an engine's first context only
-        if free and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
+        if dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
             raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
 
     def opt_shape(self, name: str) -> Shape:

@@ -49,6 +49,7 @@ class EngineNote:
     warnings: tuple[str, ...] = ()
 
     def save(self, engine: Path) -> None:
+        """Write the note beside an engine."""
         with atomic_path(note_path(engine)) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
@@ -70,6 +71,7 @@ class EngineNote:
 
 
 def note_path(engine: Path) -> Path:
+    """Where the note of an engine lies: `X.engine.json` beside `X.engine`."""
     return engine.with_name(f"{engine.name}.json")
 
 

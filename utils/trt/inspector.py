@@ -143,7 +143,7 @@ def _precision(tensors: Iterable[Tensor], entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of what an engine consists.
+    """What an engine consists of: layers by precision and kind, and their times.
 
     Attributes:
         counts: computing layers by precision.

@@ -40,11 +40,12 @@ class Api:
 
     @property
     def version(self) -> str:
+        """The module's version, such as '8.6.0', or 'unknown'."""
         return str(getattr(self.module, "__version__", "unknown"))
 
     @property
     def name(self) -> str:
-        """Such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
+        """Name and version, such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
         product = "TensorRT-RTX" if "rtx" in self.module.__name__ else "TensorRT"
         return f"{product} {self.version}"
 
@@ -124,7 +125,7 @@ class Log:
         self.handle.listeners.add(self)
 
     def add(self, severity: str, text: str) -> bool:
-        """Take a message; whether it is a new one that matters."""
+        """Take a message, and return whether it is a new one that matters."""
         kept = {"ERROR": self.errors, "INTERNAL_ERROR": self.errors, "WARNING": self.warnings}.get(severity)
         if kept is None or text in kept:
             return False

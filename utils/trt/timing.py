@@ -46,6 +46,7 @@ class Summary:
         )
 
     def to_dict(self) -> dict[str, float]:
+        """The fields by name, as JSON holds them."""
         return asdict(self)
 
 
@@ -84,6 +85,7 @@ class Figures:
     parts: Mapping[str, Summary]
 
     def to_dict(self) -> dict[str, Any]:
+        """Queries per second and the summary of each part, as JSON holds them."""
         return {"qps": self.qps, **{name: summary.to_dict() for name, summary in self.parts.items()}}
 
     def lines(self) -> list[str]:
@@ -151,7 +153,7 @@ class _Host:
 def _run(
     execution: Execution, host: _Host, config: TimingConfig, seconds: float, iterations: int, into: _Samples
 ) -> None:
-    """Queries for so long, and so many at least, each enqueued while the one before it runs."""
+    """Run queries for so long, and at least so many, each enqueued while the one before it runs."""
     graph = execution.graph() if config.cuda_graph else None
     stream = execution.stream
     began, previous, count = time.perf_counter(), None, 0

@@ -46,7 +46,7 @@ class Trtexec:
 
     @cached_property
     def version(self) -> str:
-        """Such as '8.6.1': from 10 on it prints 101300 for 10.13.0, before 8601 for 8.6.1."""
+        """The version, such as '8.6.1': from 10 on it prints 101300 for 10.13.0, before 8601 for 8.6.1."""
         found = re.search(r"TensorRT v(\d+)", self._help)
         if not found:
             return "unknown"
@@ -56,22 +56,27 @@ class Trtexec:
 
     @property
     def name(self) -> str:
+        """Name and version, such as 'TensorRT 8.6.1'."""
         return f"TensorRT {self.version}"
 
     @property
     def weakly_typed(self) -> bool:
+        """Whether its flags choose the precision: it has `--fp16`."""
         return self.knows("--fp16")
 
     @property
     def strongly_typed(self) -> bool:
+        """Whether it builds a network in the types that the ONNX file has."""
         return self.knows("--stronglyTyped") or not self.weakly_typed
 
     @property
     def max_opset(self) -> int | None:
+        """The last ONNX operator set that is read: 17 before strong typing, None where no file of ours exceeds it."""
         return None if self.strongly_typed else 17
 
     @property
     def ahead_of_time(self) -> tuple[str, ...]:
+        """No architectures: trtexec builds for the GPU that is there."""
         return ()
 
     def knows(self, flag: str) -> bool:
@@ -79,7 +84,7 @@ class Trtexec:
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
 
     def run(self, arguments: Sequence[str]) -> str:
-        """Run it, and return what it printed.
+        """Run the program, and return what it printed.
 
         Raises:
             QatError: it failed; the message has its last error.
@@ -96,7 +101,7 @@ class Trtexec:
 
 
 def find() -> Trtexec:
-    """The installed one.
+    """Find the installed trtexec.
 
     Raises:
         DependencyError: there is none.

@@ -34,6 +34,7 @@ def check(content: Any, modules: frozenset[type[nn.Module]] = frozenset()) -> No
 
     Args:
         modules: the classes that it may hold.
+
     Raises:
         NotAllowed: a value of another kind, a hook, or a module where data is expected.
         Damaged: a container within itself, a module in two places, or nesting without end.

@@ -33,6 +33,7 @@ def read(
         modules: module classes that it may hold, by the names that a pickle has for them. Without, it holds containers,
             numbers, text and tensors.
         device: where the tensors go.
+
     Raises:
         pickle_machine.NotAllowed: it names a class or a function that is not in utils/untrusted/allowed_names.py.
         pickle_machine.Damaged: it is no such file, or what it holds does not fit together.

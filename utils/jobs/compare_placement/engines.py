@@ -60,9 +60,11 @@ class Row:
 
     @property
     def images_per_second(self) -> float | None:
+        """Images per second, from the median time; None where nothing was measured."""
         return None if not self.ms else self.batch / self.ms * 1000
 
     def to_dict(self) -> dict[str, Any]:
+        """The row as JSON holds it, with images per second."""
         return {**asdict(self), "images_per_second": self.images_per_second}
 
 

@@ -2,7 +2,7 @@
 
 Screening: for every unit (`units.py`), two states of one placed and calibrated network, "all in INT8 but this unit" and
 "nothing in INT8 but this unit", are scored by how far their predictions are from the float network's (`proxy.py`).
-Layers before the unit are not run again (`layerwise.py`), and units take turns (`screening.py`).
+Layers before the unit are not run again (`models/quantize/partial_forward.py`), and units take turns (`screening.py`).
 Confirming: AP for the units with the highest scores, all on the same images. Then units stay in float, greedily,
 until the loss is small enough (`selection.py`), and that recipe is placed, calibrated and evaluated as
 `qat.py quantize` does.

@@ -195,12 +195,16 @@ def _stage_name(stage: str) -> str:
 
 
 class Screening:
-    """Proxy scores. Units take turns, so that all see different parts of the same images."""
+    """Proxy scores of units, which take turns, so that all see different parts of the same images."""
 
     def __init__(self, work: Work, network: Layerwise, confirming: Confirming, *, thorough: bool = False) -> None:
-        """Args:
-        confirming: gets the results that AP can be measured with too.
-        thorough: every unit sees every image, and AP of every unit costs no further run.
+        """Prepare the passes; nothing is run yet.
+
+        Args:
+            work: what both kinds of pass work on.
+            network: runs the states.
+            confirming: gets the results that AP can be measured with too.
+            thorough: every unit sees every image, and AP of every unit costs no further run.
         """
         self._work, self._network, self._confirming, self._thorough = work, network, confirming, thorough
 

@@ -33,8 +33,10 @@ class Search:
     def __init__(
         self, options: SensitiveOptions, units: Units, screening: Screening, confirming: Confirming, costs: Costs
     ) -> None:
-        """Args:
-        costs: units → their shares of multiply-adds (`macs`) and, where it is known, of engine time (`engine_time`).
+        """Prepare the search; nothing is run yet.
+
+        Args:
+            costs: gives units their shares of multiply-adds (`macs`) and, if known, of engine time (`engine_time`).
         """
         self._options, self._groups = options, units
         self._screening, self._confirming, self._cost_of = screening, confirming, costs

@@ -81,6 +81,7 @@ def find_analysis(where: str | Path, project: str | Path) -> Path:
 
     Args:
         where: a run folder or a file in it; empty for the run last written to below `project`.
+
     Raises:
         InputError: no run is there.
     """

@@ -47,9 +47,11 @@ class Units:
     """The units of a network, and what a recipe has to say to keep some of them in float."""
 
     def __init__(self, model: Any, plan: Plan, recipe: Recipe, granularity: str) -> None:
-        """Args:
-        model: the fused float network that `plan` was made for, with `recipe`.
-        granularity: one of `options.GRANULARITIES`.
+        """Find the units of a network.
+
+        Args:
+            model: the fused float network that `plan` was made for, with `recipe`.
+            granularity: one of `options.GRANULARITIES`.
         """
         self._model, self._plan, self._granularity = model, plan, granularity
         self._needs = placement.needs(model, recipe)
@@ -63,7 +65,10 @@ class Units:
         return State(frozenset().union(*(self._needs[path] for path in left)), frozenset(left))
 
     def shared(self) -> list[Unit]:
-        """For each scale that several units read: all convolutions that read it. Only together can they free it."""
+        """For each scale that several units read, find all convolutions that read it.
+
+        The scale's quantizer goes only when all of them are in float.
+        """
         found: dict[tuple[str, ...], Unit] = {}
         for name, tensors in self._scale_tensors().items():
             consumers = self._consumers(tensors)
