@@ -20,7 +20,6 @@ from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core.errors import CheckpointError
 from utils.core.file_schema import damaged
 from utils.core.files import save_torch
-from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.evaluation.detector import in_images
 from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
