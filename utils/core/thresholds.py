@@ -4,5 +4,5 @@ from __future__ import annotations
 
 # AP wants every detection; these are the defaults of upstream's val.py
 AP_CONFIDENCE, AP_NMS_IOU = 0.001, 0.7
-# the defaults of upstream's detect.py, and of networks with NMS in the file
+# the defaults of upstream's detection program, and of networks with NMS in the file
 EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU = 0.25, 0.45

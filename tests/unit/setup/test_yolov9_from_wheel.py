@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/yolov9_from_wheel.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/yolov9_from_wheel.py"
 INFO = "yolo9-1.0.18.dist-info"
 COMMON = """import torch
 from yolo9.utils.general import (colours,

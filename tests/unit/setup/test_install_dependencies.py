@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = {
     "runtime.txt": "torch>=2.4\nlibraries>=1\n",
     "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nnvidia-modelopt>=0.47\n",

@@ -18,7 +18,7 @@ from utils.cli import run_program
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "scripts"))
 import build_engine  # noqa: E402
 

@@ -22,7 +22,7 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.engine_file import EngineNote
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECORD = ROOT / "tests/data/inspector-8.6.json"
 sys.path.append(str(ROOT / "scripts"))
 import inspect_engine  # noqa: E402

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/get_yolov9.sh"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/get_yolov9.sh"
 
 
 class Place:

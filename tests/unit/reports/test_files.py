@@ -17,7 +17,7 @@ from utils.reports.files import load, merged, write_all
 from utils.reports.schema import Report, Row
 from utils.runners.base import Runner, TensorSpec
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class OneBox(Runner):

@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "data" / "demo"
 TRAIN, VAL = 6, 4
 

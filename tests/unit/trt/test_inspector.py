@@ -10,7 +10,7 @@ import pytest
 from utils.core.errors import InputError
 from utils.trt import inspector
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 OLD = (DATA / "inspector-8.6.json").read_text()  # 31 layers of gelan-c in INT8, as TensorRT 8.6.0 wrote them
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WITHOUT = (
     "import sys, importlib.abc\n"
     "class Blocked(importlib.abc.MetaPathFinder):\n"

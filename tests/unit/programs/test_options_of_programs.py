@@ -25,7 +25,7 @@ from utils.core.errors import InputError
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def script(name: str) -> ModuleType:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = {
     "models/__init__.py": "",
     "models/yolo.py": "def parse_model(d, ch): ...\n",

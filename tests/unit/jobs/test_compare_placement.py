@@ -18,7 +18,7 @@ from utils.jobs.compare_placement import engines, table
 from utils.jobs.compare_placement.variants import is_fresh, jobs
 from utils.trt import tensorrt_api
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SPEC = importlib.util.spec_from_file_location("compare_placement", ROOT / "scripts/compare_placement.py")
 program = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(program)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = (
     "patch_yolov9.sh", "scripts/lib.sh", "scripts/patch_overlay.py", "scripts/overlay_plan.py",
     "scripts/overlay_apply.py", "interrupts.py", "utils/core/console.py",

@@ -22,7 +22,7 @@ from utils.trt.builder import build
 from utils.trt.context import Execution
 from utils.trt.timing import Figures, Summary, TimingConfig
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.run_folder import LOCK_FILE, InUseError, clear_leftovers, held, new_run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOLDER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])

@@ -22,7 +22,7 @@ from utils.reports.schema import Report
 from utils.runners.pytorch import TorchRunner
 from utils.trt import tensorrt_api
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("cat", "dog", "owl")
 
 

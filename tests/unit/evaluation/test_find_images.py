@@ -24,7 +24,7 @@ from utils.evaluation.predictions import TextWriter
 from utils.evaluation.sources import check_source, target_names
 
 pytestmark = pytest.mark.timeout(120)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("cat", "dog", "owl")
 
 

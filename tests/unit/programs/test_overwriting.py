@@ -29,7 +29,7 @@ from utils.jobs import inspect_engine
 from utils.onnx_graph import deepstream_files
 from utils.reports.schema import Report
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.timeout(120)
 
 
