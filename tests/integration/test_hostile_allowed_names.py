@@ -13,7 +13,7 @@ BEFORE = "from utils import upstream\nupstream.ensure()\nimport models.common, m
 
 TRY = """
 import contextlib
-from utils import allowed_names, pickled_values
+from utils.untrusted import allowed_names, pickled_values
 from utils.untrusted.pickle_machine import Damaged, NotAllowed
 
 MARKS = [

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import interrupts
 from utils.core.errors import InputError
 from utils.core.files import make_run_dir
 
@@ -131,6 +132,7 @@ def _lock(folder: Path, advice: str) -> int:
             if not _is_at(descriptor, path):  # its owner ended just now, and took the file along
                 _close(descriptor)
                 continue
+            interrupts.temporaries.add(str(path.absolute()))  # goes with a program that ends without unwinding
             _sign(descriptor)
             if locked:
                 clear_leftovers(folder)
@@ -196,6 +198,7 @@ def _owner(descriptor: int) -> str:
 
 def _unlock(path: Path, descriptor: int) -> None:
     """Remove the file while it is locked, then let go: who waits for it finds that it is gone, and makes a new one."""
+    interrupts.temporaries.discard(str(path.absolute()))
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
             path.unlink()

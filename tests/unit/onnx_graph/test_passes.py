@@ -19,7 +19,7 @@ from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from qdq_graph import SIZE, Builder, Editor, good_graph
 
 GOOD = good_graph()

@@ -19,7 +19,7 @@ from utils.onnx_graph.qdq_passes import store_int8_weights
 from utils.onnx_graph.verify import table, verify, verify_file
 from utils.onnx_graph.view import module_path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from qdq_graph import Editor, good_graph
 
 GOOD = good_graph()
