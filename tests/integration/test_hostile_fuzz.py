@@ -251,7 +251,7 @@ def run_content() -> dict[str, Any]:
 def analysis_content() -> dict[str, Any]:
     state = AnalysisState(SensitiveOptions(weights="toy.pt").to_dict(), Recipe().to_dict(), "00ff", {"model.0": 1.5})
     state.screened = {"units": {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}}
-    state.ap, state.seconds = {"units": {"float": 0.5}}, {"calibration": 1.0}
+    state.ap, state.seconds = {"units": {"float": 0.5, "INT8": 0.4}}, {"calibration": 1.0}
     return {"analysis_state": 1, **asdict(state)}
 
 
