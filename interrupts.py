@@ -39,6 +39,7 @@ class _State:
     owner = 0  # the process that watches; 0 in its children, and where no program runs (tests)
     in_job = False
     signal = 0  # the first that came
+    poked = False  # the guard has sent the signal again: one that comes when the first is handled is no second press
     held = False
     said = False
 
@@ -145,6 +146,9 @@ def _exception(number: int) -> KeyboardInterrupt:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if not watching():  # a child that was forked this moment
         os._exit(128 + number)
+    if _State.poked and _State.signal:
+        _State.poked = False
+        return
     first = not _State.signal
     _State.signal = _State.signal or number
     if _State.held:
@@ -175,16 +179,21 @@ def _start_guard() -> None:
     receive, send = os.pipe()
     os.set_blocking(send, False)
     _signal.set_wakeup_fd(send, warn_on_full_buffer=False)  # written to at once, also while the main thread is in C
-    _thread.start_new_thread(_guard, (receive,))
+    _thread.start_new_thread(_guard, (receive, _thread.get_ident()))
 
 
-def _guard(receive: int) -> None:
+def _guard(receive: int, main: int) -> None:
     import time
 
     number = 0
     while number not in LINES:  # other signals have handlers too: torch's loader hears of its workers' ends
         number = os.read(receive, 1)[0]
-    time.sleep(GRACE)
+    # A signal just before the main thread begins to wait (`sleep`, `read`) does not wake it; the next one does.
+    for _ in range(round(GRACE / 0.1)):
+        time.sleep(0.1)
+        if not _State.signal:
+            _State.poked = True
+            _signal.pthread_kill(main, number)
     _State.signal = _State.signal or number
     end(0)
 

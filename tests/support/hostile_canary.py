@@ -53,10 +53,15 @@ def watched(code: str, report: Path, *, before: str = "", allowed: Sequence[Path
     quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
-        env={**os.environ, **quiet, **(environment or {})},
+        env={**_without_coverage(), **quiet, **(environment or {})},
     )  # fmt: skip
     events = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     return Outcome(result.returncode, result.stdout, result.stderr, events)
+
+
+def _without_coverage() -> dict[str, str]:
+    """The environment without what makes a process measure coverage: its files are not what is watched for."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
 
 
 def program(words: Sequence[str | Path]) -> str:
