@@ -95,6 +95,7 @@ def leave() -> None:
             stream.flush()
         except (OSError, ValueError, AttributeError):  # closed; nobody reads it
             continue
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # torch's handler calls a worker that ends so an error
     for child in _children():  # which multiprocessing would wait for
         _try(os.kill, child, SIGTERM)
     atexit._run_exitfuncs()

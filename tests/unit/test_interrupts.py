@@ -165,6 +165,22 @@ def test_a_job_may_close_what_it_opened(tmp_path):
     assert program.process.communicate(timeout=30)[0] == "continue with --resume\n"
 
 
+def test_a_library_that_hears_of_its_workers_ends_says_nothing(tmp_path):
+    program = Program(tmp_path, """
+        import atexit, signal, subprocess
+        def handler(number, frame):
+            raise RuntimeError("worker is killed by signal: Terminated")
+        signal.signal(signal.SIGCHLD, handler)
+        atexit.register(time.sleep, 0.5)
+        def work():
+            subprocess.Popen(["sleep", "60"], start_new_session=True)
+            ready()
+            time.sleep(60)
+        interrupts.job(work)
+        """).wait_until_ready()  # fmt: skip
+    assert program.end(group=False)[:2] == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("presses", [1, 5])
 def test_temporary_files_go_also_when_nothing_unwinds(tmp_path, presses):
     program = Program(tmp_path, """
