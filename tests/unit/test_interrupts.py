@@ -167,11 +167,13 @@ def test_a_job_may_close_what_it_opened(tmp_path):
 
 def test_a_library_that_hears_of_its_workers_ends_says_nothing(tmp_path):
     program = Program(tmp_path, """
-        import atexit, signal, subprocess
+        import signal, subprocess, weakref
         def handler(number, frame):
             raise RuntimeError("worker is killed by signal: Terminated")
         signal.signal(signal.SIGCHLD, handler)
-        atexit.register(time.sleep, 0.5)
+        class Library: pass
+        library = Library()
+        weakref.finalize(library, time.sleep, 0.5)  # called at the exit, and says what it raises
         def work():
             subprocess.Popen(["sleep", "60"], start_new_session=True)
             ready()
