@@ -298,20 +298,24 @@ def _report_rule() -> Rule:
     ranges = record({"name": text(), "kind": choice("activation", "weight"), "amax": positive, "min": positive,
                      "max": positive, "channels": plain, "tensors": plain},
                     ("min", "max", "channels", "tensors"))  # fmt: skip
-    rules = {"schema_version": integer(SCHEMA_VERSION, SCHEMA_VERSION), "command": text(), "rows": listing(_row),
-             "history": listing(history), "ranges": listing(ranges), "samples": listing(sample),
-             "notes": listing(text()), "title": text(), "data": text(), "created": text(),
+    rules = {"schema_version": integer(SCHEMA_VERSION, SCHEMA_VERSION), "command": text(),
+             "rows": listing(row_rule("ap_with")), "history": listing(history), "ranges": listing(ranges),
+             "samples": listing(sample), "notes": listing(text()), "title": text(), "data": text(), "created": text(),
              "hardware": mapping(text(), text())}  # fmt: skip
     return record(rules, set(rules) - {"schema_version", "command", "rows"})
 
 
-def _row(value: Any, field: str) -> None:
-    names = {item.name: plain for item in fields(Row)}
-    record(names, ("ap_with",))(value, field)
-    try:
-        Row(**value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Mismatch.said(f"{field}: {error}") from None
+def row_rule(*optional: str) -> Rule:
+    """The fields of a `Row`, from which one can be made; those that are `optional` may be missing."""
+
+    def rule(value: Any, field: str) -> None:
+        record({item.name: plain for item in fields(Row)}, optional)(value, field)
+        try:
+            Row(**value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Mismatch.said(f"{field}: {error}") from None
+
+    return rule
 
 
 def _plain(value: Any) -> Any:
