@@ -10,7 +10,9 @@ reports, are in `utils/jobs/`.
     graph.py           the network as operations on tensors, read along the rules
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
     modules.py         the quantized stand-ins that apply() puts in
-    backend.py         the only importer of the quantizer library
+    backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
+    quantizer.py       ours: amax, a switch, a scale that training can put in
+    fake_quantize.py   the arithmetic of rounding, and its gradients
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass
     finetune.py        QAT: the float network supervises the quantized one
     checkpoint.py      recipe + state on disk; loading never runs code from the file

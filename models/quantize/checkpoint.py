@@ -19,7 +19,7 @@ from models.quantize import placement
 from models.quantize.backend import QUANTIZERS
 from models.quantize.recipe import Recipe
 from utils import upstream_checks
-from utils.core.errors import CheckpointError, DependencyError, InputError
+from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, text
 from utils.core.files import save_torch
 from utils.core.shown import shown
@@ -35,7 +35,7 @@ CONTENT = record(
         "format": choice(FORMAT),
         "format_version": integer(FORMAT_VERSION, FORMAT_VERSION),
         "version": text(),
-        "library": choice(*QUANTIZERS),
+        "library": choice(*QUANTIZERS),  # which quantizers wrote it; files since 0.2 do not say, for all are the same
         "recipe": mapping(text(), plain),
         "nc": integer(1, upstream_checks.MOST_CLASSES),
         "names": mapping(integer(0, upstream_checks.MOST_CLASSES), text()),
@@ -43,7 +43,8 @@ CONTENT = record(
         "yaml": mapping(text(), plain),
         "extra": mapping(text(), plain),
         "quantized_state": mapping(text(), upstream_checks.tensor),
-    }
+    },
+    optional=("library",),
 )
 
 
@@ -69,7 +70,6 @@ def save(
     nc: int,
     stride: int,
     yaml: Mapping[str, Any],
-    library: str = "modelopt",
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a quantized network that `placement.apply` made; the file appears whole or not at all.
@@ -83,7 +83,6 @@ def save(
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "version": __version__,
-        "library": library,
         "recipe": recipe.to_dict(),
         "names": dict(names),
         "nc": int(nc),
@@ -144,8 +143,8 @@ def _build(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -
             upstream.check_head(model, path)
         upstream_checks.one_of(tuple(heads))(model.model[-1], f"model.{len(model.model) - 1}")
         model = upstream.fuse(model)
-        placement.apply(model, placement.plan(model, recipe), content["library"])
-    except (CheckpointError, DependencyError):
+        placement.apply(model, placement.plan(model, recipe))
+    except CheckpointError:
         raise
     except Exception as error:  # what describes no network of ours can fail anywhere
         reason = " ".join(str(error).split())[:300]

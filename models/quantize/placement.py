@@ -138,7 +138,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     )
 
 
-def apply(model: nn.Module, plan: Plan, library: str = "modelopt") -> None:
+def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     """Replace modules by their quantized stand-ins, in place; amax of every weight is set, of activations it is 1.
 
     Raises:

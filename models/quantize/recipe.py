@@ -30,7 +30,7 @@ __all__ = [
     "parse_method",
 ]  # fmt: skip
 
-QUANTIZERS = ("modelopt", "pytorch-quantization")  # libraries, see backend.py
+QUANTIZERS = ("torch", "modelopt", "pytorch-quantization")  # see backend.py
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One contract for both quantizer libraries, against plain NumPy and ONNX Runtime."""
+"""One contract for the quantizers of all libraries, against plain NumPy and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from models.quantize import backend
+from models.quantize.fake_quantize import float16_scale
+from models.quantize.quantizer import put_scale
 from utils.core.errors import DependencyError, InputError
 
 pytestmark = pytest.mark.parametrize("library", backend.QUANTIZERS)
@@ -107,6 +109,38 @@ def test_state_is_one_buffer_that_loads_back(library):
     assert backend.is_quantizer(source)
 
 
+def test_the_same_bits_as_the_others_and_the_same_state(library):
+    ours, others = backend.create(4, library), backend.create(4)
+    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(3))
+    for quantizer in (ours, others):
+        backend.set_amax(quantizer, weight.abs().amax((1, 2, 3), keepdim=True) * 0.9)
+    results = []
+    for quantizer in (ours, others):
+        x = weight.clone().requires_grad_()
+        y = quantizer(x)
+        (y * weight).sum().backward()
+        results.append((y.detach(), x.grad, quantizer.state_dict()["_amax"]))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_scale_that_is_put_in_gets_its_gradient_and_is_no_state(library):
+    quantizer = backend.create(None, library)
+    backend.set_amax(quantizer, torch.tensor(2.0))
+    scale = float16_scale(torch.tensor(1.5 / 127)).requires_grad_()
+    x = torch.tensor([0.5 / 127, 3.0], requires_grad=True)
+    put_scale(quantizer, scale)
+    y = quantizer(x)
+    y.sum().backward()
+    step = float(scale.detach())
+    np.testing.assert_allclose(y.tolist(), [0.0, 127 * step], rtol=1e-6)  # the first is below half a step
+    assert x.grad.tolist() == [1, 0]
+    np.testing.assert_allclose(float(scale.grad), 0.0 - 0.5 / 127 / step + 127, rtol=1e-6)
+    assert list(quantizer.state_dict()) == ["_amax"]
+    put_scale(quantizer, None)
+    assert float(quantizer(x.detach())[1]) == float(backend.get_amax(quantizer))  # 2.0 again
+
+
 def test_exported_graph_is_native_and_computes_the_same(library):
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -135,8 +169,10 @@ def test_exported_graph_is_native_and_computes_the_same(library):
 
 
 def test_unknown_library_and_one_that_is_not_installed(library, monkeypatch):
-    with pytest.raises(InputError, match="none of modelopt"):
+    with pytest.raises(InputError, match="none of torch"):
         backend.create(None, "tensorflow")
+    if library == "torch":  # it is always there
+        return
     backend._factory.cache_clear()
     package = {"modelopt": "modelopt.torch.quantization.config", "pytorch-quantization": "pytorch_quantization.nn"}[
         library

@@ -81,7 +81,7 @@ def amax_of(stored: dict[str, Any]) -> str:
         ("yaml", {}, "its network cannot be built (the model description lacks nc"),
         ("yaml", {**TINY, "head": TINY["head"][:-1]}, "damaged or from another version"),
         ("version", 1, "version is 1, expected a text"),
-        ("library", "other", "library is 'other', expected modelopt or pytorch-quantization"),
+        ("library", "other", "library is 'other', expected torch, modelopt or pytorch-quantization"),
         ("extra", [1], "extra is [1], expected a mapping"),
         ("extra", {"a": torch.ones(2)}, "extra.a is Tensor float32 [2]"),
         ("quantized_state", [], "quantized_state is [], expected a mapping"),

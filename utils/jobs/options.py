@@ -96,7 +96,7 @@ class QuantizeOptions(_CalibratingOptions):
     no_eval_origin: bool = False
     no_eval_ptq: bool = False
     ptq_only: bool = False
-    quantizer: str = "modelopt"
+    quantizer: str = "torch"
     calib_method: str | None = None
     percentile: float | None = None
     epochs: int | None = None

@@ -325,7 +325,6 @@ class Session:
             nc=source.nc,
             stride=source.stride,
             yaml=source.yaml,
-            library=self.options.quantizer,
             extra={**extra, **origin, "imgsz": self._inputs.imgsz},
         )
         self.state.files.append(name)

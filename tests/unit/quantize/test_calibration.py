@@ -10,6 +10,7 @@ from torch import nn
 
 from models.quantize import backend, calibration, placement
 from models.quantize.calibration import Histogram, Statistics
+from models.quantize.fake_quantize import representable
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Calibration, Recipe
 from utils.core.errors import QatError
@@ -189,7 +190,7 @@ def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors
         for images in batches[:2]:  # the third is over the limit
             original(images)
     shared = next(name for name in network.activation_quantizers if name == "model/0")
-    assert backend.get_amax(network.activation_quantizers[shared]) == backend.representable(max(seen))
+    assert backend.get_amax(network.activation_quantizers[shared]) == representable(max(seen))
 
 
 def test_statistics_are_gathered_in_full_float32(monkeypatch):

@@ -11,6 +11,7 @@ from small_networks import Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
 
 from models.quantize import backend, modules, placement
+from models.quantize.fake_quantize import representable
 from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError, RecipeError
@@ -132,7 +133,7 @@ def test_a_copy_has_quantizers_of_its_own():
     other = copy.deepcopy(network)
     backend.set_amax(other.activation_quantizers["images"], torch.tensor(9.0))
     assert other.model[0].conv.input_site.quantizer is other.activation_quantizers["images"]
-    assert backend.get_amax(network.activation_quantizers["images"]) == backend.representable(torch.tensor(1.0))
+    assert backend.get_amax(network.activation_quantizers["images"]) == representable(torch.tensor(1.0))
 
 
 def test_float_pattern_frees_tensors_that_nobody_else_reads():
