@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
+from models.quantize.recipe_fields import SUPERVISIONS, TRAIN_OPTIONS
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
@@ -122,14 +123,26 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
         "--lr",
         type=bounded("lr"),
         metavar="LR",
-        help="learning rate of the first epochs; the schedule is scaled with it",
+        help=f"highest learning rate, of weights; those of biases and ranges keep their ratio (default: {Finetune.lr})",
     )
     recipe.add_argument(
-        "--supervision-stride", type=bounded("supervision_stride"), metavar="N",
-        help=f"compare every N-th layer with the float model (default: {Finetune.supervision_stride})",
+        "--train",
+        choices=TRAIN_OPTIONS,
+        help=f"what QAT trains; all: weights, biases, ranges (default: {Finetune.train})",
+    )
+    recipe.add_argument(
+        "--supervision", choices=SUPERVISIONS,
+        help=f"what QAT compares with the float model: detection, or layers (default: {Finetune.supervision})",
     )  # fmt: skip
     recipe.add_argument(
-        "--patience", type=bounded("patience"), metavar="N", help="stop after N epochs without a better AP; 0: never"
+        "--supervision-stride", type=bounded("supervision_stride"), metavar="N",
+        help=f"supervision by layers, of which every N-th is compared (default: {Finetune.supervision_stride})",
+    )  # fmt: skip
+    recipe.add_argument(
+        "--teacher", metavar="FILE", help="float checkpoint that supervises QAT (default: the one of --weights)"
+    )
+    recipe.add_argument(
+        "--patience", type=bounded("patience"), metavar="N", help="stop after N epochs without a better state; 0: never"
     )
     _without_defaults(parser)
 
@@ -232,7 +245,7 @@ WRITTEN = {
 def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
     """The options of a new run, which is not to overwrite what it reads."""
     options = kind(**given_options(vars(args), kind))
-    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile")}
+    read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile", "teacher")}
     check_files(**read)
     refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[kind], read.values())
     need("torch")

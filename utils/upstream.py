@@ -238,11 +238,15 @@ def make_dataset(
     single_cls: bool = False,
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
+    keep: Callable[[str], bool] | None = None,
 ) -> torch.utils.data.Dataset[Any]:
     """Upstream's `LoadImagesAndLabels`, of images and labels only: no label cache and no array beside an image is read.
 
     An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
     `dataset.collate_fn` makes batches of them.
+
+    Args:
+        keep: only the images for whose path this holds take part, also as parts of others' mosaics.
 
     Raises:
         DataError: no image, or no readable one, lies at `paths`.
@@ -263,9 +267,21 @@ def make_dataset(
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
         raise DataError(str(error).split("\n")[0]) from error
+    if keep is not None:
+        _keep_images(dataset, [index for index, file in enumerate(dataset.im_files) if keep(file)])
     # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
     dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
     return dataset
+
+
+def _keep_images(dataset: Any, kept: Sequence[int]) -> None:
+    """Leave only some images in upstream's dataset: mosaics draw from all that it holds."""
+    for name in ("im_files", "label_files", "labels", "segments"):
+        entries = getattr(dataset, name)
+        setattr(dataset, name, [entries[index] for index in kept])
+    dataset.shapes, dataset.batch = dataset.shapes[list(kept)], dataset.batch[: len(kept)]
+    dataset.n, dataset.indices = len(kept), range(len(kept))
+    dataset.ims, dataset.im_hw0, dataset.im_hw = ([None] * len(kept) for _ in range(3))
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,9 @@ reports, are in `utils/jobs/`.
     fake_quantize.py   the arithmetic of rounding, and its gradients
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass
     finetune.py        QAT: the float network supervises the quantized one
+    supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers
+    learned_ranges.py  ranges as parameters
+    schedule.py        the learning rate of each step
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known
     ranges.py          amax of every scale, for reports

@@ -1,8 +1,8 @@
-"""Quantization-aware training: the float model teaches the model with fake quantizers.
+"""Quantization-aware training: the float network teaches the network with fake quantizers.
 
-No labels are used. Student and teacher see the same images, and the student's weights move so that the outputs of its
-top-level layers come closer to the teacher's. The quantizers' ranges (amax) stay what calibration found; gradients pass
-the rounding by the straight-through estimator of the quantizer library.
+No labels are used. Student and teacher see the same images, and the student's weights and ranges move so that its
+detections come closer to the teacher's (`supervision.py`). Gradients pass the rounding straight through, and reach the
+ranges as in LSQ (`fake_quantize.py`, `learned_ranges.py`).
 
 Batch norm is fused into the convolutions before this starts, so both models run in eval mode throughout; only the last
 layer (the head) is switched to its training output, the raw maps `[B, no, H, W]` per stride, which skips box decoding.
@@ -10,23 +10,36 @@ layer (the head) is switched to its training output, the raw maps `[B, no, H, W]
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.quantize.learned_ranges import LearnedRanges
+from models.quantize.recipe import Finetune
+from models.quantize.supervision import (
+    LayerTaps,
+    head_inputs,
+    layer_loss,
+    raw_head,
+    supervised_layers,
+    task_loss,
+    task_terms,
+    top_layers,
+)
+from utils.core.device import full_float32
 from utils.core.errors import CheckpointError
 from utils.core.shown import shown
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
-SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
+SYNCHRONIZED = 20  # steps between two looks at the loss on a GPU: each of them waits for all that was launched
 
 
 class DivergedError(ArithmeticError):
@@ -40,27 +53,6 @@ class EpochResult:
     loss: float
     iterations: int
     seconds: float
-
-
-def top_layers(model: nn.Module) -> nn.Sequential:
-    """The sequence of top-level layers of an upstream model (`model.model`)."""
-    layers = getattr(model, "model", None)
-    if not isinstance(layers, nn.Sequential) or len(layers) < 2:
-        raise TypeError(f"expected a model with two or more layers in .model, got {type(model).__name__}")
-    return layers
-
-
-def supervised_layers(count: int, stride: int) -> list[int]:
-    """Indices of the layers whose outputs are compared, for a model of `count` top-level layers, the head included.
-
-    Every `stride`-th layer, the last one before the head, and the head itself, whose raw maps are what AP depends on.
-
-    >>> supervised_layers(6, 3)
-    [0, 3, 4, 5]
-    """
-    if stride < 1:
-        raise ValueError(f"supervision stride must be 1 or more, got {stride}")
-    return sorted({*range(0, count - 1, stride), count - 2, count - 1})
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -89,100 +81,69 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-class LayerTaps:
-    """Context manager that collects the outputs of chosen top-level layers during a forward.
+class Student(nn.Module):
+    """The quantized network and the ranges that it is trained with, as one module."""
 
-    The hooks hold tensors only between a forward and `take`, and leaving the context removes hooks and tensors.
-    """
+    def __init__(self, network: nn.Module, ranges: LearnedRanges) -> None:
+        super().__init__()
+        self.network, self.ranges = network, ranges
 
-    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
-        self._modules = [top_layers(model)[i] for i in layers]
-        self._outputs: list[Any] = [None] * len(layers)
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> LayerTaps:
-        for slot, module in enumerate(self._modules):
-            self._handles.append(module.register_forward_hook(self._hook(slot)))
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._outputs = [None] * len(self._modules)
-
-    def _hook(self, slot: int) -> Any:
-        def collect(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            self._outputs[slot] = output
-
-        return collect
-
-    def take(self) -> list[list[Tensor]]:
-        """The tensors of each tapped layer in the last forward, which are then forgotten."""
-        taken, self._outputs = self._outputs, [None] * len(self._modules)
-        return [list(_tensors(output)) for output in taken]
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in a layer's output: a tensor, or lists and tuples of them (CBLinear, the head)."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _tensors(item)
-
-
-def supervision_loss(student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Sum over tensors of the mean squared error relative to the variance of the teacher's tensor, a float32 scalar.
-
-    The error is relative, because plain errors let the layer with the largest values decide alone: with them, one image
-    with one clipped outlier was seen to weigh more than the rest of an epoch. It is computed in float32 also under AMP,
-    where squares of small half-precision differences would vanish.
-    """
-    total = torch.zeros((), device=student[0][0].device)
-    for ours, theirs in zip(student, teacher, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
-            target = b.float()
-            spread = target.var(correction=0).clamp(min=SMALLEST_VARIANCE)
-            total = total + nn.functional.mse_loss(a.float(), target) / spread
-    return total
-
-
-@contextlib.contextmanager
-def raw_head(model: nn.Module) -> Iterator[None]:
-    """Everything in eval mode, except that the head itself returns its raw maps; eval mode again afterwards."""
-    model.eval()
-    head = top_layers(model)[-1]
-    head.training = True  # not .train(): that would also reach the head's children
-    try:
-        yield
-    finally:
-        model.eval()
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Raw maps of float images `[B, 3, H, W]`."""
+        self.ranges.put_in()
+        maps: list[Tensor] = self.network(images)
+        return maps
 
 
 class Finetuner:
     """One student, its teacher and the optimizer; `run_epoch` may be called as often as wanted.
 
-    Adam trains all weights. On CUDA both models run under FP16 autocast with loss scaling, and not under BF16, because
-    BF16's 8 bits of significand are as coarse as the INT8 steps that training has to tell apart.
+    Adam trains weights, biases and ranges, each at a rate of its own. On CUDA both models run under FP16 autocast with
+    loss scaling, and not under BF16, because BF16's 8 bits of significand are as coarse as the INT8 steps that training
+    has to tell apart.
+
+    Args:
+        student: calibrated; between epochs its quantizers have the trained ranges as amax.
+        teacher: a float network with the same head and classes.
+        settings: rates, what trains, and the supervision.
     """
 
-    def __init__(
-        self, student: nn.Module, teacher: nn.Module, *, stride: int, grad_clip: float, device: torch.device
-    ) -> None:
-        self.student, self.teacher, self.device = student, teacher, device
-        self._layers = supervised_layers(len(top_layers(student)), stride)
-        self._clip = grad_clip
-        self._parameters = trainable_parameters(student)
+    def __init__(self, student: nn.Module, teacher: nn.Module, settings: Finetune, *, device: torch.device) -> None:
+        self.student, self.teacher, self.device, self.settings = student, teacher, device, settings
+        learned = settings.ranges == "learned"
+        self.ranges = LearnedRanges(student, activations=learned, weights=settings.weight_ranges == "learned")
+        self.ranges.to(device)
+        self.whole: nn.Module = Student(student, self.ranges)
+        groups = self._groups(trainable_parameters(student))
+        self._parameters = [parameter for group in groups for parameter in group["params"]]
         self._amp = device.type == "cuda"
-        self.optimizer = torch.optim.Adam(self._parameters, lr=0.0)
+        self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
         teacher.eval().requires_grad_(False)
 
+    def _groups(self, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+        """Adam's parameter groups, each with the factor by which its rate is higher than that of the weights."""
+        settings = self.settings
+        if settings.train == "ranges":
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+            parameters = []
+        ranges = [] if self.ranges.log_amax is None else [self.ranges.log_amax]
+        groups = (
+            ([one for one in parameters if one.dim() > 1], 1.0),
+            ([one for one in parameters if one.dim() <= 1], settings.bias_rate),
+            (ranges, settings.range_rate),
+        )
+        return [{"params": members, "factor": factor} for members, factor in groups if members]
+
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and loss-scaler state; the weights are the checkpoint's business."""
-        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        """Optimizer, loss scaler, and the ranges before they are snapped; the weights are the checkpoint's business."""
+        ranges = self.ranges.log_amax
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "log_amax": None if ranges is None else ranges.detach().cpu().clone(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave.
@@ -190,22 +151,30 @@ class Finetuner:
         Raises:
             CheckpointError: the state belongs to another network, or is damaged.
         """
-        problem = self._difference(state["optimizer"])
+        problem = self._difference(state["optimizer"]) or self._difference_of_ranges(state.get("log_amax"))
         if problem:
             raise CheckpointError(f"the optimizer's state does not fit the network: {problem}; start a new run")
-        self.optimizer.load_state_dict(state["optimizer"])
-        if state["scaler"]:  # empty where the run was on a CPU
+        saved = {**state["optimizer"], "param_groups": [dict(group) for group in state["optimizer"]["param_groups"]]}
+        for group in saved["param_groups"]:  # a run may go on on another device
+            group["fused"] = self._amp
+        self.optimizer.load_state_dict(saved)
+        if state["scaler"] and self._amp:  # empty where the run was on a CPU
             self.scaler.load_state_dict(state["scaler"])
+        if self.ranges.log_amax is not None:
+            self.ranges.log_amax.data.copy_(state["log_amax"])
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         """What a saved optimizer's state has that Adam over these parameters has not; empty for nothing."""
-        (ours,), (theirs,) = self.optimizer.state_dict()["param_groups"], state["param_groups"]
-        for name in sorted({*ours, *theirs} - {"lr"}):
-            if shown(theirs.get(name)) != shown(ours.get(name)) or theirs.get(name) != ours.get(name):
-                return f"{name} is {shown(theirs.get(name))}, expected {shown(ours.get(name))}"
+        ours, theirs = self.optimizer.state_dict()["param_groups"], state["param_groups"]
+        if len(ours) != len(theirs):
+            return f"it has {len(theirs)} groups of parameters, expected {len(ours)}"
+        for one, other in zip(ours, theirs, strict=True):
+            for name in sorted({*one, *other} - {"lr", "fused"}):
+                if shown(other.get(name)) != shown(one.get(name)) or other.get(name) != one.get(name):
+                    return f"{name} is {shown(other.get(name))}, expected {shown(one.get(name))}"
         for index, entry in state["state"].items():
-            if index not in ours["params"]:
-                return f"parameter {index} is none of {len(ours['params'])}"
+            if index not in range(len(self._parameters)):
+                return f"parameter {index} is none of {len(self._parameters)}"
             shape = self._parameters[index].shape
             for name, wanted in (("exp_avg", shape), ("exp_avg_sq", shape), ("step", torch.Size())):
                 value = entry.get(name)
@@ -215,54 +184,139 @@ class Finetuner:
                     return f"{name} of parameter {index} holds a negative value"
         return ""
 
-    def run_epoch(
-        self, batches: Iterable[Tensor], lr: float, on_step: Callable[[float], None] | None = None
-    ) -> EpochResult:
-        """Train on `batches` of images, uint8 or float 0..1 `[B, 3, H, W]`, at learning rate `lr`.
+    def _difference_of_ranges(self, saved: Any) -> str:
+        ours = self.ranges.log_amax
+        fits = ours is None if saved is None else ours is not None and saved.shape == ours.shape
+        if not fits or (saved is not None and not bool(saved.isfinite().all())):
+            wanted = "nothing" if ours is None else f"finite values {list(ours.shape)}"
+            return f"log_amax is {shown(saved)}, expected {wanted}"
+        return ""
 
-        `on_step` is called after every step with the mean loss so far.
+    def run_epoch(
+        self, batches: Iterable[Tensor], rate: Callable[[int], float], on_step: Callable[[float], None] | None = None
+    ) -> EpochResult:
+        """Train on `batches` of images, uint8 or float 0..1 `[B, 3, H, W]`, at the learning rate of each step.
+
+        `on_step` is called with the mean loss so far: after every step, on a GPU after every `SYNCHRONIZED` of them.
 
         Raises:
             DivergedError: the loss is not finite.
             ValueError: there is no batch at all.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        start, total, count = time.perf_counter(), 0.0, 0
-        with (
-            raw_head(self.student),
-            raw_head(self.teacher),
-            LayerTaps(self.student, self._layers) as student_taps,
-            LayerTaps(self.teacher, self._layers) as teacher_taps,
-        ):
-            for images in batches:
-                total += self._step(as_input(images, self.device), student_taps, teacher_taps)
+        start, count = time.perf_counter(), 0
+        total = torch.zeros((), device=self.device)
+        with ExitStack() as stack:
+            stack.enter_context(raw_head(self.student))
+            stack.enter_context(raw_head(self.teacher))
+            stack.enter_context(self.ranges.in_use())
+            ours, theirs = (stack.enter_context(LayerTaps(m, self._tapped())) for m in (self.student, self.teacher))
+            for images, maps, features in self._taught(batches, theirs):
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate(count) * group["factor"]
+                total += self._step(images, maps, features, ours)
                 count += 1
-                if on_step:
-                    on_step(total / count)
+                if not self._amp or count % SYNCHRONIZED == 0:
+                    mean = _finite(total) / count
+                    if on_step:
+                        on_step(mean)
         self.optimizer.zero_grad(set_to_none=True)
         if not count:
             raise ValueError("no images to finetune on")
-        return EpochResult(loss=total / count, iterations=count, seconds=time.perf_counter() - start)
+        return EpochResult(loss=_finite(total) / count, iterations=count, seconds=time.perf_counter() - start)
 
-    def _step(self, images: Tensor, student_taps: LayerTaps, teacher_taps: LayerTaps) -> float:
-        """One forward of both models and one optimizer step; returns the loss."""
-        with torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp):
-            # no_grad, not inference_mode: autograd refuses to save inference tensors for the loss's backward
-            with torch.no_grad():
-                self.teacher(images)
-            self.student(images)
-        loss = supervision_loss(student_taps.take(), teacher_taps.take())
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise DivergedError(f"the supervision loss is {value}")
+    def held_out_loss(self, batches: Iterable[Tensor]) -> float:
+        """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that it is not trained on.
+
+        Raises:
+            ValueError: there is no batch at all.
+        """
+        distance, weight, count = torch.zeros((), device=self.device), torch.zeros((), device=self.device), 0
+        classes = self._classes()
+        with raw_head(self.student), raw_head(self.teacher), torch.no_grad(), full_float32():
+            for images in batches:
+                x = as_input(images, self.device)
+                terms = task_terms(self.student(x), self.teacher(x), classes)
+                distance, weight, count = distance + terms[0], weight + terms[1], count + 1
+        if not count:
+            raise ValueError("no images to measure the loss on")
+        return float(distance / weight.clamp(min=1))
+
+    def _classes(self) -> int:
+        return int(top_layers(self.student)[-1].nc)
+
+    def _tapped(self) -> list[int]:
+        """The layers whose results the supervision compares, beside the head's maps."""
+        if self.settings.supervision == "layers":
+            return supervised_layers(len(top_layers(self.student)), self.settings.supervision_stride)[:-1]
+        return head_inputs(self.student) if self.settings.features else []
+
+    def _taught(self, batches: Iterable[Tensor], taps: LayerTaps) -> Iterator[tuple[Tensor, list[Tensor], Any]]:
+        """Images on the device, with the teacher's raw maps and tapped results.
+
+        On a GPU they are those of the batch before: the next one is copied, and the teacher runs on it, on a stream of
+        their own, while the student trains.
+        """
+        side = torch.cuda.Stream(self.device) if self._amp else None
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(self.device))
+        waiting = None
+        for batch in batches:
+            with nullcontext() if side is None else torch.cuda.stream(side):
+                images = as_input(batch, self.device)
+                # no_grad, not inference_mode: autograd refuses to save inference tensors for the loss's backward
+                with torch.no_grad(), self._autocast():
+                    maps = self.teacher(images)
+                found = (images, maps, taps.take())
+            if side is None:
+                yield found
+                continue
+            event = side.record_event()
+            if waiting is not None:
+                yield _arrived(*waiting)
+            waiting = (found, event)
+        if waiting is not None:
+            yield _arrived(*waiting)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp)
+
+    def _step(self, images: Tensor, maps: list[Tensor], features: Any, taps: LayerTaps) -> Tensor:
+        """One forward of the student and one optimizer step; returns the loss, float32 scalar."""
+        with self._autocast():
+            ours = self.whole(images)
+        if self.settings.supervision == "layers":
+            loss = layer_loss([*taps.take(), ours], [*features, maps])
+        else:
+            loss = task_loss(ours, maps, self._classes())
+            if self.settings.features:
+                loss = loss + self.settings.features * layer_loss(taps.take(), features)
+        value = loss.detach()
+        if not self._amp:
+            _finite(value)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value
+
+
+def _arrived(found: tuple[Tensor, list[Tensor], Any], event: Any) -> tuple[Tensor, list[Tensor], Any]:
+    """Let the present stream wait for what another one computes, whose memory it then uses."""
+    images, maps, features = found
+    current = torch.cuda.current_stream(images.device)
+    current.wait_event(event)
+    for tensor in (images, *maps, *(one for layer in features for one in layer)):
+        tensor.record_stream(current)
+    return found
+
+
+def _finite(loss: Tensor) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise DivergedError(f"the supervision loss is {value}")
+    return value
 
 
 def as_input(images: Tensor, device: torch.device) -> Tensor:

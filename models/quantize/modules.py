@@ -29,9 +29,13 @@ class Site:
     def __init__(self, quantizer: nn.Module, redundant: bool = False) -> None:
         self.quantizer = quantizer
         self.redundant = redundant
+        self.keep = False  # for QAT: keep what is rounded next
+        self.kept: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Round a tensor of any shape to quantized values and back; a redundant one comes back as it is."""
+        if self.keep:
+            self.kept = x
         if self.redundant and not exporting():
             return x
         return self.quantizer(x)

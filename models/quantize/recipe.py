@@ -3,7 +3,7 @@
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
     calibration: {method: percentile, percentile: 99.999, batches: 25, scales: {model.4.cv1: mse}}
-    finetune: {epochs: 10, iters: 200, lr: {0: 1.0e-6, 6: 1.0e-5, 7: 1.0e-6}, supervision_stride: 1}
+    finetune: {epochs: 10, iters: 200, lr: 3.0e-5, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
@@ -69,19 +69,27 @@ class Finetune:
     """
 
     epochs: int = 10
-    iters: int = 200  # optimizer steps an epoch
-    lr: dict[int, float] = field(default_factory=lambda: {0: 1e-6, 6: 1e-5, 7: 1e-6})  # from epoch (0-based) → rate
-    supervision_stride: int = 1  # every n-th top-level layer is compared
+    iters: int = 200  # optimizer steps an epoch, at most: an epoch is one pass over the images
+    lr: float | dict[int, float] = 3e-5  # of weights, at its highest; or rates from an epoch (0-based) on, as they are
+    bias_rate: float = 10.0  # times lr
+    range_rate: float = 500.0  # times lr, of the logarithm of amax
+    train: str = "all"  # all | ranges
+    ranges: str = "learned"  # of activations: learned | fixed
+    weight_ranges: str = "fixed"  # learned | fixed
+    supervision: str = "task"  # task | layers, see supervision.py
+    supervision_stride: int = 1  # of the supervision by layers: every n-th top-level layer is compared
+    features: float = 0.0  # weight of the head's inputs in the task loss
+    held_out: int = 200  # training images that choose the best state, a tenth of the split at most
     grad_clip: float = 10.0  # largest gradient norm
-    patience: int = 0  # epochs without a better AP before it stops; 0: never
+    patience: int = 0  # epochs without a better state before it stops; 0: never
     collapse: float = 0.5  # stop when AP falls below this fraction of the PTQ AP
 
     def __post_init__(self) -> None:
         _settle(self, recipe_fields.FINETUNE.read("finetune", vars(self)))
-
-    def rate(self, epoch: int) -> float:
-        """Learning rate of an epoch (0-based): the entry with the largest key that is not above it."""
-        return self.lr[max(start for start in self.lr if start <= epoch)]
+        if self.train == "ranges" and "learned" not in (self.ranges, self.weight_ranges):
+            raise RecipeError(
+                "finetune.train is ranges, but finetune.ranges and finetune.weight_ranges are fixed: nothing trains"
+            )
 
 
 @dataclass(frozen=True)

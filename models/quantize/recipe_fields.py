@@ -20,6 +20,8 @@ from utils.core.shown import shown
 
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
 AUTO = "auto"  # try them, keep the best
+TRAIN_OPTIONS = ("all", "ranges")
+SUPERVISIONS = ("task", "layers")
 HEAD_OPTIONS = ("int8", "last-conv-float", "float")
 ADD_OPTIONS = ("both", "residual")
 LONGEST = 200  # characters of a pattern, or of a scale's name
@@ -145,7 +147,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate for all epochs, or rates by the epoch (0-based) from which on they hold.
+    """The highest learning rate of a schedule, or rates by the epoch (0-based) from which on they hold.
 
     JSON has no keys but texts, so that an epoch may be one of digits.
     """
@@ -154,12 +156,12 @@ class Schedule:
     epoch: Number
     expected: str = "a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
 
-    def read(self, key: str, value: Any) -> dict[int, float]:
-        """Return rates by epoch; a single rate holds from epoch 0, and a mapping must have a rate for epoch 0."""
+    def read(self, key: str, value: Any) -> float | dict[int, float]:
+        """Return a single rate, or rates by epoch, of which epoch 0 must have one."""
         if not isinstance(value, Mapping):
             if not _is_number(value, (int, float)):
                 raise misfit(key, value, self.expected)
-            return {0: self.rate.read(key, value)}
+            return float(self.rate.read(key, value))
         if len(value) > MOST:
             raise misfit(key, value, self.expected)
         rates: dict[int, float] = {}
@@ -217,6 +219,14 @@ FINETUNE = Section(
         "epochs": EPOCHS,
         "iters": Number(BOUNDS["iters"]),
         "lr": Schedule(RATE, EPOCHS),
+        "bias_rate": Number(BOUNDS["rate_factor"]),
+        "range_rate": Number(BOUNDS["rate_factor"]),
+        "train": Choice(TRAIN_OPTIONS),
+        "ranges": Choice(("learned", "fixed")),
+        "weight_ranges": Choice(("learned", "fixed")),
+        "supervision": Choice(SUPERVISIONS),
+        "features": Number(BOUNDS["features"]),
+        "held_out": Number(BOUNDS["held_out"]),
         "supervision_stride": Number(BOUNDS["supervision_stride"]),
         "grad_clip": Number(BOUNDS["grad_clip"]),
         "patience": Number(BOUNDS["patience"]),

@@ -73,6 +73,9 @@ BOUNDS = {
     "optimization_level": Bounds(0, 5),  # of TensorRT's IBuilderConfig
     "timing_iterations": Bounds(1, 1000),
     "lr": Bounds(0, 1, whole=False, open_="both"),
+    "rate_factor": Bounds(0, 1_000_000, whole=False, open_="least"),  # times the learning rate of weights
+    "features": Bounds(0, 1000, whole=False),  # weight of a part of the loss
+    "held_out": Bounds(1, LARGEST_COUNT),
     "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
     "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
     "percentile": Bounds(50, 100, whole=False, open_="least"),

@@ -20,6 +20,7 @@ LARGEST_JSON = 4096 * MEBIBYTE  # COCO's annotations of its training split have 
 
 EXPECTED = {
     "weights": "a .pt file",
+    "teacher": "a .pt file",
     "data": "a dataset's YAML",
     "recipe": "a recipe's YAML",
     "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",

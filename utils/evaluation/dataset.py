@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class ImageDataset(Dataset[Item]):
         pad: float = 0.5,
         single_cls: bool = False,
         limit: int | None = None,
+        keep: Callable[[str], bool] | None = None,
         progress: bool = False,
     ) -> None:
         """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
@@ -60,7 +61,7 @@ class ImageDataset(Dataset[Item]):
         Raises:
             DataError: no image can be read, or a label is wrong.
         """
-        files = find_images(paths)
+        files = [file for file in find_images(paths) if keep is None or keep(file)]
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
         self.images, self.left_out = read_images(files, nc, progress=progress)
@@ -161,6 +162,7 @@ def make_loader(
     augment: bool = False,
     hyp: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    keep: Callable[[str], bool] | None = None,
     progress: bool = False,
 ) -> DataLoader[Any]:
     """A loader over a split; the same arguments give the same batches, whatever `workers` is.
@@ -172,6 +174,7 @@ def make_loader(
         shuffle: random order, fixed by `seed`; not together with `rect`.
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
+        keep: only the images for whose path this holds.
 
     Raises:
         DataError: the split is not there, has no readable image, or has a wrong label.
@@ -187,11 +190,13 @@ def make_loader(
         from utils import upstream
 
         dataset = SeededImages(
-            upstream.make_dataset(paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp)
+            upstream.make_dataset(
+                paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp, keep=keep
+            )
         )
     else:
         dataset = ImageDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
-                                 limit=limit, progress=progress)  # fmt: skip
+                                 limit=limit, keep=keep, progress=progress)  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:

@@ -115,7 +115,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
         limit: images to measure AP on.
     """
     seed_everything(options.seed)
-    images = image_batches(inputs.training_loader(options))
+    images = image_batches(inputs.calibration_loader(options))
     statistics = calibration.collect(
         model, (as_input(batch, inputs.device) for batch in images), recipe.calibration.batches
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from utils.core.file_schema import Mismatch, number, record
 from utils.core.input_files import EXPECTED, read_yaml
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
+from utils.evaluation.find_images import find_images
 from utils.evaluation.fingerprint import Fingerprint
 from utils.jobs.options import QuantizeOptions
 
@@ -52,6 +54,8 @@ class Inputs:
         hyp: the augmentation's parameters; None for images as validation sees them.
         device: where networks run.
         imgsz: side of the input in pixels, a multiple of the network's stride.
+        held_out: real paths of the training images that QAT is not trained on, and that choose its best state.
+        taught_by: the float checkpoint that supervises QAT, fused, if it is another one.
     """
 
     source: upstream.FloatCheckpoint
@@ -60,6 +64,8 @@ class Inputs:
     hyp: dict[str, Any] | None
     device: torch.device
     imgsz: int
+    held_out: frozenset[str]
+    taught_by: upstream.FloatCheckpoint | None = None
 
     @classmethod
     def load(cls, options: QuantizeOptions, recipe: Recipe) -> Inputs:
@@ -80,11 +86,17 @@ class Inputs:
         backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
         recipe_fit.check(plan, recipe)
-        return cls(source, plan, data, hyp, device, fitting_size(options.imgsz, source.stride))
+        size = fitting_size(options.imgsz, source.stride)
+        held_out = choose_held_out(data, recipe.finetune.held_out)
+        return cls(source, plan, data, hyp, device, size, held_out, load_teacher(options.teacher, source))
 
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
         return copy.deepcopy(self.source.model).to(self.device)
+
+    def teacher(self) -> nn.Module:
+        """The float network that supervises QAT, on the device."""
+        return upstream.call_fused(copy.deepcopy((self.taught_by or self.source).model).to(self.device))
 
     def fingerprint(self, files: Mapping[str, str | None]) -> Fingerprint:
         """What a run reads, to be compared when it is resumed; `files` are those beside the dataset, by option.
@@ -94,12 +106,24 @@ class Inputs:
         """
         return Fingerprint.of(self.data, ("train", "val"), files)
 
-    def training_loader(self, options: QuantizeOptions, *, augment: bool = False) -> DataLoader[Any]:
-        """Training images in an order that the seed decides: letterboxed as for validation, or augmented."""
+    def calibration_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
+        """All training images, letterboxed as for validation, in an order that the seed decides."""
+        return self._training_loader(options)
+
+    def training_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
+        """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
+        keep = None if not self.held_out else lambda file: os.path.realpath(file) not in self.held_out
+        return self._training_loader(options, augment=self.hyp is not None, hyp=self.hyp, keep=keep)
+
+    def held_out_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
+        """The held out training images, letterboxed as for validation; all of them where none are held out."""
+        keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
+        return self._training_loader(options, shuffle=False, keep=keep)
+
+    def _training_loader(self, options: QuantizeOptions, shuffle: bool = True, **more: Any) -> DataLoader[Any]:
         return make_loader(
             self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
-            workers=options.workers, shuffle=True, seed=options.seed, augment=augment,
-            hyp=self.hyp if augment else None, progress=True,
+            workers=options.workers, shuffle=shuffle, seed=options.seed, progress=True, **more,
         )  # fmt: skip
 
     def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
@@ -108,6 +132,42 @@ class Inputs:
             self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
             limit=limit, progress=True,
         )  # fmt: skip
+
+
+def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
+    """Real paths of training images, evenly spread: so many, and a tenth of the split at most."""
+    files = find_images(data.paths("train"))
+    number = min(number, len(files) // 10)
+    return frozenset(os.path.realpath(files[(2 * i + 1) * len(files) // (2 * number)]) for i in range(number))
+
+
+def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint | None:
+    """The float checkpoint of `--teacher`, fused; None without one.
+
+    Raises:
+        InputError: or one of its kinds: it cannot be read, or its head gives other maps than the student's.
+    """
+    if weights is None:
+        return None
+    teacher = upstream.load_float(weights)
+    ours, theirs = ({"classes": one.nc, "strides": _strides(one.model), "bins": _bins(one.model)}
+                    for one in (student, teacher))  # fmt: skip
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise InputError(
+                f"--teacher {weights} has {name} {theirs[name]}, and the network to quantize {value}; the maps of "
+                "both heads are compared, so that they must agree"
+            )
+    upstream.fuse(teacher.model)
+    return teacher
+
+
+def _strides(model: Any) -> list[int]:
+    return [int(one) for one in model.model[-1].stride]
+
+
+def _bins(model: Any) -> int:
+    return int(model.model[-1].reg_max)
 
 
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:

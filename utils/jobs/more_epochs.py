@@ -12,8 +12,8 @@ from utils.jobs.run_state import RunState
 def with_epochs(state: RunState, folder: Path, recipe: Recipe, epochs: int | None) -> Recipe:
     """The run's recipe with `epochs`; the state is made ready for those that are left to train.
 
-    Training goes on from the last epoch, also where patience had ended it. Patience that was used up counts anew from
-    there: otherwise it would end every continuation after one epoch.
+    Training goes on from the last epoch, also where patience had ended it. The learning rate's schedule begins anew
+    there, and patience that was used up counts anew: otherwise it would end every continuation after one epoch.
 
     Args:
         epochs: what `--epochs` says; None and the run's own number change nothing.
@@ -36,5 +36,6 @@ def with_epochs(state: RunState, folder: Path, recipe: Recipe, epochs: int | Non
             )
         if settings.patience and state.waited >= settings.patience:
             state.patience_since = done - 1
+        state.legs = [*(leg for leg in state.legs if leg < done), done]
         state.go_on()
     return recipe.replace(finetune_epochs=epochs)

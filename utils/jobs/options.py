@@ -31,6 +31,8 @@ RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
     "iters": ("finetune_iters", FINETUNE.fields["iters"]),
     "lr": ("finetune_lr", RATE),
     "supervision_stride": ("finetune_supervision_stride", FINETUNE.fields["supervision_stride"]),
+    "supervision": ("finetune_supervision", FINETUNE.fields["supervision"]),
+    "train": ("finetune_train", FINETUNE.fields["train"]),
     "patience": ("finetune_patience", FINETUNE.fields["patience"]),
 }
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
@@ -102,7 +104,10 @@ class QuantizeOptions(_CalibratingOptions):
     epochs: int | None = None
     iters: int | None = None
     lr: float | None = None
+    train: str | None = None
+    supervision: str | None = None
     supervision_stride: int | None = None
+    teacher: str | None = None
     patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -199,9 +204,9 @@ def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: ty
         InputError: an option was given that would make it another run.
     """
     for name, value in given.items():
-        if name not in FREE_ON_RESUME | FOLDER and value != saved[name]:
+        if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
             raise InputError(
-                f"{flag(name)} is {value} here and {saved[name]} in the run to resume; "
+                f"{flag(name)} is {value} here and {saved.get(name)} in the run to resume; "
                 f"leave it out, or start a new run without --resume"
             )
     known = {item.name for item in fields(kind)}
@@ -209,20 +214,34 @@ def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: ty
     return kind(**kept | {key: value for key, value in given.items() if key in FREE_ON_RESUME & known})
 
 
+def further_files(options: QuantizeOptions) -> dict[str, str | None]:
+    """The files that a run reads beside weights, dataset and recipe, by option."""
+    return {"--hyp": options.hyp, "--teacher": options.teacher}
+
+
 def merged_recipe(options: QuantizeOptions) -> Recipe:
     """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
 
-    `--lr` is the rate of the first epochs; the rest of the schedule keeps its ratio to it.
+    `--lr` is the highest rate, or the one of the first epochs; the rest of the schedule keeps its ratio to it, and so
+    do the rates of biases and ranges. `--supervision-stride` is one of layers, and so asks for them.
 
     Raises:
-        RecipeError: an unknown key, a value outside its range, or a percentile for a method that has none.
+        RecipeError: an unknown key, a value outside its range, a percentile for a method that has none, or a stride for
+            a supervision that has none.
     """
     recipe = Recipe.from_file(options.recipe)
     changes = {entry: getattr(options, name) for name, (entry, _) in RECIPE_OPTIONS.items()}
-    if options.lr is not None:
+    if options.lr is not None and isinstance(recipe.finetune.lr, Mapping):
         changes["finetune_lr"] = scaled_schedule(recipe.finetune.lr, options.lr)
         for epoch, rate in changes["finetune_lr"].items():
             RATE.read(f"the learning rate from epoch {epoch} on, which --lr {options.lr:g} scales,", rate)
+    if options.supervision_stride is not None:
+        if options.supervision == "task":
+            raise RecipeError(
+                f"--supervision-stride {options.supervision_stride} does nothing with --supervision task, which "
+                "compares the head's maps only; leave one of them out"
+            )
+        changes["finetune_supervision"] = "layers"
     merged = recipe.replace(**{key: value for key, value in changes.items() if value is not None})
     if options.percentile is not None and merged.calibration.method != "percentile":
         raise RecipeError(

@@ -1,12 +1,14 @@
 """The quantize job: float evaluation → PTQ → PTQ evaluation → QAT epochs → the best, resumable after every step.
 
+The best state is the one with the smallest loss on training images that are held out from QAT. AP on the validation
+images is reported after every epoch, and chooses nothing: the best of several draws of it would be too good.
+
 Each step ends with the state being saved (`run_state.py`), so that a run killed at any moment continues with the step
 that was interrupted. `start` begins a run, `resume` continues one.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import calibration, checkpoint, placement
-from models.quantize.finetune import DivergedError, EpochResult, Finetuner, as_input, seed_everything
+from models.quantize.finetune import DivergedError, as_input, seed_everything
 from models.quantize.ranges import tensor_ranges
 from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
@@ -28,14 +30,14 @@ from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.more_epochs import with_epochs
-from utils.jobs.options import QuantizeOptions, merged_recipe, resumed_options
+from utils.jobs.options import QuantizeOptions, further_files, merged_recipe, resumed_options
 from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
+from utils.jobs.training import TrainedEpoch, Training
 from utils.reports.schema import Report, Row
 from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.utils.data import DataLoader
 
 __all__ = ["find_run", "resume", "start"]
 
@@ -50,7 +52,7 @@ def start(options: QuantizeOptions, command: str) -> Report:
     """
     recipe = merged_recipe(options)
     inputs = Inputs.load(options, recipe)
-    dataset = inputs.fingerprint({"--hyp": options.hyp}).to_text()
+    dataset = inputs.fingerprint(further_files(options)).to_text()
     with new_run(options.project, options.name, options.exist_ok) as folder:
         report = Report(command, data=str(options.data))
         state = RunState(
@@ -79,7 +81,7 @@ def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-    dataset = inputs.fingerprint({"--hyp": options.hyp})
+    dataset = inputs.fingerprint(further_files(options))
     check_unchanged(state.dataset, dataset, folder)
     state.dataset = state.dataset or dataset.to_text()
     report = _report(folder, state, command)
@@ -179,7 +181,7 @@ class Session:
             for line in found.lines():
                 self._note(line)
             return student
-        images = image_batches(self._inputs.training_loader(self.options))
+        images = image_batches(self._inputs.calibration_loader(self.options))
         batches = (as_input(batch, self._device) for batch in images)
         calibration.calibrate(student, batches, self.recipe.calibration)
         return student
@@ -199,24 +201,20 @@ class Session:
         first = len(self.state.history)
         if self._has_stopped() or first >= settings.epochs:
             return
-        tuner = Finetuner(
-            student,
-            self._teacher,
-            stride=settings.supervision_stride,
-            grad_clip=settings.grad_clip,
-            device=self._device,
+        teacher = self._inputs.teacher() if self._inputs.taught_by else self._teacher
+        training = Training(
+            student, teacher, self._inputs, self.options, settings, legs=self.state.legs, state=self.state.trainer
         )
-        if self.state.trainer:
-            tuner.load_state_dict(self.state.trainer)
-        loader = self._inputs.training_loader(self.options, augment=self._inputs.hyp is not None)
+        if self.state.best is not None and self.state.best.held_out is None:
+            self.state.best.held_out = training.start()
         for epoch in range(first, settings.epochs):
             began = time.perf_counter()
             try:
-                trained = self._run_epoch(tuner, loader, epoch)
+                trained = training.epoch(epoch)
             except DivergedError as error:
                 self.state.stopped = f"epoch {epoch}: {error}"
             else:
-                self._evaluate_epoch(epoch, student, tuner, trained, began)
+                self._evaluate_epoch(epoch, student, training, trained, began)
             if self._has_stopped():
                 return
 
@@ -227,35 +225,16 @@ class Session:
             self.state.save(self.folder)
         return bool(self.state.stopped)
 
-    def _run_epoch(self, tuner: Finetuner, loader: DataLoader[Any], epoch: int) -> EpochResult:
-        """One epoch on images whose order and augmentation depend on nothing but the seed and the epoch."""
-        from tqdm import tqdm
-
-        settings = self.recipe.finetune
-        seed = self.options.seed + 1 + epoch
-        seed_everything(seed)
-        loader.generator.manual_seed(seed)
-        total = min(settings.iters, len(loader))
-        rate = settings.rate(epoch)
-        with tqdm(
-            itertools.islice(image_batches(loader), settings.iters),
-            f"QAT epoch {epoch}/{settings.epochs - 1}",
-            total,
-        ) as bar:
-            return tuner.run_epoch(
-                bar, rate, lambda loss: bar.set_postfix(loss=f"{loss:.4g}", lr=f"{rate:g}", refresh=False)
-            )
-
     def _evaluate_epoch(
-        self, epoch: int, student: nn.Module, tuner: Finetuner, trained: EpochResult, began: float
+        self, epoch: int, student: nn.Module, training: Training, trained: TrainedEpoch, began: float
     ) -> None:
         """Evaluate, write the checkpoint, keep it if it is the best, and decide whether to go on."""
         settings, state = self.recipe.finetune, self.state
         result = self._measurer.measure(student, f"QAT epoch {epoch}")
         seconds = time.perf_counter() - began
         state.history.append(
-            {"epoch": epoch, "ap": result.ap, "ap50": result.ap50, "loss": trained.loss,
-             "lr": settings.rate(epoch), "seconds": seconds}
+            {"epoch": epoch, "ap": result.ap, "ap50": result.ap50, "loss": trained.loss, "held_out": trained.held_out,
+             "lr": trained.rate, "seconds": seconds}
         )  # fmt: skip
         reference = state.rows.get("PTQ", {}).get("ap") or (state.best.ap if state.best else None)
         if reference and result.ap < settings.collapse * reference:
@@ -263,15 +242,17 @@ class Session:
             return
         name = epoch_name(self.options.stem, epoch, result.ap)
         self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, "ap": result.ap})
-        state.trainer = tuner.state_dict()
+        state.trainer = training.state_dict()
         row = None
-        if state.offer(Best(result.ap, epoch, name)):
+        if state.offer(Best(result.ap, epoch, name, trained.held_out)):
             row = self._measurer.row("QAT", weights_folder(self.folder) / name, result, seconds)
         if epoch + 1 < settings.epochs:
             state.check_patience(settings.patience)
         self._save(row)
         best = ", the best so far" if row else ""
-        logger.info("epoch %d: AP %.4f, AP50 %.4f, loss %.4g%s", epoch, result.ap, result.ap50, trained.loss, best)
+        logger.info(
+            "epoch %d: AP %.4f, loss %.4g, held out %.4g%s", epoch, result.ap, trained.loss, trained.held_out, best
+        )
 
     def _finish(self) -> None:
         """Name the best state, and write what the report shows about it."""
@@ -283,7 +264,10 @@ class Session:
         if not self.options.ptq_only:
             final = weights / best_name(self.options.stem)
             copy_file(weights / best.file, final)
-            self._note(f"no epoch of QAT beat PTQ: {final.name} is the PTQ state", holds=best.epoch is None)
+            self._note(
+                f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state",
+                holds=best.epoch is None,
+            )
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}

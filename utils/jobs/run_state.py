@@ -4,7 +4,7 @@
     {project}/{name}/weights/last.pt                      the state below; rewritten after every finished step
     {project}/{name}/weights/ptq_ap_0.5297_{stem}.pt      calibrated
     {project}/{name}/weights/qat_ep_3_ap_0.5301_{stem}.pt after epoch 3 (the first is 0)
-    {project}/{name}/weights/qat_best_{stem}.pt           the best of all these by AP
+    {project}/{name}/weights/qat_best_{stem}.pt           the best of them, by the loss on held-out training images
 
 A checkpoint is written before the state that names it. A kill between the two leaves a checkpoint that no state knows;
 `RunState.load` removes it, and the step is done again. Randomness is drawn anew for every epoch from the seed and the
@@ -29,16 +29,24 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "last.pt"
 STATE_VERSION = 1
 STOPPED = "QAT stopped."  # how the note about it begins
-_OUT_OF_PATIENCE = "no better AP in"
+_OUT_OF_PATIENCE = "no better"
 
 
 @dataclass
 class Best:
-    """The best state so far: its AP (None while it was not evaluated), its epoch (None for PTQ) and its file's name."""
+    """The best state so far.
+
+    Attributes:
+        ap: on the validation images; None while it was not evaluated.
+        epoch: None for PTQ.
+        file: name of its checkpoint.
+        held_out: its loss on the training images that QAT is not trained on; None while it was not measured.
+    """
 
     ap: float | None
     epoch: int | None
     file: str
+    held_out: float | None = None
 
 
 @dataclass
@@ -54,6 +62,7 @@ class RunState:
         checkpoint: the file that holds the student as of now; None before calibration.
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
+        legs: the epochs with which the learning rate's schedule begins: 0, and one for each time epochs were added.
         patience_since: the epoch after which patience began to count anew, in a resumed run; -1 if it never did.
         finished: nothing is left to do; the last thing that a run writes.
         dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
@@ -76,6 +85,7 @@ class RunState:
     created: str = ""
     notes: list[str] = field(default_factory=list)
     patience_since: int = -1
+    legs: list[int] = field(default_factory=lambda: [0])
 
     def save(self, folder: Path) -> None:
         """Write the state into the run folder; a reader sees the old one or the new one."""
@@ -150,14 +160,14 @@ class RunState:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether training ended for want of a better AP, and not because it failed."""
+        """Whether training ended for want of a better state, and not because it failed."""
         return self.stopped is not None and _OUT_OF_PATIENCE in self.stopped
 
     def check_patience(self, patience: int) -> None:
-        """End training if AP has not become better in so many epochs; 0 for never."""
+        """End training if no state was the best in so many epochs; 0 for never."""
         if patience and self.waited >= patience:
             epoch = len(self.history) - 1
-            self.stopped = f"epoch {epoch}: {_OUT_OF_PATIENCE} {self.waited} epochs (patience {patience})"
+            self.stopped = f"epoch {epoch}: {_OUT_OF_PATIENCE} state in {self.waited} epochs (patience {patience})"
 
     def go_on(self) -> None:
         """There are epochs to train again: take back that the run has ended, and its note."""
@@ -167,7 +177,11 @@ class RunState:
     def offer(self, candidate: Best) -> bool:
         """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""
         current = self.best
-        better = current is None or current.ap is None or (candidate.ap is not None and candidate.ap > current.ap)
+        better = (
+            current is None
+            or current.held_out is None
+            or (candidate.held_out is not None and candidate.held_out < current.held_out)
+        )
         if better:
             self.best = candidate
         return better

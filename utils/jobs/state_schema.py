@@ -43,11 +43,12 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
     Raises:
         CheckpointError: naming the first field that does not fit.
     """
-    best = record({"ap": maybe(FRACTION), "epoch": maybe(COUNT), "file": FILE})
+    best = record({"ap": maybe(FRACTION), "epoch": maybe(COUNT), "file": FILE, "held_out": maybe(number(0))},
+                  ("held_out",))  # fmt: skip
     history = record({"epoch": COUNT, "ap": FRACTION, "ap50": FRACTION, "loss": number(0), "lr": number(0),
-                      "seconds": number(0)})  # fmt: skip
-    trainer = record({"optimizer": record({"state": mapping(COUNT, _entries), "param_groups": listing(_entries, 1, 1)}),
-                      "scaler": _scaler})  # fmt: skip
+                      "held_out": number(0), "seconds": number(0)}, ("held_out",))  # fmt: skip
+    trainer = record({"optimizer": record({"state": mapping(COUNT, _entries), "param_groups": listing(_entries, 1, 3)}),
+                      "scaler": _scaler, "log_amax": _anything}, ("log_amax",))  # fmt: skip
     rules = {
         "run_state": integer(version, version),
         "options": _made_by("options", QuantizeOptions),
@@ -61,11 +62,12 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
         "trainer": maybe(trainer),
         "stopped": maybe(text()),
         "finished": boolean,
-        "patience_since": integer(-1, 1 << 40),  # states of earlier versions have none
+        "patience_since": integer(-1, 1 << 40),  # states of earlier versions have none, and no legs
+        "legs": listing(COUNT, 1),
     }
 
     def rule(value: Any, field: str) -> None:
-        record(rules, optional=("patience_since",), also=names)(value, field)
+        record(rules, optional=("patience_since", "legs"), also=names)(value, field)
         _run_is_consistent(value)
 
     check(content, rule, path, START_AGAIN)

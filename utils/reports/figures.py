@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,11 +75,11 @@ def ap_per_epoch(report: Report) -> Figure:
     epochs, scores = zip(*points, strict=True)
     figure, (axes,) = new_figure(9.0, 3.4, 1)
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
-    best = max(range(len(scores)), key=scores.__getitem__)
+    best = _chosen([entry for entry in report.history if entry.get("ap") is not None])
     axes.plot(
         epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9, zorder=4
     )
-    labels = [(scores[best], f"best {scores[best]:.4f}", BLUE)]
+    labels = [(scores[best], f"chosen {scores[best]:.4f}", BLUE)]
     for row in report.rows:
         if row.stage.lower() in STAGE_LINES and row.ap is not None:
             colour, line = STAGE_LINES[row.stage.lower()]
@@ -91,6 +91,34 @@ def ap_per_epoch(report: Report) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.15)
     _label_right(axes, labels)
+    return figure
+
+
+def _chosen(history: Sequence[dict[str, Any]]) -> int:
+    """Index of the epoch with the smallest loss on held-out images; of the best AP in reports without such losses."""
+    if all(entry.get("held_out") is not None for entry in history):
+        return min(range(len(history)), key=lambda index: history[index]["held_out"])
+    return max(range(len(history)), key=lambda index: history[index]["ap"])
+
+
+def ap_per_step(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], origin: float) -> Figure:
+    """AP over the steps of several trainings: a panel for each start, in it a line for each form of training.
+
+    Args:
+        panels: start → form → (steps, AP).
+        origin: AP of the float network, a horizontal line.
+    """
+    figure, places = new_figure(9.0, 5.6, 2, (len(panels) + 1) // 2)
+    colours = itertools.cycle((BLUE, ORANGE, VERMILLION, GREY, "#CC79A7", "#56B4E9"))
+    style = {form: (next(colours), marker) for form, marker in zip(next(iter(panels.values())), "osv^Dx", strict=False)}
+    for axes, (start, forms) in zip(places, panels.items(), strict=False):
+        for form, points in forms.items():
+            colour, marker = style[form]
+            axes.plot(*zip(*points, strict=True), "-" + marker, color=colour, markersize=4, linewidth=1.5, label=form)
+        axes.axhline(origin, color=GREEN, linestyle="--", linewidth=1.6, label="float")
+        axes.set(xlabel="step", ylabel="AP (IoU 0.50:0.95)")
+        title(axes, f"from {start}")
+    places[0].legend(loc="lower right", fontsize=8, frameon=False)
     return figure
 
 

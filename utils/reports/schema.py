@@ -208,7 +208,8 @@ class Report:
     Attributes:
         command: the command line that was run.
         rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with.
-        history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, `loss`, `lr`, `seconds`.
+        history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, `loss`, `held_out` (loss on training images that QAT
+            does not see), `lr`, `seconds`.
         ranges: one entry per quantizer, as `models.quantize.ranges.tensor_ranges` gives them.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
@@ -294,7 +295,8 @@ def _report_rule() -> Rule:
     sample = record({"image": text(), "predictions": mapping(text(), listing(box)), "truth": listing(box),
                      "confidence": number(0, 1)}, ("truth", "confidence"))  # fmt: skip
     history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "loss": some, "lr": some,
-                      "seconds": positive}, ("ap", "ap50", "loss", "lr", "seconds"))  # fmt: skip
+                      "held_out": some, "seconds": positive},
+                     ("ap", "ap50", "loss", "lr", "held_out", "seconds"))  # fmt: skip
     ranges = record({"name": text(), "kind": choice("activation", "weight"), "amax": positive, "min": positive,
                      "max": positive, "channels": plain, "tensors": plain},
                     ("min", "max", "channels", "tensors"))  # fmt: skip

@@ -166,7 +166,7 @@ class Analysis:
 
     def _calibrate(self, model: nn.Module, recipe: Recipe) -> None:
         seed_everything(self.options.seed)
-        images = image_batches(self._inputs.training_loader(self.options.as_quantize()))
+        images = image_batches(self._inputs.calibration_loader(self.options.as_quantize()))
         calibration.calibrate(model, (as_input(batch, self._inputs.device) for batch in images), recipe.calibration)
 
     def _costs(self, model: nn.Module) -> Costs:

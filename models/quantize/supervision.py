@@ -1,0 +1,184 @@
+"""What the quantized network (the student) is compared with the float one (the teacher) by.
+
+The task loss compares what detection is made of: the head's raw maps, each anchor weighted by the score that the
+teacher gives it. It is distillation of class probabilities and box distributions (Hinton et al., "Distilling the
+Knowledge in a Neural Network", 2015; Zheng et al., "Localization Distillation for Dense Object Detection", CVPR 2022),
+without labels.
+
+The layer loss compares the results of top-level layers, as yolov9-qat does; it weighs background as much as objects.
+
+A tap takes the result of a layer before the student's own quantizer rounds it: behind it, the rounding itself would be
+part of the loss, and its straight-through gradient would pull values towards the borders between quantized values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.quantize.modules import Site
+
+SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
+SMALLEST_WEIGHT = 1.0  # of a batch in which the teacher sees nothing: about one certain object
+
+
+def top_layers(model: nn.Module) -> nn.Sequential:
+    """The sequence of top-level layers of an upstream model (`model.model`)."""
+    layers = getattr(model, "model", None)
+    if not isinstance(layers, nn.Sequential) or len(layers) < 2:
+        raise TypeError(f"expected a model with two or more layers in .model, got {type(model).__name__}")
+    return layers
+
+
+def supervised_layers(count: int, stride: int) -> list[int]:
+    """Indices of the layers that the layer loss compares, for a model of `count` top-level layers, the head included.
+
+    Every `stride`-th layer, the last one before the head, and the head itself, whose raw maps are what AP depends on.
+
+    >>> supervised_layers(6, 3)
+    [0, 3, 4, 5]
+    """
+    if stride < 1:
+        raise ValueError(f"supervision stride must be 1 or more, got {stride}")
+    return sorted({*range(0, count - 1, stride), count - 2, count - 1})
+
+
+def head_inputs(model: nn.Module) -> list[int]:
+    """Indices of the top-level layers that the head reads."""
+    layers = top_layers(model)
+    sources = getattr(layers[-1], "f", -1)
+    last = len(layers) - 1
+    return sorted({last + one if one < 0 else one for one in ([sources] if isinstance(sources, int) else sources)})
+
+
+def task_terms(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: int) -> tuple[Tensor, Tensor]:
+    """Distance of the student's raw maps from the teacher's, and what it is relative to; two float32 scalars.
+
+    The distance is the sum over anchors of the Kullback-Leibler divergences of the class probabilities (each class a
+    Bernoulli variable) and, weighted by the teacher's best probability at that anchor, of the four distributions of the
+    distances to the box's sides. The weight is the sum of those best probabilities. Levels are taken together, so that
+    one without objects weighs nothing.
+
+    Args:
+        student, teacher: for each level `[B, 4 * bins + classes, H, W]`: logits of the distances, then of the classes.
+    """
+    ours, theirs = (torch.cat([one.flatten(2) for one in maps], 2).float() for maps in (student, teacher))
+    sides = ours.shape[1] - classes
+    our_logits, their_logits = ours[:, sides:], theirs[:, sides:]
+    probability = their_logits.sigmoid()
+    entropy = functional.binary_cross_entropy_with_logits(their_logits, probability, reduction="sum")
+    distance = functional.binary_cross_entropy_with_logits(our_logits, probability, reduction="sum") - entropy
+    best = probability.amax(1)  # [B, anchors]
+    our_bins, their_bins = (one[:, :sides].unflatten(1, (4, -1)).log_softmax(2) for one in (ours, theirs))
+    boxes = (their_bins.exp() * (their_bins - our_bins)).sum((1, 2))
+    return distance + (best * boxes).sum(), best.sum()
+
+
+def task_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: int) -> Tensor:
+    """`task_terms` as one number, which does not depend on how many objects there are; float32 scalar."""
+    distance, weight = task_terms(student, teacher, classes)
+    return distance / weight.clamp(min=SMALLEST_WEIGHT)
+
+
+def layer_loss(student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Sum over tensors of the mean squared error relative to the variance of the teacher's tensor, a float32 scalar.
+
+    The error is relative, because plain errors let the layer with the largest values decide alone: with them, one image
+    with one clipped outlier was seen to weigh more than the rest of an epoch. It is computed in float32 also under AMP,
+    where squares of small half-precision differences would vanish.
+    """
+    total = torch.zeros((), device=student[0][0].device)
+    for ours, theirs in zip(student, teacher, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            target = b.float()
+            spread = target.var(correction=0).clamp(min=SMALLEST_VARIANCE)
+            total = total + functional.mse_loss(a.float(), target) / spread
+    return total
+
+
+@contextlib.contextmanager
+def raw_head(model: nn.Module) -> Iterator[None]:
+    """Everything in eval mode, except that the head itself returns its raw maps; eval mode again afterwards."""
+    model.eval()
+    head = top_layers(model)[-1]
+    head.training = True  # not .train(): that would also reach the head's children
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+class LayerTaps:
+    """Context manager that collects the results of chosen top-level layers during a forward, before they are rounded.
+
+    Tensors are held only between a forward and `take`, and leaving the context removes hooks and tensors.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+        self._modules = [top_layers(model)[i] for i in layers]
+        sites = _result_sites(model)
+        self._sites = [sites[i] for i in layers]
+        self._outputs: list[Any] = [None] * len(layers)
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> LayerTaps:
+        for slot, (module, site) in enumerate(zip(self._modules, self._sites, strict=True)):
+            if site is not None:
+                site.keep = True
+            self._handles.append(module.register_forward_hook(self._hook(slot)))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for site in filter(None, self._sites):
+            site.keep, site.kept = False, None
+        self._handles.clear()
+        self._outputs = [None] * len(self._modules)
+
+    def _hook(self, slot: int) -> Any:
+        site = self._sites[slot]
+
+        def collect(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._outputs[slot] = output if site is None else site.kept
+            if site is not None:
+                site.kept = None
+
+        return collect
+
+    def take(self) -> list[list[Tensor]]:
+        """The tensors of each tapped layer in the last forward, which are then forgotten."""
+        taken, self._outputs = self._outputs, [None] * len(self._modules)
+        return [list(_tensors(output)) for output in taken]
+
+
+def _result_sites(model: Any) -> list[Site | None]:
+    """For each top-level layer the site of the tensor that it gives to others; None where that is not quantized."""
+    plan = getattr(model, "quantization_plan", None)
+    if plan is None:
+        return [None] * len(top_layers(model))
+    tensors = {tensor.name: tensor for tensor in plan.tensors if tensor.owner}
+    sites: list[Site | None] = []
+    for name in plan.results:
+        tensor = tensors.get(name)
+        if tensor is None:
+            sites.append(None)
+            continue
+        owner = model.get_submodule(tensor.owner)
+        sites.append(owner.sites[tensor.variable] if tensor.variable else owner.output_site)
+    return sites
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in a layer's output: a tensor, or lists and tuples of them (CBLinear, the head)."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _tensors(item)

@@ -1,0 +1,238 @@
+"""Forms of QAT compared on one network and many validation images, with controls; `scripts/compare_qat.py` runs it.
+
+Each run begins with a calibration method, trains for so many steps, and measures AP on the way. Controls tell a gain
+from noise: the same displacement of every weight and range with random signs; ranges trained alone; the loss that
+compares layers; fixed ranges; several seeds, which draw other orders of the images.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from models.quantize import calibration, placement
+from models.quantize.finetune import Finetuner, as_input, seed_everything
+from models.quantize.recipe import Recipe, parse_method
+from models.quantize.schedule import Schedule
+from utils.core.files import atomic_path
+from utils.core.text_tables import aligned, columns
+from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
+from utils.evaluation.nms import non_max_suppression
+from utils.jobs.inputs import Inputs
+from utils.jobs.options import QuantizeOptions
+from utils.jobs.sensitivity.screening import in_images
+from utils.runners.pytorch import TorchRunner
+
+logger = logging.getLogger(__name__)
+
+STARTS = ("max", "percentile 99.9", "percentile 99.999", "mse")
+FORMS = {  # of training → what the recipe says about it
+    "layers, fixed": {"finetune_supervision": "layers", "finetune_ranges": "fixed"},
+    "layers, learned": {"finetune_supervision": "layers"},
+    "task, fixed": {"finetune_ranges": "fixed"},
+    "task, learned": {},
+    "task, ranges only": {"finetune_train": "ranges"},
+}
+POINTS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # shares of the steps at which AP is measured
+DECAY = 0.99  # of the moving average, a step
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: where it begins, its form, and its seed."""
+
+    start: str
+    form: str
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """Name of the file with its result."""
+        return f"{self.start}-{self.form}-{self.seed}.json".replace(" ", "_").replace(",", "")
+
+
+@dataclass
+class Result:
+    """What was measured of a run.
+
+    Attributes:
+        float_ap: of the float network, on the same images.
+        steps, ap, held_out: AP and the loss on held-out training images, after so many steps.
+        random_ap: AP when each weight and range has moved as far as it did, in a random direction.
+        average_ap: AP of an exponential moving average of weights and ranges.
+        images: validation images.
+    """
+
+    run: dict[str, Any]
+    float_ap: float
+    images: int
+    steps: list[int] = field(default_factory=list)
+    ap: list[float] = field(default_factory=list)
+    held_out: list[float] = field(default_factory=list)
+    random_ap: float | None = None
+    average_ap: float | None = None
+
+
+class Comparison:
+    """The network, its images, all of them in memory, and the float network's AP."""
+
+    def __init__(self, options: QuantizeOptions, steps: int, folder: Path) -> None:
+        """Load everything.
+
+        Raises:
+            InputError: or one of its kinds: something of it cannot be used.
+        """
+        self._options, self._steps, self._folder = options, steps, folder
+        self._inputs = Inputs.load(options, Recipe())
+        self._teacher = self._inputs.teacher()
+        self._training = torch.cat([one[0] for one in self._inputs.training_loader(options)])
+        self._held_out = [one[0] for one in self._inputs.held_out_loader(options)]
+        self._validation = list(self._inputs.validation_loader(50, options.workers))
+        self._placed = self._inputs.network()
+        placement.apply(self._placed, self._inputs.plan)
+        self._placed.to(self._inputs.device)
+        seed_everything(options.seed)
+        images = (as_input(one[0], self._inputs.device) for one in self._inputs.calibration_loader(options))
+        self._statistics = calibration.collect(self._placed, images, Recipe().calibration.batches, progress=False)
+        self._float_ap = self._ap(self._teacher)
+
+    def measure(self, run: Run) -> Result:
+        """Train as `run` says, and measure."""
+        recipe = Recipe().replace(**FORMS[run.form])
+        calibration.load(self._placed, self._statistics.amax(*parse_method(run.start)))
+        student = copy.deepcopy(self._placed)
+        origin = copy.deepcopy(student)
+        tuner = Finetuner(student, self._teacher, recipe.finetune, device=self._inputs.device)
+        average = AveragedModel(tuner.whole, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+        schedule = Schedule(recipe.finetune.lr, self._steps, (0, 1))
+        result = Result(asdict(run), self._float_ap, sum(len(one[2]) for one in self._validation))
+        batches = self._batches(run.seed)
+        for before, step in itertools.pairwise([0, *sorted({round(share * self._steps) for share in POINTS})]):
+            if step > before:
+                some = _averaging(itertools.islice(batches, step - before), average, tuner.whole)
+                tuner.run_epoch(some, lambda count, first=before: schedule.rate(0, first + count))  # type: ignore[misc]
+            result.steps.append(step)
+            result.ap.append(self._ap(student))
+            result.held_out.append(tuner.held_out_loss(self._held_out))
+        average.module.ranges.settle()
+        result.average_ap = self._ap(average.module.network)
+        self._move_at_random(origin, student, run.seed)
+        result.random_ap = self._ap(origin)
+        return result
+
+    def run(self, runs: Sequence[Run]) -> None:
+        """Measure what is not measured yet; each result is written when it is there."""
+        for run in runs:
+            path = self._folder / run.file
+            if not path.is_file():
+                result = self.measure(run)
+                with atomic_path(path) as temporary:
+                    temporary.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
+                logger.info("%s: AP %.4f to %.4f (float %.4f)", path.stem, result.ap[0], result.ap[-1], self._float_ap)
+
+    def _batches(self, seed: int) -> Iterator[Tensor]:
+        """Training batches without end; the images come in another order in every pass."""
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(self._training), generator=generator)
+            for chosen in order.split(self._options.batch_size):
+                yield self._training[chosen]
+
+    def _ap(self, model: nn.Module) -> float:
+        statistics, config = Statistics(), EvalConfig()
+        with TorchRunner(model, self._inputs.device) as runner:
+            for images, targets, paths, shapes in self._validation:
+                found = runner.infer({"images": as_input(images, self._inputs.device)})
+                boxes = non_max_suppression(
+                    next(iter(found.values())), config.conf_thres, config.iou_thres, max_det=config.max_det
+                )
+                labels = labels_in_images(targets, images.shape, shapes, self._inputs.device)
+                statistics.add(in_images(boxes, shapes), labels, paths)
+        return statistics.scores().mean()[3]
+
+    @staticmethod
+    def _move_at_random(origin: nn.Module, moved: nn.Module, seed: int) -> None:
+        """Move each weight of `origin` as far as in `moved`, in a random direction, and each amax by the same ratio."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for ours, theirs in zip(origin.parameters(), moved.parameters(), strict=True):
+                ours += (theirs - ours) * _signs(ours, generator)
+            before: Any = origin.activation_quantizers
+            after: Any = moved.activation_quantizers
+            amax = {}
+            for name, quantizer in before.items():
+                ratio = after[name]._amax / quantizer._amax
+                amax[name] = quantizer._amax * ratio ** _signs(ratio, generator)
+            calibration.load(origin, amax)
+
+
+def _averaging(batches: Iterator[Tensor], average: AveragedModel, whole: nn.Module) -> Iterator[Tensor]:
+    """The batches; with each the average takes in what the steps before it have made."""
+    for batch in batches:
+        average.update_parameters(whole)
+        yield batch
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
+
+
+def all_runs(seeds: int) -> list[Run]:
+    """Every start, form and seed, the expensive comparison first."""
+    return [Run(start, form, seed) for seed in range(seeds) for form in reversed(FORMS) for start in STARTS]
+
+
+def load_results(folder: Path) -> list[Result]:
+    """The results that lie in a folder."""
+    return [Result(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """AP over steps, a panel for each start, a line for each form (the mean over its seeds)."""
+    from utils.reports import figures
+
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for start, form in itertools.product(STARTS, FORMS):
+        group = [one for one in results if one.run["start"] == start and one.run["form"] == form]
+        if group:
+            means = torch.tensor([one.ap for one in group], dtype=torch.float64).mean(0).tolist()
+            panels.setdefault(start, {})[form] = list(zip(group[0].steps, means, strict=True))
+    figures.save(figures.ap_per_step(panels, results[0].float_ap), path)
+    logger.info("AP per step: %s", path)
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """A line for each start and form: mean AP over seeds with its standard error, and the controls."""
+    headers = ("start", "form", "seeds", "PTQ", "end", "error", "best", "random", "EMA", "regained")
+    rows = []
+    for start, form in itertools.product(STARTS, FORMS):
+        group = [one for one in results if one.run["start"] == start and one.run["form"] == form]
+        if not group:
+            continue
+        ends = torch.tensor([one.ap[-1] for one in group], dtype=torch.float64)
+        ptq, whole = group[0].ap[0], group[0].float_ap
+        error = float(ends.std() / len(ends) ** 0.5) if len(ends) > 1 else float("nan")
+        share = (float(ends.mean()) - ptq) / (whole - ptq)
+        best, random, average = (
+            sum(values) / len(group)
+            for values in (
+                [max(one.ap) for one in group],
+                [one.random_ap or 0.0 for one in group],
+                [one.average_ap or 0.0 for one in group],
+            )
+        )
+        rows.append((start, form, str(len(group)), f"{ptq:.4f}", f"{float(ends.mean()):.4f}", f"{error:.4f}",
+                     f"{best:.4f}", f"{random:.4f}", f"{average:.4f}", f"{share:.0%}"))  # fmt: skip
+    first = results[0]
+    return [*aligned(columns(headers, left=headers[:2]), rows, rule=True),
+            f"float AP {first.float_ap:.4f}, {first.images} images, {first.steps[-1]} steps"]  # fmt: skip
