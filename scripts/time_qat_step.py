@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""Time one step of QAT on the GPU, with its memory: fixed and learned ranges, torch's operators and the fused ones.
+
+    python scripts/time_qat_step.py
+    python scripts/time_qat_step.py models/detect/gelan-t.yaml --batch-size 64 --variants fixed silu channels-last
+
+MODEL is a model's YAML (random weights: the speed is the same) or float weights. Images are random. A step is the
+teacher's forward, the student's forward and backward, and Adam; on a GPU in FP16 with loss scaling. Run it in a patched
+checkout. A variant starts from the same networks as the others, and its first steps, which compile and allocate, do not
+count.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
+
+import interrupts
+
+interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
+
+import argparse
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.cli import add_device, add_image_size, run_program
+from utils.core.bounds import bounded
+from utils.core.device import device_name, select_device
+from utils.core.errors import InputError
+from utils.core.input_files import check_file
+from utils.core.text_tables import aligned, columns
+from utils.jobs.dependencies import need
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a step is made of.
+
+    Attributes:
+        name: for the command line.
+        about: for the table.
+        quantized: with quantizers; without them it is the network in float, the least that a step can take.
+        learned: scales that are trained: '', 'activations' or 'all' (of weights too).
+        fused, silu: by the fused operators, also of SiLU and what rounds it.
+        channels_last: memory format of networks and images.
+        cudnn_benchmark: cuDNN tries its algorithms.
+    """
+
+    name: str
+    about: str
+    quantized: bool = True
+    learned: str = "all"
+    fused: bool = True
+    silu: bool = True
+    channels_last: bool = False
+    cudnn_benchmark: bool = False
+
+
+VARIANTS = (
+    Variant("float", "no quantizers", quantized=False, learned=""),
+    Variant("fixed", "fixed ranges", learned=""),
+    Variant("operators", "learned ranges, torch's operators", fused=False, silu=False),
+    Variant("fused", "learned ranges, fused", silu=False),
+    Variant("silu", "learned ranges, fused with SiLU"),
+    Variant("activations", "the same, ranges of weights fixed", learned="activations"),
+    Variant("channels-last", "learned ranges, fused with SiLU, channels last", channels_last=True),
+    Variant("cudnn", "the same, cuDNN's benchmark on", channels_last=True, cudnn_benchmark=True),
+    Variant("cudnn-float", "no quantizers, channels last, cuDNN's benchmark on",
+            quantized=False, learned="", channels_last=True, cudnn_benchmark=True),
+)  # fmt: skip
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "time_qat_step.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Path("models/detect/gelan-c.yaml")
+    parser.add_argument("model", nargs="?", type=Path, default=default, metavar="MODEL", help=f"default: {default}")
+    add_image_size(parser)
+    parser.add_argument("--batch-size", type=bounded("batch_size"), default=16, metavar="N", help="default: 16")
+    names = [variant.name for variant in VARIANTS]
+    parser.add_argument("--variants", nargs="+", default=names, choices=names, help="in this order (default: all)")
+    parser.add_argument(
+        "--iterations", type=bounded("iterations"), default=30, metavar="N", help="steps that count (default: 30)"
+    )
+    parser.add_argument(
+        "--warm-up", type=bounded("iterations"), default=8, metavar="N", help="steps before them (default: 8)"
+    )
+    add_device(parser)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Time the variants and log the table."""
+    check_file(args.model, "give a model's YAML such as models/detect/gelan-c.yaml, or a .pt")
+    need("torch")
+    import torch
+
+    from models.quantize import fused_cuda
+    from models.quantize.recipe import Recipe
+    from utils.jobs.compare_placement.variants import load, quantized
+
+    device = select_device(args.device)
+    network = load(args.model)
+    if args.imgsz % int(network.stride.max()):
+        raise InputError(f"--imgsz {args.imgsz} is no multiple of {int(network.stride.max())}, the network's stride")
+    student = quantized(network, Recipe(), "int8", device).cpu()  # of each variant a copy goes to the device
+    images = torch.rand(args.batch_size, 3, args.imgsz, args.imgsz, generator=torch.Generator().manual_seed(0))
+    chosen = [variant for name in args.variants for variant in VARIANTS if variant.name == name]
+    if not fused_cuda.works_on(device):
+        left_out = [variant for variant in chosen if variant.learned and variant.fused]
+        logger.info("no fused operators on this device: left out %s", ", ".join(variant.name for variant in left_out))
+        chosen = [variant for variant in chosen if variant not in left_out]
+    rows = []
+    for variant in chosen:
+        rows.append(measured(variant, network, student, images, device, args.warm_up, args.iterations))
+        logger.info("%s: %s ms, %s GiB", variant.about, *rows[-1][2::2])
+    about = f"{args.model.stem}, {args.imgsz} pixels, batch {args.batch_size}, {device_name(device)}"
+    titles = ["variant", "step", "ms", "images/s", "peak GiB"]
+    logger.info("\n%s, torch %s\n%s", about, torch.__version__, "\n".join(aligned(columns(titles, titles[:2]), rows)))
+    return 0
+
+
+def measured(
+    variant: Variant, network: nn.Module, student: nn.Module, images: Tensor, device: torch.device, warm_up: int,
+    count: int,
+) -> list[str]:  # fmt: skip
+    """The table's row of one variant."""
+    import torch
+
+    cuda = device.type == "cuda"
+    _forget(device)
+    try:
+        with _settings(variant):
+            step = make_step(variant, network, student, images, device)
+            for _ in range(warm_up):
+                step()
+            times = sorted(_times(step, count, cuda))
+    except torch.cuda.OutOfMemoryError:
+        return [variant.name, variant.about, "-", "-", "out of memory"]
+    peak = f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f}" if cuda else "-"
+    median = times[len(times) // 2]
+    return [variant.name, variant.about, f"{median:.1f}", f"{1000 * len(images) / median:.1f}", peak]
+
+
+def _forget(device: torch.device) -> None:
+    """Free what the variant before has left."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+@contextmanager
+def _settings(variant: Variant) -> Iterator[None]:
+    import torch
+
+    from models.quantize import fused_cuda
+
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, variant.cudnn_benchmark
+    try:
+        with fused_cuda.switched(quantize=variant.fused, silu=variant.silu):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _times(step: Callable[[], None], count: int, cuda: bool) -> list[float]:
+    """Milliseconds of each step; on a GPU between events, so that nothing waits between steps."""
+    import time
+
+    import torch
+
+    if not cuda:
+        found = []
+        for _ in range(count):
+            began = time.perf_counter()
+            step()
+            found.append(1000 * (time.perf_counter() - began))
+        return found
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    return [one.elapsed_time(other) for one, other in itertools.pairwise(events)]
+
+
+def make_step(
+    variant: Variant, network: nn.Module, quantized: nn.Module, images: Tensor, device: torch.device
+) -> Callable[[], None]:
+    """The adapter to training: a function that does one step of a variant on copies of the networks.
+
+    Args:
+        network: fused and in float, the teacher; also the student of a variant without quantizers.
+        quantized: the student, calibrated.
+        images: float `[B, 3, H, W]` in 0..1.
+    """
+    import copy
+
+    import torch
+
+    from utils import upstream
+
+    layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+    teacher = upstream.call_fused(copy.deepcopy(network))
+    student = copy.deepcopy(quantized) if variant.quantized else upstream.call_fused(copy.deepcopy(network))
+    for model in (teacher, student):
+        model.to(device, memory_format=layout).eval().requires_grad_(model is student)
+        model.model[-1].training = True  # the head's raw maps
+    scales = LearnedScales(student, variant.learned) if variant.learned else None
+    groups: list[dict[str, Any]] = [{"params": list(student.parameters()), "lr": 3e-5}]
+    if scales is not None:
+        groups.append({"params": [scales.logarithms], "lr": 2e-2})
+    half = device.type == "cuda"
+    optimizer = torch.optim.Adam(groups, fused=half)
+    scaler = torch.amp.GradScaler(device.type, enabled=half)
+    images = images.to(device, memory_format=layout)
+
+    def step() -> None:
+        if scales is not None:
+            scales.put()
+        with torch.autocast(device.type, dtype=torch.float16, enabled=half):
+            with torch.no_grad():
+                expected = teacher(images)
+            found = student(images)
+        loss = _loss(found, expected)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def _loss(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
+    import torch
+
+    pairs = [(one.float(), other.float()) for one, other in zip(found, expected, strict=True)]
+    return torch.stack([torch.nn.functional.mse_loss(one, other) for one, other in pairs]).sum()
+
+
+class LearnedScales:
+    """Scales of quantizers as one parameter, their logarithms: a handful of operators makes all of them."""
+
+    def __init__(self, model: nn.Module, which: str) -> None:
+        import torch
+
+        from models.quantize import backend
+        from utils.core.number_types import INT8
+
+        self.quantizers = [
+            quantizer
+            for _, quantizer in backend.quantizers(model)
+            if which == "all" or backend.get_amax(quantizer).dim() == 0
+        ]
+        amax = [backend.get_amax(quantizer) for quantizer in self.quantizers]
+        self.shapes = [each.shape for each in amax]
+        self.logarithms = torch.nn.Parameter(torch.cat([each.reshape(-1) / INT8.quant_max for each in amax]).log())
+
+    def put(self) -> None:
+        """Put the scales of this step in: float16 numbers, with gradients as if they were not rounded."""
+        from models.quantize.fake_quantize import float16_scale
+        from models.quantize.quantizer import put_scale
+
+        exact = self.logarithms.exp()
+        scales = float16_scale(exact.detach()) + (exact - exact.detach())
+        pieces = scales.split([shape.numel() for shape in self.shapes])
+        for quantizer, piece, shape in zip(self.quantizers, pieces, self.shapes, strict=True):
+            put_scale(quantizer, piece.reshape(shape))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    return run_program(make_parser(), main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())
