@@ -26,9 +26,8 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.cli import add_device, add_image_size, run_program
 from utils.core.bounds import bounded
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """What a step is made of.
 
     Attributes:
