@@ -4,10 +4,10 @@
     python scripts/time_qat_step.py
     python scripts/time_qat_step.py models/detect/gelan-t.yaml --batch-size 64 --variants fixed silu channels-last
 
-MODEL is a model's YAML (random weights: the speed is the same) or float weights. Images are random. A step is the
-teacher's forward, the student's forward and backward, and Adam; on a GPU in FP16 with loss scaling. Run it in a patched
-checkout. A variant starts from the same networks as the others, and its first steps, which compile and allocate, do not
-count.
+MODEL is a model's YAML (random weights: the speed is the same) or float weights. Images are random. A step is that of
+`qat.py quantize`: the teacher's forward, the student's forward and backward, and Adam; on a GPU in FP16 with loss
+scaling. Every variant starts from the same networks, and its first steps, which compile and allocate, do not count. Run
+it in a patched checkout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: 
 import argparse
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,7 +51,7 @@ class Variant(NamedTuple):
         name: for the command line.
         about: for the table.
         quantized: with quantizers; without them it is the network in float, the least that a step can take.
-        learned: scales that are trained: '', 'activations' or 'all' (of weights too).
+        ranges, weight_ranges: of the recipe's `finetune`.
         fused, silu: by the fused operators, also of SiLU and what rounds it.
         channels_last: memory format of networks and images.
         cudnn_benchmark: cuDNN tries its algorithms.
@@ -60,7 +60,8 @@ class Variant(NamedTuple):
     name: str
     about: str
     quantized: bool = True
-    learned: str = "all"
+    ranges: str = "learned"
+    weight_ranges: str = "fixed"
     fused: bool = True
     silu: bool = True
     channels_last: bool = False
@@ -68,17 +69,19 @@ class Variant(NamedTuple):
 
 
 VARIANTS = (
-    Variant("float", "no quantizers", quantized=False, learned=""),
-    Variant("fixed", "fixed ranges", learned=""),
-    Variant("operators", "learned ranges, torch's operators", fused=False, silu=False),
+    Variant("float", "no quantizers", quantized=False, ranges="fixed"),
+    Variant("fixed-operators", "fixed ranges, torch's operators", ranges="fixed", fused=False),
+    Variant("operators", "learned ranges, torch's operators", fused=False),
+    Variant("fixed", "fixed ranges, fused with SiLU", ranges="fixed"),
     Variant("fused", "learned ranges, fused", silu=False),
     Variant("silu", "learned ranges, fused with SiLU"),
-    Variant("activations", "the same, ranges of weights fixed", learned="activations"),
+    Variant("weights", "the same, ranges of weights learned too", weight_ranges="learned"),
     Variant("channels-last", "learned ranges, fused with SiLU, channels last", channels_last=True),
     Variant("cudnn", "the same, cuDNN's benchmark on", channels_last=True, cudnn_benchmark=True),
     Variant("cudnn-float", "no quantizers, channels last, cuDNN's benchmark on",
-            quantized=False, learned="", channels_last=True, cudnn_benchmark=True),
+            quantized=False, ranges="fixed", channels_last=True, cudnn_benchmark=True),
 )  # fmt: skip
+RATE = 1e-6  # of the weights: random networks shall not diverge
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -119,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
     images = torch.rand(args.batch_size, 3, args.imgsz, args.imgsz, generator=torch.Generator().manual_seed(0))
     chosen = [variant for name in args.variants for variant in VARIANTS if variant.name == name]
     if not fused_cuda.works_on(device):
-        left_out = [variant for variant in chosen if variant.learned and variant.fused]
+        left_out = [variant for variant in chosen if variant.quantized and variant.fused]
         logger.info("no fused operators on this device: left out %s", ", ".join(variant.name for variant in left_out))
         chosen = [variant for variant in chosen if variant not in left_out]
     rows = []
@@ -143,10 +146,7 @@ def measured(
     _forget(device)
     try:
         with _settings(variant):
-            step = make_step(variant, network, student, images, device)
-            for _ in range(warm_up):
-                step()
-            times = sorted(_times(step, count, cuda))
+            times = sorted(step_times(variant, network, student, images, device, warm_up, count))
     except torch.cuda.OutOfMemoryError:
         return [variant.name, variant.about, "-", "-", "out of memory"]
     peak = f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f}" if cuda else "-"
@@ -180,33 +180,13 @@ def _settings(variant: Variant) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _times(step: Callable[[], None], count: int, cuda: bool) -> list[float]:
-    """Milliseconds of each step; on a GPU between events, so that nothing waits between steps."""
-    import time
+def step_times(
+    variant: Variant, network: nn.Module, quantized: nn.Module, images: Tensor, device: torch.device, warm_up: int,
+    count: int,
+) -> list[float]:  # fmt: skip
+    """Milliseconds of each step that counts, of an epoch of QAT on copies of the networks.
 
-    import torch
-
-    if not cuda:
-        found = []
-        for _ in range(count):
-            began = time.perf_counter()
-            step()
-            found.append(1000 * (time.perf_counter() - began))
-        return found
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    torch.cuda.synchronize()
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    torch.cuda.synchronize()
-    return [one.elapsed_time(other) for one, other in itertools.pairwise(events)]
-
-
-def make_step(
-    variant: Variant, network: nn.Module, quantized: nn.Module, images: Tensor, device: torch.device
-) -> Callable[[], None]:
-    """The adapter to training: a function that does one step of a variant on copies of the networks.
+    They are taken between two requests for images; on a GPU between events, so that nothing waits for it.
 
     Args:
         network: fused and in float, the teacher; also the student of a variant without quantizers.
@@ -217,74 +197,42 @@ def make_step(
 
     import torch
 
+    from models.quantize.finetune import Finetuner
+    from models.quantize.recipe import Finetune
     from utils import upstream
 
     layout = torch.channels_last if variant.channels_last else torch.contiguous_format
     teacher = upstream.call_fused(copy.deepcopy(network))
     student = copy.deepcopy(quantized) if variant.quantized else upstream.call_fused(copy.deepcopy(network))
     for model in (teacher, student):
-        model.to(device, memory_format=layout).eval().requires_grad_(model is student)
-        model.model[-1].training = True  # the head's raw maps
-    scales = LearnedScales(student, variant.learned) if variant.learned else None
-    groups: list[dict[str, Any]] = [{"params": list(student.parameters()), "lr": 3e-5}]
-    if scales is not None:
-        groups.append({"params": [scales.logarithms], "lr": 2e-2})
-    half = device.type == "cuda"
-    optimizer = torch.optim.Adam(groups, fused=half)
-    scaler = torch.amp.GradScaler(device.type, enabled=half)
+        model.to(device, memory_format=layout)
     images = images.to(device, memory_format=layout)
+    settings = Finetune(ranges=variant.ranges, weight_ranges=variant.weight_ranges)
+    cuda, marks = device.type == "cuda", []
 
-    def step() -> None:
-        if scales is not None:
-            scales.put()
-        with torch.autocast(device.type, dtype=torch.float16, enabled=half):
-            with torch.no_grad():
-                expected = teacher(images)
-            found = student(images)
-        loss = _loss(found, expected)
-        optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    def batches() -> Iterator[Tensor]:
+        for _ in range(warm_up + count + 2):  # on a GPU a batch is asked for before the step of the one before it
+            marks.append(_mark(device))
+            yield images
 
-    return step
+    Finetuner(student, teacher, settings, device=device).run_epoch(batches(), lambda _: RATE)
+    if cuda:
+        torch.cuda.synchronize(device)
+        return [one.elapsed_time(other) for one, other in itertools.pairwise(marks)][-count:]
+    return [1000 * (other - one) for one, other in itertools.pairwise(marks)][-count:]
 
 
-def _loss(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
+def _mark(device: torch.device) -> Any:
+    """Now: an event on a GPU's present stream, else seconds."""
+    import time
+
     import torch
 
-    pairs = [(one.float(), other.float()) for one, other in zip(found, expected, strict=True)]
-    return torch.stack([torch.nn.functional.mse_loss(one, other) for one, other in pairs]).sum()
-
-
-class LearnedScales:
-    """Scales of quantizers as one parameter, their logarithms: a handful of operators makes all of them."""
-
-    def __init__(self, model: nn.Module, which: str) -> None:
-        import torch
-
-        from models.quantize import backend
-        from utils.core.number_types import INT8
-
-        self.quantizers = [
-            quantizer
-            for _, quantizer in backend.quantizers(model)
-            if which == "all" or backend.get_amax(quantizer).dim() == 0
-        ]
-        amax = [backend.get_amax(quantizer) for quantizer in self.quantizers]
-        self.shapes = [each.shape for each in amax]
-        self.logarithms = torch.nn.Parameter(torch.cat([each.reshape(-1) / INT8.quant_max for each in amax]).log())
-
-    def put(self) -> None:
-        """Put the scales of this step in: float16 numbers, with gradients as if they were not rounded."""
-        from models.quantize.fake_quantize import float16_scale
-        from models.quantize.quantizer import put_scale
-
-        exact = self.logarithms.exp()
-        scales = float16_scale(exact.detach()) + (exact - exact.detach())
-        pieces = scales.split([shape.numel() for shape in self.shapes])
-        for quantizer, piece, shape in zip(self.quantizers, pieces, self.shapes, strict=True):
-            put_scale(quantizer, piece.reshape(shape))
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -42,8 +42,8 @@ class Site:
         return self.quantizer(x)
 
     def takes_silu(self, x: Tensor) -> bool:
-        """Whether `after_silu` may be used: in training on a GPU."""
-        return not self.redundant and takes_silu(self.quantizer, x)
+        """Whether `after_silu` may be used: in training on a GPU, unless SiLU itself is kept."""
+        return not (self.redundant or self.keep) and takes_silu(self.quantizer, x)
 
     def after_silu(self, x: Tensor) -> Tensor:
         """What this site makes of SiLU of `x`, in one pass over memory."""

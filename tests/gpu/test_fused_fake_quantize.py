@@ -182,6 +182,10 @@ def redundant(unit):
     unit.output_site.redundant = True
 
 
+def kept(unit):
+    unit.output_site.keep = True
+
+
 def no_scale(unit):
     put_scale(unit.output_site.quantizer, None)
     unit.output_site.quantizer.register_buffer("_amax", torch.tensor(1.27, device=DEVICE))
@@ -195,12 +199,15 @@ def hooked(unit):
     unit.output_site.quantizer.register_forward_pre_hook(lambda *_: None)
 
 
-@pytest.mark.parametrize("change", [no_gradients, switched_off, redundant, no_scale, another_activation, hooked])
+@pytest.mark.parametrize("change", [no_gradients, switched_off, redundant, kept, no_scale, another_activation, hooked])
 def test_a_unit_does_one_after_the_other(unit, monkeypatch, change):
     images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     with change(unit) or torch.enable_grad(), counted(monkeypatch) as calls:
-        assert torch.equal(unit(images), unit.output_site(unit.act(unit.conv(images))))
+        found, seen = unit(images), unit.output_site.kept
+        activation = unit.act(unit.conv(images))
+        assert torch.equal(found, unit.output_site(activation))
     assert not calls
+    assert seen is None if change is not kept else torch.equal(seen, activation)
 
 
 def test_the_activation_is_not_kept(unit):
