@@ -13,6 +13,8 @@ reports, are in `utils/jobs/`.
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
     quantizer.py       ours: amax, a switch, a scale that training can put in
     fake_quantize.py   the arithmetic of rounding, and its gradients
+    fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
+    fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass
     finetune.py        QAT: the float network supervises the quantized one
     supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers

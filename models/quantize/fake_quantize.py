@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from models.quantize import fused_cuda
 from utils.core.number_types import INT8, IntegerType
 
 LARGEST_SCALE = torch.finfo(torch.float16).max
@@ -73,9 +74,23 @@ def trained_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType = INT8) ->
         x: float tensor. Under autocast the result has autocast's type, which the convolution reads; else that of `x`.
         scale: float32, float16 numbers as `float16_scale` gives them: scalar, or `[channels, 1, 1, 1]` for a weight.
     """
+    if fused_cuda.usable(x):
+        return fused_cuda.fake_quantize(x, scale, kind, _type_of_result(x))
+    return _TrainedFakeQuantize.apply(x, scale, kind, _type_of_result(x))
+
+
+def trained_silu_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType = INT8) -> Tensor:
+    """SiLU and then `trained_fake_quantize` as one operation, which keeps `x` for backward and not its SiLU.
+
+    Only where `fused_cuda.usable(x, silu=True)`. SiLU is computed in float32 and not rounded in between, so results are
+    those of a float32 network, also for `x` in half precision.
+    """
+    return fused_cuda.silu_fake_quantize(x, scale, kind, _type_of_result(x))
+
+
+def _type_of_result(x: Tensor) -> torch.dtype:
     cuda = x.device.type == "cuda"
-    kind_of_result = torch.get_autocast_dtype("cuda") if cuda and torch.is_autocast_enabled("cuda") else x.dtype
-    return _TrainedFakeQuantize.apply(x, scale, kind, kind_of_result)
+    return torch.get_autocast_dtype("cuda") if cuda and torch.is_autocast_enabled("cuda") else x.dtype
 
 
 class _TrainedFakeQuantize(torch.autograd.Function):

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.quantize.flow import OPERATIONS, Step, exporting, parse
+from models.quantize.quantizer import silu_rounded_by, takes_silu
 
 
 class Site:
@@ -39,6 +40,14 @@ class Site:
         if self.redundant and not exporting():
             return x
         return self.quantizer(x)
+
+    def takes_silu(self, x: Tensor) -> bool:
+        """Whether `after_silu` may be used: in training on a GPU, unless SiLU itself is kept."""
+        return not (self.redundant or self.keep) and takes_silu(self.quantizer, x)
+
+    def after_silu(self, x: Tensor) -> Tensor:
+        """What this site makes of SiLU of `x`, in one pass over memory."""
+        return silu_rounded_by(self.quantizer, x)
 
 
 class QuantConv2d(nn.Conv2d):
@@ -85,8 +94,11 @@ class ConvUnit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, C_in, H, W]` → `[B, C_out, H', W']`."""
-        x = self.act(self.conv(x))
-        return x if self.output_site is None else self.output_site(x)
+        x, site = self.conv(x), self.output_site
+        if site is not None and type(self.act) is nn.SiLU and site.takes_silu(x):
+            return site.after_silu(x)
+        x = self.act(x)
+        return x if site is None else site(x)
 
 
 class MoveUnit(nn.Module):

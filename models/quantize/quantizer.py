@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from models.quantize.fake_quantize import fake_quantize, trained_fake_quantize
+from models.quantize import fused_cuda
+from models.quantize.fake_quantize import fake_quantize, trained_fake_quantize, trained_silu_fake_quantize
 
 
 class TensorQuantizer(nn.Module):
@@ -51,6 +53,26 @@ def rounded_by(quantizer: Any, x: Tensor) -> Tensor:
     """What a quantizer of any library computes: with the scale that training has put in, else from amax."""
     scale = quantizer.__dict__.get("trained_scale")
     return fake_quantize(x, quantizer._amax) if scale is None else trained_fake_quantize(x, scale)
+
+
+def takes_silu(quantizer: Any, x: Tensor) -> bool:
+    """Whether `silu_rounded_by` may stand for SiLU of `x` and then `quantizer`.
+
+    In training on a GPU it may, unless something looks at the tensor between the two, which then is never made.
+    """
+    return (
+        type(quantizer) is TensorQuantizer
+        and quantizer._on
+        and "trained_scale" in quantizer.__dict__
+        and not (quantizer._forward_hooks or quantizer._forward_pre_hooks)
+        and torch.is_grad_enabled()
+        and fused_cuda.usable(x, silu=True)
+    )
+
+
+def silu_rounded_by(quantizer: Any, x: Tensor) -> Tensor:
+    """SiLU of a tensor, rounded with the scale that training has put in, see `takes_silu`."""
+    return trained_silu_fake_quantize(x, quantizer.__dict__["trained_scale"])
 
 
 def put_scale(quantizer: nn.Module, scale: Tensor | None) -> None:

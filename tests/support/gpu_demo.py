@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 
 
+@functools.cache
 def why_not() -> str:
     """Why nothing that needs an engine can run here, or ''."""
     import torch
@@ -22,11 +24,13 @@ def why_not() -> str:
 
 
 def mark(items: list[pytest.Item], folder: Path) -> None:
-    """Mark the tests of a folder as `gpu`, and say why they are skipped if they are."""
-    mine = [item for item in items if folder in item.path.parents]
-    reason = why_not() if mine else ""
-    for item in mine:
+    """Mark the tests of a folder as `gpu`, and say why they are skipped if they are.
+
+    A module of tests that needs less, or more, has a `why_not` of its own.
+    """
+    for item in (item for item in items if folder in item.path.parents):
         item.add_marker(pytest.mark.gpu)
+        reason = getattr(item.module, "why_not", why_not)()
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 

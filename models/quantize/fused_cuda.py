@@ -1,0 +1,162 @@
+"""Rounding with a trained scale on CUDA in one pass forward and one backward, also with SiLU in front.
+
+The same values and gradients as `fake_quantize._TrainedFakeQuantize`, whose dozen operators each read and write a
+whole activation. The kernels are Triton's, which comes with torch for CUDA; without it, or where its compiler does not
+run, `usable` is False and torch's operators do it. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from utils.core.number_types import INT8, IntegerType
+
+logger = logging.getLogger(__name__)
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+BLOCKS = (256, 1024, 4096)  # elements that one program computes
+
+
+@dataclass(frozen=True)
+class _Switches:
+    quantize: bool = True
+    silu: bool = True
+
+
+class _Now:
+    switches = _Switches()
+
+
+@contextmanager
+def switched(*, quantize: bool = True, silu: bool = True) -> Iterator[None]:
+    """Within it, leave out all kernels (`quantize=False`) or the one with SiLU: for measurements and tests."""
+    before, _Now.switches = _Now.switches, replace(_Now.switches, quantize=quantize, silu=silu and quantize)
+    try:
+        yield
+    finally:
+        _Now.switches = before
+
+
+def usable(x: Tensor, *, silu: bool = False) -> bool:
+    """Whether the kernels can compute on this tensor."""
+    wanted = _Now.switches.silu if silu else _Now.switches.quantize
+    return wanted and x.dtype in TYPES and works_on(x.device)
+
+
+def works_on(device: torch.device) -> bool:
+    """Whether the kernels run on this device: CUDA with Triton, or anything where Triton only interprets."""
+    if device.type == "cuda":
+        return _compiles(device)
+    return os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
+
+
+@cache
+def _compiles(device: torch.device) -> bool:
+    """Try it: Triton needs a C compiler, Python's headers and a GPU that is not too old, and says so in many ways."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.zeros(BLOCKS[0], device=device, requires_grad=True)
+            scale = torch.ones((), device=device, requires_grad=True)
+            _Fused.apply(x, scale, INT8, torch.float32, True).sum().backward()
+    except Exception as error:  # noqa: BLE001 - see above
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        logger.warning("Triton does not work here, so training takes longer (%s)", why)
+        return False
+    return True
+
+
+def fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype) -> Tensor:
+    """As `fake_quantize.trained_fake_quantize`; the result has this type, and the layout of `x`."""
+    return _Fused.apply(x, scale, kind, dtype, False)
+
+
+def silu_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype) -> Tensor:
+    """SiLU, computed in float32, and then the same; backward computes SiLU again, so that it is not kept."""
+    return _Fused.apply(x, scale, kind, dtype, True)
+
+
+class _Fused(torch.autograd.Function):
+    """The kernels as an operation with gradients; `scale` as in `trained_fake_quantize`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype, silu: bool) -> Tensor:
+        x = x if _rows_follow_each_other(x, scale.dim() > 0) else x.contiguous()
+        ctx.save_for_backward(x, scale)
+        ctx.kind, ctx.silu = kind, silu
+        y = torch.empty_like(x, dtype=dtype)
+        if x.numel():
+            _launch("forward", x, scale, (x, _flat(scale), y), ctx)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale = ctx.saved_tensors
+        of_x = torch.empty_like(x)
+        learned = ctx.needs_input_grad[1]
+        rows, length, block = _cut(x, scale)
+        parts = torch.empty(rows, -(-length // block), dtype=torch.float32, device=x.device)
+        if x.numel():
+            gradient = _laid_out_as(gradient, x)
+            _launch("backward", x, scale, (gradient, x, _flat(scale), of_x, parts), ctx, LEARNED=learned)
+        return of_x, parts.sum(1).reshape(scale.shape) if learned else None, None, None, None
+
+
+def _launch(kernel: str, x: Tensor, scale: Tensor, tensors: tuple[Tensor, ...], ctx: Any, **constants: Any) -> None:
+    from models.quantize import fused_kernels
+
+    rows, length, block = _cut(x, scale)
+    constants |= {"LEAST": float(ctx.kind.quant_min), "MOST": float(ctx.kind.quant_max), "SILU": ctx.silu}
+    where: AbstractContextManager[Any] = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    with where:  # Triton launches on the current device
+        getattr(fused_kernels, kernel)[(rows * -(-length // block),)](
+            *tensors, length, **constants, BLOCK=block, num_warps=block // 512 or 1
+        )
+
+
+def _cut(x: Tensor, scale: Tensor) -> tuple[int, int, int]:
+    """Rows, elements of each, and elements of a block."""
+    rows = scale.numel() if scale.dim() else 1
+    length = x.numel() // max(rows, 1)
+    return rows, length, next((block for block in BLOCKS if length <= block), BLOCKS[-1])
+
+
+def _flat(scale: Tensor) -> Tensor:
+    return scale.detach().reshape(-1).float().contiguous()
+
+
+def _strides(x: Tensor) -> list[tuple[int, int]]:
+    """Stride and size of each dimension; those of one element lie anywhere."""
+    return [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
+
+
+def _rows_follow_each_other(x: Tensor, by_row: bool) -> bool:
+    """Whether a tensor fills its memory without gaps; with `by_row` the first dimension must be the slowest."""
+    if x.is_contiguous():
+        return True
+    expected, ordered = 1, sorted(_strides(x))
+    for stride, size in ordered:
+        if stride != expected:
+            return False
+        expected *= size
+    return not by_row or x.shape[0] == 1 or ordered[-1] == (x.stride(0), x.shape[0])
+
+
+def _laid_out_as(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient with its elements in the order in which those of `x` lie in memory."""
+    if _strides(gradient) == _strides(x):
+        return gradient
+    return torch.empty_like(x, dtype=gradient.dtype).copy_(gradient)

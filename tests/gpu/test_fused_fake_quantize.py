@@ -1,0 +1,266 @@
+"""The Triton kernels of quantizers in training, against elementwise autograd in float64.
+
+With TRITON_INTERPRET=1 the tests run without a GPU: tests/unit/quantize/test_fused_cuda.py does that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from rounding_gradients import case, compare
+from torch import nn
+
+from models.quantize import fused_cuda
+from models.quantize.fake_quantize import _TrainedFakeQuantize, float16_scale, trained_fake_quantize
+from models.quantize.modules import ConvUnit, Site
+from models.quantize.quantizer import TensorQuantizer, put_scale
+from utils.core.number_types import INT8
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+on_a_gpu = pytest.mark.skipif(INTERPRETED, reason="only a GPU has this")
+TYPES = [torch.float32, torch.float16]
+SHAPES = [((2, 5, 7, 9), False), ((3, 4, 50, 41), False), ((1,), False), ((4096,), False), ((300,), False),
+          ((6, 64, 3, 3), True), ((3, 5000), True), ((7, 1, 3, 3), True), ((5, 1, 1, 1), True), ((1, 2, 3, 3), True),
+          ((2, 4, 2, 9, 3), False)]  # fmt: skip
+
+
+def why_not() -> str:
+    """Why these tests cannot run here, or ''."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return "" if INTERPRETED or torch.cuda.is_available() else "torch sees no NVIDIA GPU"
+
+
+def rounded(x, scale):
+    assert fused_cuda.usable(x)
+    return fused_cuda.fake_quantize(x, scale, INT8, x.dtype)
+
+
+def silu_rounded(x, scale):
+    assert fused_cuda.usable(x, silu=True)
+    return fused_cuda.silu_fake_quantize(x, scale, INT8, x.dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "per_channel"), SHAPES)
+def test_gradients(shape, per_channel, dtype):
+    compare(rounded, case(shape, per_channel=per_channel).to(DEVICE, dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "per_channel"), SHAPES)
+def test_gradients_with_silu(shape, per_channel, dtype):
+    compare(silu_rounded, case(shape, per_channel=per_channel, silu=True).to(DEVICE, dtype))
+
+
+def layouts(x):
+    wide = torch.stack([x, x], 2)
+    return {
+        "channels last": x.to(memory_format=torch.channels_last),
+        "transposed": x.transpose(0, 2).contiguous().transpose(0, 2),
+        "rows in another order": x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1),
+        "every second": wide[:, :, 1],
+        "expanded": x[:, :1].expand(x.shape),
+        "a part": torch.cat([x, x], 0)[x.shape[0] :],
+    }
+
+
+@pytest.mark.parametrize("layout", [*layouts(torch.zeros(1, 1, 1, 1))])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("silu", [False, True])
+def test_layouts_of_the_tensor_and_of_the_gradient(layout, per_channel, silu):
+    given = case((4, 6, 5, 3), per_channel=per_channel, silu=silu).to(DEVICE)
+    operation = silu_rounded if silu else rounded
+    x = layouts(given.x)[layout]
+    y = compare(operation, replace(given, x=x))
+    if layout in ("channels last", "rows in another order", "transposed") and not (
+        layout == "transposed" and per_channel
+    ):
+        assert y.stride() == x.stride()
+    compare(operation, replace(given, gradient=layouts(given.gradient)[layout]))
+    compare(operation, replace(given, x=x, gradient=layouts(given.gradient)[layout]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3, 3, 3), (4, 0, 3, 3)])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_empty_tensors(shape, per_channel):
+    x = torch.zeros(shape, device=DEVICE, requires_grad=True)
+    scale = torch.ones([shape[0], 1, 1, 1] if per_channel else [], device=DEVICE, requires_grad=True)
+    rounded(x, scale).sum().backward()
+    assert x.grad.shape == x.shape
+    assert torch.equal(scale.grad, torch.zeros_like(scale))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_same_numbers_as_torchs_operators_bit_for_bit(dtype):
+    """Also right between two steps, and of what overflowed, which the loss scaler has to see in the gradients."""
+    scale = float16_scale(torch.tensor(0.0173)).to(DEVICE)
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-30, 6e4, -6e4])
+    between = (torch.arange(400) - 199.5) * float(scale)
+    values = torch.cat([special, between, torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 2])
+    values = values.to(DEVICE, dtype)
+    gradient = torch.randn(len(values), generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+    gradient[6] = float("inf")  # where it is clipped: times zero it is NaN
+    found = []
+    for operation in (rounded, lambda x, scale: _TrainedFakeQuantize.apply(x, scale, INT8, x.dtype)):
+        x = values.clone().requires_grad_()
+        y = operation(x, scale)
+        y.backward(gradient)
+        found.append((y.detach(), x.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert bool(found[0][1][6].isnan())
+
+
+def test_twice_the_same_and_without_a_gradient_of_the_scale():
+    given = case((3, 4, 50, 41)).to(DEVICE)
+    grads = []
+    for learned in (True, True, False):
+        x, scale = given.x.clone().requires_grad_(), given.scale.clone().requires_grad_(learned)
+        rounded(x, scale).backward(given.gradient)
+        grads.append((x.grad, scale.grad))
+    assert all(torch.equal(grad, grads[0][0]) for grad, _ in grads)
+    assert torch.equal(grads[0][1], grads[1][1])
+    assert grads[2][1] is None
+
+
+class Unit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 8, 3, bias=False), nn.SiLU()
+
+
+@pytest.fixture
+def unit():
+    torch.manual_seed(0)
+    unit = ConvUnit.take_over(Unit().to(DEVICE))
+    unit.output_site = Site(TensorQuantizer())
+    put_scale(unit.output_site.quantizer, float16_scale(torch.tensor(0.01)).to(DEVICE).requires_grad_())
+    return unit
+
+
+@contextmanager
+def counted(monkeypatch):
+    calls, original = [], fused_cuda.silu_fake_quantize
+    monkeypatch.setattr(fused_cuda, "silu_fake_quantize", lambda *given: calls.append(1) or original(*given))
+    yield calls
+
+
+def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
+    images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    scale = unit.output_site.quantizer.__dict__["trained_scale"]
+    found = []
+    for silu in (True, False):
+        unit.conv.weight.grad = scale.grad = None
+        with fused_cuda.switched(silu=silu), counted(monkeypatch) as calls:
+            y = unit(images)
+            (y * torch.arange(y.numel(), device=DEVICE).reshape(y.shape).cos()).sum().backward()
+        assert len(calls) == silu
+        found.append((y.detach(), unit.conv.weight.grad.clone(), scale.grad.clone()))
+    (y, of_weight, of_scale), (same_y, same_of_weight, same_of_scale) = found
+    differs = (y - same_y).abs() > 1e-6  # another last bit of SiLU, right between two steps
+    assert differs.float().mean() < 0.002
+    torch.testing.assert_close(of_weight, same_of_weight, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(of_scale, same_of_scale, rtol=1e-2, atol=0.1)
+
+
+def no_gradients(unit):
+    return torch.no_grad()
+
+
+def switched_off(unit):
+    unit.output_site.quantizer.disable()
+
+
+def redundant(unit):
+    unit.output_site.redundant = True
+
+
+def kept(unit):
+    unit.output_site.keep = True
+
+
+def no_scale(unit):
+    put_scale(unit.output_site.quantizer, None)
+    unit.output_site.quantizer.register_buffer("_amax", torch.tensor(1.27, device=DEVICE))
+
+
+def another_activation(unit):
+    unit.act = nn.ReLU()
+
+
+def hooked(unit):
+    unit.output_site.quantizer.register_forward_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("change", [no_gradients, switched_off, redundant, kept, no_scale, another_activation, hooked])
+def test_a_unit_does_one_after_the_other(unit, monkeypatch, change):
+    images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    with change(unit) or torch.enable_grad(), counted(monkeypatch) as calls:
+        found, seen = unit(images), unit.output_site.kept
+        activation = unit.act(unit.conv(images))
+        assert torch.equal(found, unit.output_site(activation))
+    assert not calls
+    assert seen is None if change is not kept else torch.equal(seen, activation)
+
+
+def test_the_activation_is_not_kept(unit):
+    kept = []
+    images = torch.rand(2, 3, 9, 11).to(DEVICE)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        y = unit(images)
+    assert kept.count(y.shape) == 1  # what the convolution computed
+
+
+@on_a_gpu
+@pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
+def test_under_autocast_in_half_precision_without_waiting_for_the_gpu(unit, last):
+    unit, images = unit.to(memory_format=last), torch.rand(2, 3, 64, 64).to(DEVICE, memory_format=last)
+    weight, scale = torch.rand(8, 8, 3, 3, device=DEVICE, requires_grad=True), torch.full((8, 1, 1, 1), 2**-7)
+    scale = scale.to(DEVICE).requires_grad_()
+
+    def step():
+        with torch.autocast("cuda", dtype=torch.float16):
+            y = unit(images)
+            small = trained_fake_quantize(weight, scale)
+            z = trained_fake_quantize(nn.functional.conv2d(y, small), scale.detach()[0].reshape(()))
+        z.float().mean().backward()
+        return y, small, z
+
+    step()  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert {result.dtype for result in results} == {torch.float16}
+    assert results[0].is_contiguous(memory_format=last)
+    assert (weight.grad.dtype, scale.grad.shape) == (torch.float32, scale.shape)
+    assert bool(weight.grad.isfinite().all())
+
+
+@on_a_gpu
+def test_more_elements_than_32_bits_count():
+    count = 2**31 + 5000
+    if torch.cuda.mem_get_info()[0] < 6 * 2 * count:
+        pytest.skip("needs 26 GB of GPU memory")
+    x = torch.full((count,), 0.5, dtype=torch.float16, device=DEVICE)
+    x[-3:] = torch.tensor([1.01, -7.0, 300.0])
+    x.requires_grad_()
+    scale = torch.tensor(2.0**-4, device=DEVICE, requires_grad=True)
+    y = rounded(x, scale)
+    gradient = torch.zeros_like(y)
+    gradient[-3:] = 1
+    y.backward(gradient)
+    assert y[-3:].tolist() == [1.0, -7.0, 127 / 16]
+    assert y[count // 2].item() == 0.5
+    assert x.grad[-4:].tolist() == [0, 1, 1, 0]
+    expected = (1.0 - float(x[-3].detach())) * 16 + 127
+    assert float(scale.grad) == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,84 @@
+"""scripts/time_qat_step.py on a CPU; and what it times: a whole network's gradients by the fused operators."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = "scripts/time_qat_step.py"
+# Loss, gradients of weights and of scales of one step, by torch's operators and by the interpreted kernels.
+WHOLE_NETWORK = """
+import sys
+from pathlib import Path
+import torch
+from models.quantize import fused_cuda
+from models.quantize.learned_ranges import LearnedRanges
+from models.quantize.recipe import Recipe
+from utils.jobs.compare_placement.variants import load, quantized
+student = quantized(load(Path(sys.argv[1])), Recipe(), "int8", torch.device("cpu"))
+student.requires_grad_(True).model[-1].training = True
+ranges = LearnedRanges(student, activations=True, weights=True)
+images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+assert fused_cuda.works_on(images.device)
+calls, silu = [], fused_cuda.silu_fake_quantize
+fused_cuda.silu_fake_quantize = lambda *given: calls.append(1) or silu(*given)
+found = []
+for fused in (False, True):
+    student.zero_grad(set_to_none=True)
+    ranges.log_amax.grad = None
+    with fused_cuda.switched(quantize=fused):
+        ranges.put_in()
+        maps = student(images)
+        sum((one * torch.linspace(-1, 1, one.numel()).reshape(one.shape)).sum() for one in maps).backward()
+    weights = [p.grad.flatten() for p in student.parameters() if p.grad is not None]
+    found.append([torch.cat([one.flatten() for one in maps]), torch.cat(weights), ranges.log_amax.grad])
+    print(len(calls), "calls")
+for one, other in zip(*found):
+    print("difference", float((one - other).norm() / one.norm()))
+"""
+
+
+def test_the_table(checkout):
+    words = ["models/detect/gelan-t.yaml", "--imgsz", "64", "--batch-size", "2", "--device", "cpu"]
+    result = subprocess.run([sys.executable, PROGRAM, *words, "--iterations", "1", "--warm-up", "1"],
+                            cwd=checkout, capture_output=True, text=True, timeout=280)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = re.findall(r"^([\w-]+) .* ([\d.]+) +([\d.]+) +-$", result.stdout, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["float", "fixed-operators", "operators", "cudnn-float"]
+    for _, milliseconds, rate in rows:
+        assert float(milliseconds) * float(rate) == pytest.approx(2000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["models/detect/gelan-t.yaml", "--imgsz", "100"], "--imgsz 100 is no multiple of 32"),
+        (["models/detect/none.yaml"], "models/detect/none.yaml does not exist"),
+        (["--variants", "quick"], "invalid choice: 'quick'"),
+    ],
+)
+def test_what_is_refused(checkout, words, message):
+    result = subprocess.run([sys.executable, PROGRAM, *words, "--device", "cpu"], cwd=checkout, capture_output=True,
+                            text=True, timeout=100)  # fmt: skip
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert message in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA")
+def test_a_whole_network_with_the_kernels_gets_the_same_gradients(checkout):
+    command = [sys.executable, "-c", WHOLE_NETWORK, "data/demo/gelan-digits.yaml"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr[-2000:]
+    calls = [int(number) for number in re.findall(r"(\d+) calls", result.stdout)]
+    assert calls[0] == 0
+    assert calls[1] > 20
+    differences = [float(number) for number in re.findall(r"difference ([\d.e-]+)", result.stdout)]
+    assert len(differences) == 3
+    assert max(differences) < 1e-3, differences

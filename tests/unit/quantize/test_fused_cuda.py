@@ -1,0 +1,45 @@
+"""The Triton kernels without a GPU: Triton's interpreter runs the tests that a GPU runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.quantize import fused_cuda
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS = "tests/gpu/test_fused_fake_quantize.py"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA")
+def test_the_kernels_compute_what_they_should():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS]
+    result = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True,
+                            text=True, timeout=280)  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "passed" in result.stdout
+
+
+def test_they_are_imported_where_they_are_used_only():
+    code = "import sys, models.quantize.modules; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
+
+
+def test_a_machine_where_triton_does_not_compile_uses_torchs_operators(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+    monkeypatch.setattr(fused_cuda, "_launch", fail)
+    monkeypatch.setattr(fused_cuda.importlib.util, "find_spec", lambda _: object())
+    assert not fused_cuda._compiles.__wrapped__(torch.device("cpu"))
+    assert "Failed to find C compiler. Please" in caplog.text
+    monkeypatch.setattr(fused_cuda.importlib.util, "find_spec", lambda _: None)
+    caplog.clear()
+    assert not fused_cuda._compiles.__wrapped__(torch.device("cpu"))
+    assert not caplog.text
