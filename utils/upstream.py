@@ -351,12 +351,27 @@ def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
     def parse_model(d: Any, ch: Any) -> Any:
         description = upstream_description.check(d)
-        with _quiet(), torch.device("meta"):  # without memory, to know how large it is
+        with _quiet(), torch.device("meta"), _short_ranges_on_the_cpu():  # without memory, to know how large it is
             layers, _ = parse(deepcopy(description), list(ch))
         upstream_description.check_cost([layer.np for layer in layers], description)
         return parse(description, ch)
 
     return parse_model
+
+
+def _short_ranges_on_the_cpu() -> AbstractContextManager[Any]:
+    """Where tensors have no memory, torch computes the length of a range with its compiler, which takes a second."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class ShortRangesOnTheCpu(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if function is torch.arange and all(isinstance(arg, int) and abs(arg) <= 1024 for arg in args):
+                kwargs.setdefault("device", "cpu")
+            return function(*args, **kwargs)
+
+    return ShortRangesOnTheCpu()
 
 
 def _quiet() -> AbstractContextManager[None]:

@@ -283,9 +283,7 @@ def _wanted(graph: Graph, convolutions: dict[str, str], consumers: dict[Value, l
 
 def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
     """Each wanted tensor → the first tensor of those that it shares its scale with."""
-    from scipy.cluster.hierarchy import DisjointSet
-
-    shared = DisjointSet(wanted)
+    shared = {value: {value} for value in wanted}  # all tensors of a set have that same set
     order: dict[Value, int] = {}
     for operation in graph.operations:
         values = (*operation.inputs, *operation.outputs)
@@ -293,8 +291,10 @@ def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
             order.setdefault(value, len(order))
         if operation.kind == "move" and any(value in wanted for value in operation.outputs):
             for one, other in itertools.pairwise(value for value in values if value in wanted):
-                shared.merge(one, other)
-    return {value: min(tensors, key=order.__getitem__) for tensors in shared.subsets() for value in tensors}
+                if shared[one] is not shared[other]:
+                    shared[one] |= shared[other]
+                    shared.update(dict.fromkeys(shared[other], shared[one]))
+    return {value: min(tensors, key=order.__getitem__) for value, tensors in shared.items()}
 
 
 def _has_site(value: Value) -> bool:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchvision
 from torch import Tensor
 
 from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
+from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
 from utils.core.text_tables import Column, aligned
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU

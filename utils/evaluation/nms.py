@@ -54,8 +54,8 @@ def suppress_together(
 ) -> list[Tensor]:
     """The same, computed for all images at once: many times as fast on a GPU, and slower on a CPU."""
     import torch
-    import torchvision
 
+    from utils.core.light_torchvision import torchvision
     from utils.evaluation.batched_nms import suppress_batch
 
     scores = prediction[:, 4:].float()
@@ -89,7 +89,8 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
 def _candidates(rows: Tensor, conf_thres: float) -> Tensor:
     """`[anchors, 4 + nc]` cxcywh and scores → `[n, 6]` xyxy, score, class for scores above the threshold."""
     import torch
-    import torchvision
+
+    from utils.core.light_torchvision import torchvision
 
     boxes, scores = torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]
     anchor, label = (scores > conf_thres).nonzero().unbind(1)
@@ -103,7 +104,7 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
     Whether a box remains depends on better ones alone, so this is exact; and it saves most of the time, which grows
     with the square of the number of boxes.
     """
-    import torchvision
+    from utils.core.light_torchvision import torchvision
 
     found = found[found[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     boxes = found[:, :4] if agnostic else found[:, :4] + found[:, 5:] * CLASS_OFFSET
@@ -117,6 +118,6 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
 
 def best_class(found: Tensor) -> Tensor:
     """Of boxes `[n, 6]` in one place the best one: AP counts a box for several classes, a drawing shows one object."""
-    import torchvision
+    from utils.core.light_torchvision import torchvision
 
     return found[torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)]

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torchvision
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from utils.core.errors import DependencyError
+from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
 from utils.core.tasks import DETECT
 from utils.evaluation.nms import non_max_suppression, packed_detections
