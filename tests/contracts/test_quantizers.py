@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from quantizer_libraries import LIBRARIES, out_of_reach
 from torch import nn
 
 from models.quantize import backend
@@ -17,7 +18,7 @@ from models.quantize.fake_quantize import float16_scale
 from models.quantize.quantizer import put_scale
 from utils.core.errors import DependencyError, InputError
 
-pytestmark = pytest.mark.parametrize("library", backend.QUANTIZERS)
+pytestmark = pytest.mark.parametrize("library", LIBRARIES)
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
 
 
@@ -181,3 +182,11 @@ def test_unknown_library_and_one_that_is_not_installed(library, monkeypatch):
     with pytest.raises(DependencyError, match="cannot be imported"):
         backend.create(None, library)
     backend._factory.cache_clear()
+
+
+def test_only_what_cannot_be_installed_is_skipped(library):
+    assert library in ("torch", "modelopt", "pytorch-quantization")
+    assert out_of_reach("2.4.0+cu121", installed=False)
+    assert not out_of_reach("2.4.0+cu121", installed=True)
+    assert not out_of_reach("2.8.0", installed=False)
+    assert not out_of_reach("2.11.0+cpu", installed=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from quantizer_libraries import needs_modelopt
 from small_networks import Conv, Network, chain
 from torch import nn
 
@@ -84,6 +85,7 @@ def bins_from_modelopt(values: torch.Tensor, monkeypatch: pytest.MonkeyPatch) ->
 ACTIVATIONS = {**SAMPLES, "SiLU": nn.functional.silu(NORMAL * 2), "half zeros": NORMAL.relu()}
 
 
+@needs_modelopt
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_entropy_is_modelopts_to_a_bin(name, monkeypatch):
     """The same candidates win: ours is the middle of the last bin that is kept, theirs its edge, and a bin is allowed.
@@ -102,6 +104,7 @@ def tail_dropped(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 DIVERGENCE = calibration._divergence
 
 
+@needs_modelopt
 @pytest.mark.parametrize("wrong", [lambda p, q: DIVERGENCE(q, p), tail_dropped], ids=["reversed", "tail dropped"])
 def test_the_comparison_with_modelopt_sees_another_divergence(wrong, monkeypatch):
     monkeypatch.setattr(calibration, "_divergence", wrong)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+from quantizer_libraries import LIBRARIES
 from small_networks import Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
 
@@ -98,7 +99,7 @@ def test_shortcut_from_a_convolution_with_two_consumers():
     assert tensor(plan, "model.0").consumers == ("model.1.cv1", "model.1")
 
 
-@pytest.mark.parametrize("library", backend.QUANTIZERS)
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_with_quantizers_off_outputs_are_the_float_networks_bit_for_bit(library):
     original = chain()
     network = copy.deepcopy(original)
