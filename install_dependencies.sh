@@ -12,11 +12,11 @@ Where:
   --venv DIR              the virtual environment to use or make (default: .venv in the current folder)
   --system                install into the current Python environment instead; a torch that is new enough stays
 What:
-  --runtime               only what evaluating and benchmarking needs (torch >= 2.4, no nvidia-modelopt), for a Jetson
+  --runtime               only what evaluating and benchmarking needs, for a Jetson
   --dev                   also what scripts/test.sh needs
   --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
-  --quantizer NAME        pytorch-quantization: also that quantizer library (default: modelopt, which is always there)
+  --quantizer NAME        modelopt or pytorch-quantization: also that library (default: torch, which is always there)
   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
 Other:
   --dry-run               print what would be done
@@ -45,7 +45,7 @@ main() {
 }
 
 parse_arguments() {
-  venv=.venv system=no set_name=quantize tensorrt=no trex=no quantizer=modelopt dry_run=no not_installed=()
+  venv=.venv system=no set_name=quantize tensorrt=no trex=no quantizer=torch dry_run=no not_installed=()
   local venv_given=no runtime=no dev=no
   while [ $# -gt 0 ]; do
     case $1 in
@@ -67,12 +67,12 @@ parse_arguments() {
     shift
   done
   case $quantizer in
-    modelopt | pytorch-quantization) ;;
-    *) die 2 "--quantizer $quantizer is not known; choose modelopt or pytorch-quantization" ;;
+    torch | modelopt | pytorch-quantization) ;;
+    *) die 2 "--quantizer $quantizer is not known; choose torch, modelopt or pytorch-quantization" ;;
   esac
   [ "$system$venv_given" != yesyes ] || die 2 "--system and --venv exclude each other"
   [ "$runtime$dev" != yesyes ] || die 2 "--runtime and --dev exclude each other: the tests need everything"
-  [ "$runtime$quantizer" != yespytorch-quantization ] || die 2 "--runtime and --quantizer exclude each other"
+  [ "$runtime" = no ] || [ "$quantizer" = torch ] || die 2 "--runtime and --quantizer $quantizer exclude each other"
   if [ "$runtime" = yes ]; then set_name=runtime; fi
   if [ "$dev" = yes ]; then set_name=dev; fi
 }
@@ -81,7 +81,7 @@ print_plan() {
   say "python: $("$PYTHON" -c 'import sys; print(sys.version.split()[0], sys.executable)')"
   if [ "$system" = yes ]; then say "into: its own environment"; else say "into: the virtual environment $venv"; fi
   say "install: requirements/$set_name.txt within requirements/constraints.txt"
-  [ "$quantizer" = modelopt ] || say "install: $quantizer"
+  [ "$quantizer" = torch ] || say "install: $quantizer"
   if [ "$trex" = yes ]; then say "install: graphviz"; fi
   if [ "$tensorrt" = yes ] && has_gpu; then
     say "install: TensorRT"
@@ -193,8 +193,8 @@ pip_install() { # ARGUMENTS...
 }
 
 install_optional_parts() {
-  if [ "$quantizer" = pytorch-quantization ]; then
-    optional_packages pytorch-quantization "quantizing with the default library, nvidia-modelopt"
+  if [ "$quantizer" != torch ]; then
+    optional_packages "$quantizer" "everything, with the quantizers of this project (--quantizer torch)"
   fi
   if [ "$trex" = yes ]; then install_graphviz; fi
   if [ "$tensorrt" = no ] || ! has_gpu; then
@@ -209,7 +209,7 @@ skipped() { # NAME REASON WHAT_WORKS_WITHOUT_IT
 }
 
 optional_packages() { # NAME WHAT_WORKS_WITHOUT_IT
-  local log
+  local constraints log status=0
   if environment check "$1" >/dev/null 2>&1; then
     say "$1: installed already"
     return
@@ -217,7 +217,11 @@ optional_packages() { # NAME WHAT_WORKS_WITHOUT_IT
   say "installing $1"
   choose_installer
   if [ "$1" = tensorrt ]; then installer=pip; fi # its set-up program calls pip
-  if ! log=$(pip_install -r "$OVERLAY_ROOT/requirements/$1.txt" 2>&1); then
+  constraints=$(mktemp)
+  environment constraints "$1" >"$constraints" # the tested versions, and a torch that is new enough stays
+  log=$(pip_install -r "$OVERLAY_ROOT/requirements/$1.txt" -c "$constraints" 2>&1) || status=$?
+  rm -f "$constraints"
+  if [ "$status" != 0 ]; then
     printf '%s\n' "$log" >&2
     skipped "$1" "it could not be installed (above): $(printf '%s\n' "$log" | grep -i error | tail -n 1)" "$2"
   elif ! log=$(environment check "$1" 2>/dev/null); then

@@ -101,7 +101,10 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     recipe = parser.add_argument_group("the recipe (the command line wins over --recipe's file)")
     recipe.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
     recipe.add_argument(
-        "--quantizer", choices=QUANTIZERS, help=f"quantizer library (default: {QuantizeOptions.quantizer})"
+        "--quantizer",
+        choices=QUANTIZERS,
+        help=f"whose modules are placed, with the same results (default: {QuantizeOptions.quantizer}, which needs no "
+        "library)",
     )
     recipe.add_argument(
         "--calib-method", choices=(*CALIBRATION_METHODS, AUTO), help="how ranges are found; auto compares the methods"

@@ -36,13 +36,14 @@ from typing import Any, NoReturn
 from utils.core import console
 
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
-# What proves that a set works. Importing modelopt takes ten seconds, so that one is only tried after installing.
+# What proves that a set works.
 IMPORTS = {
     "runtime": ("torch", "torchvision", "cv2", "onnx", "onnxruntime", "pycocotools.mask", "matplotlib", "thop"),
-    "quantize": ("modelopt.torch.quantization", "onnxslim", "tensorboard", "sklearn", "skimage"),
+    "quantize": ("onnxslim", "tensorboard", "sklearn", "skimage"),
     "dev": ("pytest", "coverage", "mypy"),
     "tensorrt": ("tensorrt",),
     "rtx": ("tensorrt_rtx_bindings",),
+    "modelopt": ("modelopt.torch.quantization",),
     "pytorch-quantization": ("pytorch_quantization",),
 }
 QUICK_IMPORTS = ("torch", "cv2", "onnxruntime")
@@ -161,7 +162,7 @@ def managed() -> bool:
 def summary() -> str:
     """Python and the libraries that matter, with their versions."""
     words = [f"Python {sys.version.split()[0]}"]
-    for package in ("torch", "torchvision", "nvidia-modelopt", "onnx", "onnxruntime", "numpy", "tensorrt"):
+    for package in ("torch", "torchvision", "onnx", "onnxruntime", "numpy", "tensorrt"):
         try:
             words.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:

@@ -47,7 +47,6 @@ _LIBRARIES = {
     "numpy": ("numpy",),
     "onnx": ("onnx",),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "modelopt": ("nvidia-modelopt",),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx"),
 }
 

@@ -16,9 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = {
     "runtime.txt": "torch>=2.4\nlibraries>=1\n",
-    "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nnvidia-modelopt>=0.47\n",
+    "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nreports>=1\n",
     "dev.txt": "-r quantize.txt\n",
     "tensorrt.txt": "tensorrt>=10\n",
+    "modelopt.txt": "torch>=2.8\nnvidia-modelopt>=0.47\n",
     "pytorch-quantization.txt": "pytorch-quantization==2.1.3\n",
     "constraints.txt": "torch==2.11.0\nnvidia-modelopt<0.48\n",
 }
@@ -30,6 +31,7 @@ PACKAGES = {  # name and version → modules, as scripts/environment.py imports 
         *("torchvision", "cv2", "onnx", "onnxruntime", "pycocotools/mask", "matplotlib", "thop"),
         *("onnxslim", "tensorboard", "sklearn", "skimage", "pytest", "coverage", "mypy"),
     ],
+    ("reports", "1.0"): [],
     ("nvidia-modelopt", "0.47.0"): ["modelopt/torch/quantization"],
     ("nvidia-modelopt", "0.48.0"): ["not/the/one/that/was/tested"],
 }
@@ -129,8 +131,9 @@ class TestArguments:
             (["--venv="], "unknown argument --venv="),
             (["--system", "--venv", "x"], "exclude each other"),
             (["--runtime", "--dev"], "exclude each other"),
-            (["--quantizer", "other"], "choose modelopt or pytorch-quantization"),
+            (["--quantizer", "other"], "choose torch, modelopt or pytorch-quantization"),
             (["--quantizer"], "--quantizer needs a name"),
+            (["--runtime", "--quantizer", "modelopt"], "--runtime and --quantizer modelopt exclude each other"),
         ],
     )
     def test_bad_ones(self, project: Project, tmp_path: Path, arguments: list[str], words: str):
@@ -191,7 +194,8 @@ class TestInstalling:
         _, folder, result = installed
         assert result.returncode == 0, result.stderr
         assert "ready: Python" in result.stdout
-        assert "torch 2.11.0, nvidia-modelopt 0.47.0" in result.stdout
+        assert "torch 2.11.0" in result.stdout
+        assert not list((folder / ".venv").rglob("modelopt")), "an optional library"
         assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
         assert "Without it works: quantizing" in result.stdout
         assert (folder / ".venv/bin/python").exists()
@@ -215,10 +219,10 @@ class TestInstalling:
 
     def test_a_package_that_was_removed_comes_back(self, installed):
         project, folder, _ = installed
-        pip(folder / ".venv", "uninstall", "-y", "nvidia-modelopt")
+        pip(folder / ".venv", "uninstall", "-y", "reports")
         result = project.install(cwd=folder)
         assert "installing quantize with pip" in result.stdout
-        assert "nvidia-modelopt 0.47.0" in result.stdout
+        assert "reports" in pip(folder / ".venv", "list")
 
     def test_a_part_that_fails_is_named(self, installed):
         project, folder, _ = installed
@@ -232,6 +236,24 @@ class TestInstalling:
         assert "No matching distribution found for tensorrt>=10" in result.stdout
         assert "evaluating ONNX files on ONNX Runtime" in result.stdout
         assert "not installed: pytorch-quantization" in result.stdout
+        assert "Without it works: everything, with the quantizers of this project" in result.stdout
+
+    def test_a_quantizer_library_in_its_tested_version(self, installed):
+        project, folder, _ = installed
+        assert "install: modelopt" in project.install("--dry-run", "--quantizer", "modelopt", cwd=folder).stdout
+        result = project.install("--quantizer", "modelopt", cwd=folder)
+        assert result.returncode == 0
+        assert "not installed: modelopt" not in result.stdout
+        assert "nvidia-modelopt 0.47.0" in " ".join(pip(folder / ".venv", "list").split())
+        assert "torch 2.11.0" in result.stdout
+        again = project.install("--quantizer", "modelopt", cwd=folder)
+        assert "modelopt: installed already" in again.stdout
+        pip(folder / ".venv", "uninstall", "-y", "nvidia-modelopt")
+
+    def test_the_default_quantizer_needs_nothing(self, installed):
+        project, folder, _ = installed
+        plan = project.install("--dry-run", "--quantizer", "torch", cwd=folder).stdout
+        assert plan == project.install("--dry-run", cwd=folder).stdout
 
     def test_graphviz_by_apt(self, installed, tmp_path: Path):
         project, folder, _ = installed
@@ -259,14 +281,14 @@ class TestInstalling:
         project, folder, _ = installed
         nvidias = project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl"
         pip(folder / ".venv", "install", "--no-index", "--no-deps", nvidias)
-        pip(folder / ".venv", "uninstall", "-y", "nvidia-modelopt")
-        assert "torch 2.9.0a0+nv25.8, nvidia-modelopt 0.47.0" in project.install(cwd=folder).stdout
+        pip(folder / ".venv", "uninstall", "-y", "reports")
+        assert "torch 2.9.0a0+nv25.8" in project.install(cwd=folder).stdout
 
     def test_an_installed_torch_that_is_too_old_is_replaced(self, installed):
         project, folder, _ = installed
         pip(folder / ".venv", "install", "--no-index", project.wheels / "torch-2.4.0-py3-none-any.whl")
-        assert "torch 2.4.0," in project.install("--runtime", cwd=folder).stdout
-        assert "torch 2.11.0," in project.install(cwd=folder).stdout
+        assert "torch 2.4.0" in project.install("--runtime", cwd=folder).stdout
+        assert "torch 2.11.0" in project.install(cwd=folder).stdout
 
     def test_a_package_that_cannot_be_had(self, project: Project, tmp_path: Path):
         (project.wheels / "libraries-1.0-py3-none-any.whl").unlink()

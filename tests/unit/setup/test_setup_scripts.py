@@ -63,6 +63,7 @@ class TestRequirements:
             names = {r.name for r in self.read(path.name)}
             assert not names & {"pycuda", "onnx-graphsurgeon", "nvidia-modelopt[onnx]", "opencv-python"}
             assert "pytorch-quantization" not in names or path.stem == "pytorch-quantization"
+            assert "nvidia-modelopt" not in names or path.stem in ("modelopt", "constraints")
 
     def test_environment_py_knows_every_set(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(str(ROOT / "scripts"))
