@@ -17,8 +17,10 @@ from torch import Tensor
 from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
 from utils.core.output_paths import refuse_overwrite
+from utils.core.resampled import Resampled
 from utils.core.text_tables import Column, aligned
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
+from utils.evaluation.bootstrap import Outcomes, resample
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
@@ -107,6 +109,7 @@ class EvalResult:
         measured_on: what ran the network, where, at which input.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
+        statistics: what AP was computed from, image by image.
     """
 
     ap: float
@@ -125,6 +128,7 @@ class EvalResult:
     ap_coco: float | None = None
     ap50_coco: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+    statistics: Statistics | None = field(default=None, repr=False, compare=False)
 
     @property
     def mark(self) -> str:
@@ -193,6 +197,7 @@ def evaluate(
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
         measured_on=f"{runner.description}, {plan.describe(config.rect)}",
         parts={**statistics.seconds, **detector.seconds()}, not_finite=detector.not_finite,
+        statistics=statistics,
     )  # fmt: skip
     if result.mark:
         logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
@@ -246,6 +251,18 @@ class Statistics:
         """Lists of tensors on the CPU and of paths, as torch.save takes them."""
         tensors = {name: [one.cpu() for one in getattr(self, name)] for name in ("correct", "detections", "labels")}
         return {**tensors, "paths": list(self.paths)}
+
+    def resampled(self) -> Resampled | None:
+        """AP on resamplings of the images, see `bootstrap.resample`; it takes seconds for 5,000 images."""
+        lengths = [torch.tensor([len(one) for one in rows], dtype=torch.long) for rows in (self.correct, self.labels)]
+        owners = [torch.arange(len(self.paths)).repeat_interleave(length).numpy() for length in lengths]
+        correct, detections, labels = (torch.cat(rows).cpu() for rows in (self.correct, self.detections, self.labels))
+        confidence, classes = detections.unbind(1)
+        return resample(
+            Outcomes(
+                self.paths, owners[0], correct.numpy(), confidence.numpy(), classes.numpy(), owners[1], labels.numpy()
+            )
+        )
 
     def scores(self) -> ClassScores:
         """AP, precision and recall of each class.
