@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 REPLICATES = 200  # a standard error is known to one part in sqrt(2 * REPLICATES), 5 %
 DIGITS = 7  # of an AP, after the point; a table shows four
-_TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(?P<ap>( (0\.\d{7}|1\.0{7})){2,10000})")
+_TEXT = re.compile(r"(?P<images>[0-9a-f]{32})(?P<ap>( (0\.[0-9]{7}|1\.0{7})){2,10000})")
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,18 @@ class Resampled:
         return cls(match["images"], tuple(map(float, match["ap"].split())))
 
 
-def with_error(difference: float, error: float | None) -> str:
-    """A difference with its sign, and its standard error where there is one: '-0.0016 ± 0.0009'."""
-    return f"{difference:+.4f}" if error is None else f"{difference:+.4f} ± {error:.4f}"
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two AP, and its standard error; None where that is not known."""
 
+    value: float
+    error: float | None
 
-def is_beyond_chance(difference: float, error: float | None) -> bool:
-    """Whether a difference may be called one: it is larger than its standard error, as far as that is known."""
-    return abs(difference) > (error or 0.0)
+    def __str__(self) -> str:
+        """Both with four decimals: '-0.0016 ± 0.0009'."""
+        return f"{self.value:+.4f}" if self.error is None else f"{self.value:+.4f} ± {self.error:.4f}"
+
+    @property
+    def beyond_error(self) -> bool:
+        """Whether it is larger than its standard error, as far as that is known; what is not is no gain and no loss."""
+        return abs(self.value) > (self.error or 0.0)

@@ -68,7 +68,7 @@ def draw_weights(images: int, replicates: int) -> np.ndarray:
     The numbers come from the bare generator, whose stream NumPy promises to keep.
     """
     raw = np.random.PCG64(SEED).random_raw(images * replicates).reshape(replicates, images)
-    drawn = (raw % np.uint64(images)).astype(np.int64)
+    drawn: np.ndarray = (raw % np.uint64(images)).astype(np.int64)
     return np.stack([np.bincount(row, minlength=images) for row in drawn], axis=1).astype(np.int32)
 
 
@@ -76,11 +76,12 @@ def _images_hash(outcomes: Outcomes, order: Sequence[int], weights: np.ndarray) 
     """What two evaluations have in common if they compare: images, labels and resamplings."""
     digest = hashlib.sha256(np.ascontiguousarray(weights, "<i4").tobytes())
     by_image = np.lexsort((outcomes.label_classes, outcomes.label_image))
-    images, classes = outcomes.label_image[by_image], outcomes.label_classes[by_image].astype(int)
-    bounds = np.searchsorted(images, np.arange(len(outcomes.paths) + 1))
+    counts = np.bincount(outcomes.label_image, minlength=len(outcomes.paths))
+    labels = np.split(outcomes.label_classes[by_image].astype(int), counts.cumsum()[:-1])
     for index in order:
-        labels = classes[bounds[index] : bounds[index + 1]].tolist()
-        digest.update(repr((PurePath(outcomes.paths[index]).stem, labels)).encode("utf-8", "surrogatepass"))
+        digest.update(
+            repr((PurePath(outcomes.paths[index]).stem, labels[index].tolist())).encode("utf-8", "surrogatepass")
+        )
     return digest.hexdigest()[:32]
 
 
@@ -150,11 +151,13 @@ def _areas(found: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.nd
     shares[1:] -= shares[:-1].copy()
     recall, precision = found[-1] / labels, found[-1] / last
     slope = precision / np.where(recall < 1, 1 - recall, 1)
-    tail = np.append(((1 - GRID) * SHARES)[::-1].cumsum()[::-1], 0.0)  # sums from each recall on
+    tail: np.ndarray = np.append(((1 - GRID) * SHARES)[::-1].cumsum()[::-1], 0.0)  # sums from each recall on
     return np.einsum("ij,ij->j", shares, envelope) + slope * tail[below[-1]]
 
 
-_ROUNDED_UP = np.append(np.arange(101) / 100 > GRID, False)  # recalls of which the grid's number is a bit too small
+_ROUNDED_UP: np.ndarray = np.append(
+    np.arange(101) / 100 > GRID, False
+)  # recalls of which the grid's number is a bit too small
 
 
 def _grid_below(found: np.ndarray, labels: np.ndarray) -> np.ndarray:

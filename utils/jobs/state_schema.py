@@ -29,7 +29,7 @@ from utils.core.file_schema import (
     text,
 )
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
-from utils.reports.schema import row_rule
+from utils.reports.rows import row_rule
 
 START_AGAIN = "start a new run"
 FILE = text(r"[^/\\\0.][^/\\\0]*\.pt", "the name of a checkpoint")
@@ -54,7 +54,7 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
         "options": _made_by("options", QuantizeOptions),
         "recipe": _recipe,
         "weights_hash": text(r"[0-9a-f]+", "a SHA-256"),
-        "rows": mapping(choice("float", "PTQ", "QAT"), row_rule()),
+        "rows": mapping(choice("float", "PTQ", "QAT"), row_rule("ap_resampled")),
         "history": listing(history),
         "files": listing(FILE),
         "checkpoint": maybe(FILE),

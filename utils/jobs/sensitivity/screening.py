@@ -22,9 +22,10 @@ from utils.core.file_schema import damaged
 from utils.core.files import save_torch
 from utils.core.torch_files import check_archive
 from utils.evaluation.detector import in_images
-from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
+from utils.evaluation.loop import EvalConfig, labels_in_images
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.proxy import distance, weight
+from utils.evaluation.statistics import Statistics
 from utils.jobs.sensitivity.state import AnalysisState
 from utils.jobs.sensitivity.units import Unit
 from utils.jobs.state_schema import check_part
