@@ -70,6 +70,11 @@ class Resampled:
         return cls(match["images"], tuple(map(float, match["ap"].split())))
 
 
+def difference_error(one: Resampled | None, other: Resampled | None) -> float | None:
+    """Standard error of the difference of two AP; None where one is not known, or if they are of other images."""
+    return None if one is None or other is None else one.difference_error(other)
+
+
 @dataclass(frozen=True)
 class Difference:
     """A difference of two AP, and its standard error; None where that is not known."""

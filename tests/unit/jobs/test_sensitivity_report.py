@@ -44,8 +44,8 @@ def test_rows_best_first_and_numbers_as_they_follow(summary):
 
 def test_lines(summary, tmp_path):
     lines = report.lines(summary, tmp_path)
-    assert lines[0] == "float: ap = 0.70000; INT8: ap = 0.60000"
-    assert lines[1] == "Top0: Using fp16 model.1, ap = 0.69000, 20.0% of MACs, 30.0% of engine time"
+    assert lines[0] == "float: ap = 0.70000; INT8: ap = 0.60000 (-0.1000)"
+    assert lines[1] == "Top0: Using fp16 model.1, ap = 0.69000 (+0.0900), 20.0% of MACs, 30.0% of engine time"
     assert lines[4].startswith("Top3: Using fp16 model.3, not confirmed, score 0.0100")
     assert lines[5].startswith("Top4: Using fp16 model.4, not screened")
     text = "\n".join(lines)
