@@ -59,7 +59,7 @@ def summary(
             "images": seen.images if seen else 0,
             "ap": ap.get(name),
             "gain": ap[name] - ap["INT8"] if name in ap else None,
-            "gain_error": difference_error(known.get(name), whole),
+            "gain_error": difference_error(known.get(name), whole) if name in ap else None,
             "cost": dict(costs[name]),
         }
         for name in costs
