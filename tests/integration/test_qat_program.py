@@ -22,6 +22,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
 from utils.evaluation.loop import EvalResult
 from utils.jobs import evaluate
+from utils.reports.rows import Row
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, quantize, report_of, write_small_set
@@ -70,6 +71,8 @@ class TestFiles:
             assert "modelopt" not in row["versions"]  # nothing depends on it, be it installed or not
             assert row["seconds"] > 0
             assert row["device"]
+            assert Row(**{name: row[name] for name in row if name != "ap_difference_error"}).resampled().error > 0
+        assert [row["ap_difference_error"] is None for row in report["rows"]] == [True, False, False]
         assert [entry["epoch"] for entry in report["history"]] == [0, 1]
         assert {"ap", "ap50", "loss", "lr", "seconds"} <= set(report["history"][0])
         assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
@@ -121,7 +124,9 @@ class TestEval:
     def test_a_float_file_scores_what_quantize_measured(self, evaluate, finished, demo_weights):
         row = evaluate(demo_weights)
         assert row["stage"] == "float"
-        assert row["ap"] == report_of(finished)["rows"][0]["ap"]
+        known = report_of(finished)["rows"][0]
+        assert row["ap"] == known["ap"]
+        assert row["ap_resampled"] == known["ap_resampled"]  # so rows of both programs can be compared
 
     def test_save_json_writes_detections(self, evaluate, demo_weights, tmp_path):
         row = evaluate(demo_weights, "--save-json", "--conf-thres", "0.01")

@@ -135,7 +135,9 @@ class TestRanking:
             f"Top{place}" for place in range(10)
         ]
         first = summary["rows"][0]
-        assert lines[1].startswith(f"Top0: Using fp16 {first['unit']}, ap = {first['ap']:.5f}, ")
+        gain = f"{first['gain']:+.4f} ± {first['gain_error']:.4f}"
+        assert lines[1].startswith(f"Top0: Using fp16 {first['unit']}, ap = {first['ap']:.5f} ({gain}), ")
+        assert 0 < first["gain_error"] < 0.1
 
 
 # The class branch of the head at stride 8; a channel whose activation is large wherever it matters, so that SiLU is

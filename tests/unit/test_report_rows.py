@@ -9,6 +9,7 @@ import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
+from utils.core.resampled import Difference
 from utils.core.tasks import DETECT
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -16,8 +17,9 @@ from utils.jobs import evaluate_file, samples
 from utils.jobs.evaluate import Measurer
 from utils.jobs.file_options import FileOptions
 from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
+from utils.reports.files import merged
 from utils.reports.schema import Report
-from utils.reports.tables import difference
+from utils.reports.tables import difference, terminal_table
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -64,6 +66,20 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
     assert other.ap == pytest.approx(row.ap, abs=1e-6)
     usual = replace(row, stage="float", ap_with="")
     assert (difference(other, usual) == "-") == bool(mark)
+
+
+def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_path):
+    """Two programs, and two reports: what they have in common is in the rows."""
+    model, data, folder = known
+    measurer = Measurer(data, torch.device("cpu"), CONFIG)
+    row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
+    assert row.resampled().error > 0
+    options = FileOptions(str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=3, workers=0,
+                          device="cpu", project=str(tmp_path))  # fmt: skip
+    evaluate_file.run(options, "command")
+    both = merged([Report("eval", [row]), Report.load(tmp_path / "exp/report.json")])
+    assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
+    assert "+0.0000 ± 0.0000" in terminal_table(both)
 
 
 def test_nms_in_the_file_and_what_is_not_evaluated(known):

@@ -10,6 +10,8 @@ dataset.py      both together: batches, read ahead by worker processes; augmente
 detector.py     runner + NMS: batches of images → detections
 nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
 metrics.py      detections and labels → precision, recall, AP
+statistics.py   what is kept of each image, until there is AP
+bootstrap.py    AP on resamplings of the images: standard errors
 coco.py         predictions as COCO JSON, pycocotools; coco_annotations.py: annotations, checked
 predictions.py  detections as files
 loop.py         evaluate(runner, data, config) → EvalResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.metrics import ClassScores, match, score
+from utils.evaluation.metrics import ClassScores
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
+from utils.evaluation.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -107,6 +108,7 @@ class EvalResult:
         measured_on: what ran the network, where, at which input.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
+        statistics: what AP was computed from, image by image.
     """
 
     ap: float
@@ -125,6 +127,7 @@ class EvalResult:
     ap_coco: float | None = None
     ap50_coco: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+    statistics: Statistics | None = field(default=None, repr=False, compare=False)
 
     @property
     def mark(self) -> str:
@@ -193,6 +196,7 @@ def evaluate(
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
         measured_on=f"{runner.description}, {plan.describe(config.rect)}",
         parts={**statistics.seconds, **detector.seconds()}, not_finite=detector.not_finite,
+        statistics=statistics,
     )  # fmt: skip
     if result.mark:
         logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
@@ -218,49 +222,6 @@ class _Outputs:
             if writer:
                 for path, one, size in zip(paths, found, sizes, strict=True):
                     writer.add(path, one, size)
-
-
-@dataclass
-class Statistics:
-    """What is kept of each batch of a network's detections, on the runner's device until the end."""
-
-    correct: list[Tensor] = field(default_factory=list)
-    detections: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
-
-    def add(self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str]) -> None:
-        """Take in a batch: for each image detections `[n, 6]` and labels `[m, 5]`, both in the image's pixels."""
-        self.correct += match(found, labels)
-        self.detections += [one[:, 4:] for one in found]
-        self.labels += [one[:, 0] for one in labels]
-        self.paths += paths
-
-    def extend(self, part: Mapping[str, list[Any]]) -> None:
-        """Take in what `to_plain` of another gave."""
-        for name, rows in part.items():
-            getattr(self, name).extend(rows)
-
-    def to_plain(self) -> dict[str, list[Any]]:
-        """Lists of tensors on the CPU and of paths, as torch.save takes them."""
-        tensors = {name: [one.cpu() for one in getattr(self, name)] for name in ("correct", "detections", "labels")}
-        return {**tensors, "paths": list(self.paths)}
-
-    def scores(self) -> ClassScores:
-        """AP, precision and recall of each class.
-
-        Raises:
-            DataError: there was no image.
-        """
-        if not self.paths:
-            raise DataError("no image could be decoded")
-        correct, detections, labels = map(torch.cat, (self.correct, self.detections, self.labels))
-        order = detections[:, 0].argsort(descending=True, stable=True)  # a GPU does in no time what `score` would
-        correct, confidence, classes, labels = (
-            rows.cpu().numpy() for rows in (correct[order], *detections[order].unbind(1), labels)
-        )
-        return score(correct, confidence, classes, labels)
 
 
 def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> Statistics:

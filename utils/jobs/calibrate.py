@@ -22,6 +22,7 @@ from models.quantize.finetune import as_input, seed_everything
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Calibration, Recipe, parse_method
 from utils.core.files import atomic_path
+from utils.core.resampled import Difference, Resampled, difference_error
 from utils.core.run_folder import new_run
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.proxy import distance
@@ -41,6 +42,7 @@ BATCHES = 3  # that single scales are compared on: one proposes, the others judg
 SAME = 0.02  # ranges that differ by less are not tried
 NEARER = 0.01  # share of the distance that another method for one scale has to take away
 PAYS = 0.0005  # AP that exceptions from the best method have to gain
+EXCEPTIONS = "with exceptions"  # their place among a sweep's errors
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Sweep:
         images: that AP was measured on.
         methods: AP of each of `METHODS`.
         exceptions: scales that another method seemed better for → that method; `with_exceptions` is the AP with them.
+        errors: standard error of a method's AP difference to the best method's; `with exceptions` is one of them.
         seconds: for the ranges of all methods, after the pass of statistics.
     """
 
@@ -62,15 +65,25 @@ class Sweep:
     seconds: float
     exceptions: dict[str, str] = field(default_factory=dict)
     with_exceptions: float | None = None
+    errors: dict[str, float | None] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For the terminal and the report's notes, best method first."""
-        order = sorted(self.methods, key=self.methods.__getitem__, reverse=True)
-        text = ", ".join(f"{name} {self.methods[name]:.4f}" for name in order)
+        """For the terminal and the report's notes, best method first; the others with their difference to it."""
+        best, *others = sorted(self.methods, key=self.methods.__getitem__, reverse=True)
+        ap = {**self.methods, **({} if self.with_exceptions is None else {EXCEPTIONS: self.with_exceptions})}
+        less = {name: Difference(ap[name] - ap[best], self.errors.get(name)) for name in ap if name != best}
+        text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{name} {ap[name]:.4f} ({less[name]})" for name in others)])
         found = [f"calibration sweep, AP on {self.images} images: {text}"]
-        if self.with_exceptions is not None:
-            found.append(f"with another method for {len(self.exceptions)} scales: {self.with_exceptions:.4f}")
-        return [*found, f"chosen: {describe(self.chosen)}, AP {self.chosen_ap:.4f}"]
+        if EXCEPTIONS in ap:
+            scales = f"with another method for {len(self.exceptions)} scales"
+            found.append(f"{scales}: {ap[EXCEPTIONS]:.4f} ({less[EXCEPTIONS]})")
+        chosen = f"chosen: {describe(self.chosen)}, AP {self.chosen_ap:.4f}"
+        equal = [name for name in others if not less[name].beyond_error]
+        if self.chosen.scales:  # with exceptions: then they are what must have gained
+            equal = [] if less[EXCEPTIONS].beyond_error else [best]
+        if equal:
+            chosen += f"; within a standard error of {', '.join(equal)}, so not measurably better"
+        return [*found, chosen]
 
 
 def describe(settings: Calibration) -> str:
@@ -126,11 +139,15 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     _wait(inputs.device)
     seconds = time.perf_counter() - began
 
-    def measured(amax: Mapping[str, Tensor], name: str) -> float:
-        calibration.load(model, dict(amax))
-        return measurer.measure(model, f"calibration {name}").ap
+    resampled: dict[str, Resampled | None] = {}
 
-    methods = {text: measured(ranges[text], text) for text in METHODS}
+    def measured(amax: Mapping[str, Tensor], name: str, place: str) -> float:
+        calibration.load(model, dict(amax))
+        result = measurer.measure(model, f"calibration {name}")
+        resampled[place] = result.statistics.resampled() if result.statistics else None
+        return result.ap
+
+    methods = {text: measured(ranges[text], text, text) for text in METHODS}
     best = max(METHODS, key=methods.__getitem__)
     method, percentile = parse_method(best)
     settings = replace(recipe.calibration, method=method, scales={})
@@ -144,9 +161,10 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     )
     if found.exceptions:
         tried = replace(settings, scales=found.exceptions)
-        found.with_exceptions = measured(statistics.settled(tried), describe(tried))
+        found.with_exceptions = measured(statistics.settled(tried), describe(tried), EXCEPTIONS)
         if found.with_exceptions >= methods[best] + PAYS:
             found.chosen, found.chosen_ap = tried, found.with_exceptions
+    found.errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
     calibration.load(model, statistics.settled(found.chosen))
     return found
 

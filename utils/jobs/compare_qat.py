@@ -26,8 +26,9 @@ from models.quantize.recipe import Recipe, parse_method
 from models.quantize.schedule import Schedule
 from utils.core.files import atomic_path
 from utils.core.text_tables import aligned, columns
-from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
+from utils.evaluation.loop import EvalConfig, labels_in_images
 from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.statistics import Statistics
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.sensitivity.screening import in_images

@@ -50,7 +50,14 @@ def make_row(
         ms_per_image=result.ms["inference"] if result else None,
         measured_on="; ".join(filter(None, (result.measured_on, marks))) if result else "not evaluated",
         ap_with=marks,
+        ap_resampled=_resampled(result) if result else "",
     )
+
+
+def _resampled(result: EvalResult) -> str:
+    """AP on resamplings of the images, which the standard error of a difference to another row needs."""
+    found = result.statistics.resampled() if result.statistics else None
+    return found.to_text() if found else ""
 
 
 def ap_with(config: EvalConfig, result: EvalResult, *, nms_inside: bool) -> str:

@@ -28,8 +28,9 @@ from utils.core.file_schema import (
     record,
     text,
 )
+from utils.core.resampled import Resampled
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
-from utils.reports.schema import row_rule
+from utils.reports.rows import row_rule
 
 START_AGAIN = "start a new run"
 FILE = text(r"[^/\\\0.][^/\\\0]*\.pt", "the name of a checkpoint")
@@ -54,7 +55,7 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
         "options": _made_by("options", QuantizeOptions),
         "recipe": _recipe,
         "weights_hash": text(r"[0-9a-f]+", "a SHA-256"),
-        "rows": mapping(choice("float", "PTQ", "QAT"), row_rule()),
+        "rows": mapping(choice("float", "PTQ", "QAT"), row_rule("ap_resampled")),
         "history": listing(history),
         "files": listing(FILE),
         "checkpoint": maybe(FILE),
@@ -113,12 +114,13 @@ def check_analysis(content: Any, path: Path, version: int, names: set[str]) -> N
         "amax": mapping(text(), number(0, above=True)),
         "screened": mapping(text(), mapping(text(r"\d+", "the number of a batch"), mapping(text(), sums))),
         "ap": mapping(text(), mapping(text(), FRACTION)),
+        "ap_resampled": mapping(text(), mapping(text(), _resampled)),
         "seconds": mapping(text(), number(0)),
         "finished": boolean,
     }
 
     def rule(value: Any, field: str) -> None:
-        record(rules, also=names)(value, field)
+        record(rules, optional=("ap_resampled",), also=names)(value, field)
         if units := value["ap"].get("units"):  # all else is compared with these two
             record({"float": FRACTION, "INT8": FRACTION}, others=True)(units, "ap.units")
 
@@ -157,6 +159,15 @@ def check_part(content: Any, path: Path) -> None:
                 raise Mismatch(f"{field}.correct[{index}]", correct, f"{len(detections)} rows")
 
     check(content, mapping(text(), network), path, "delete it, and what it holds is measured again")
+
+
+def _resampled(value: Any, field: str) -> None:
+    """AP on resampled images."""
+    text()(value, field)
+    try:
+        Resampled.from_text(value)
+    except ValueError as error:
+        raise Mismatch.said(f"{field} holds {error}") from None
 
 
 def _anything(_value: Any, _field: str) -> None:

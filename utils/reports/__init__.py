@@ -1,6 +1,6 @@
 """What a run reports, as data, tables, figures and a page.
 
-schema.py      Report, Row, Sample: what programs fill in and JSON holds
+schema.py      Report, Sample: what programs fill in and JSON holds; rows.py: Row, one measured result
 tables.py      results as text
 figures.py     plots; detections.py: images with boxes
 html.py        the page

@@ -13,8 +13,8 @@ from typing import Any
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.reports import detections, figures
-from utils.reports.schema import Report, Sample
-from utils.reports.tables import DASH, HEADERS, cells, difference, fraction
+from utils.reports.schema import Report, Row, Sample
+from utils.reports.tables import DASH, HEADERS, cells, difference, fraction, remarks
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
@@ -39,7 +39,8 @@ def page(report: Report) -> str:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         headers=HEADERS,
-        rows=[(row, cells(row, baseline)) for row in report.rows],
+        rows=[(row, cells(row, baseline), _tone(report, row)) for row in report.rows],
+        remarks=remarks(report),
         cards=list(_cards(report)),
         history_chart=_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
         ranges_chart=_data_uri(figures.ranges_per_layer(report.ranges), "svg") if report.ranges else None,
@@ -52,6 +53,14 @@ def page(report: Report) -> str:
 
 def _has_history(report: Report) -> bool:
     return any(entry.get("ap") is not None for entry in report.history)
+
+
+def _tone(report: Report, row: Row) -> str:
+    """The style of a row's AP difference: none for one that its standard error may explain."""
+    found = report.difference(row)
+    if found is None or not found.beyond_error or f"{found.value:.4f}" in ("0.0000", "-0.0000"):
+        return ""
+    return "up" if found.value > 0 else "down"
 
 
 def _cards(report: Report) -> Iterator[dict[str, str]]:

@@ -15,14 +15,13 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
 from utils.core.file_schema import (
-    Mismatch,
     Rule,
     check,
     choice,
@@ -36,10 +35,13 @@ from utils.core.file_schema import (
     text,
 )
 from utils.core.files import atomic_path
+from utils.core.resampled import Difference
 from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
+from utils.reports.rows import Row, row_rule
 
 SCHEMA_VERSION = 1
+AP_DIFFERENCE_ERROR = "ap_difference_error"  # in JSON only: what follows from a row and the float row
 
 # What is shown for each library, and the distributions that can bring it (the first one found is reported).
 _LIBRARIES = {
@@ -88,79 +90,6 @@ def _cpu_name() -> str:
         if key.strip() in {"model name", "Model"} and value.strip():
             return value.strip()
     return platform.processor() or platform.machine() or "unknown"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured result. `None` stands for "not measured"; it is never replaced by a guess.
-
-    Attributes:
-        stage: what was measured: `float`, `PTQ`, `QAT`, `ONNX`, ...
-        file: the file that was evaluated, as the user would type it.
-        ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
-        seconds: wall time of the stage: making the file and evaluating it.
-        device: the device in words, e.g. `CPU` or `NVIDIA H200`.
-        versions: library versions, see `versions()`.
-        size_bytes: size of `file`.
-        ms_per_image: inference alone, without pre-processing and NMS.
-        measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
-        ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
-
-    Raises:
-        ValueError: a value of the wrong type or out of its range.
-    """
-
-    stage: str
-    file: str
-    ap: float | None
-    ap50: float | None
-    precision: float | None
-    recall: float | None
-    seconds: float | None
-    device: str
-    versions: dict[str, str]
-    size_bytes: int | None
-    ms_per_image: float | None
-    measured_on: str
-    ap_with: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("stage", "file", "device", "measured_on", "ap_with"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"'{name}' is {getattr(self, name)!r}, expected a text")
-        if not self.stage:
-            raise ValueError("'stage' is empty, expected a text")
-        for name in ("ap", "ap50", "precision", "recall"):
-            self._make_number(name, upper=1.0)
-        for name in ("seconds", "size_bytes", "ms_per_image"):
-            self._make_number(name, upper=math.inf)
-        if self.size_bytes is not None:
-            object.__setattr__(self, "size_bytes", int(self.size_bytes))
-        if not isinstance(self.versions, Mapping):
-            raise ValueError(f"'versions' is {self.versions!r}, expected a mapping of names to versions")
-        object.__setattr__(self, "versions", {str(k): str(v) for k, v in self.versions.items()})
-
-    def _make_number(self, name: str, upper: float) -> None:
-        """Store a plain float (evaluation hands over NumPy scalars, which JSON does not know)."""
-        value = getattr(self, name)
-        if value is None:
-            return
-        try:
-            if isinstance(value, (str, bool)):
-                raise TypeError
-            number = float(value)
-        except (TypeError, ValueError):
-            raise ValueError(f"'{name}' is {value!r}, expected a number or null") from None
-        if not 0.0 <= number <= upper or math.isinf(number):  # NaN fails the comparison too
-            raise ValueError(
-                f"'{name}' is {number}, expected a finite number {f'in 0..{upper:g}' if upper == 1 else '>= 0'}"
-            )
-        object.__setattr__(self, name, number)
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What tells one row from another: the stage, the file, and what it was measured on."""
-        return self.stage, self.file, self.measured_on
 
 
 @dataclass(frozen=True)
@@ -238,9 +167,21 @@ class Report:
         """The row of the float model, if there is one."""
         return next((row for row in self.rows if row.stage.lower() == "float"), None)
 
+    def difference(self, row: Row) -> Difference | None:
+        """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""
+        baseline = self.baseline()
+        return None if baseline is None or row is baseline else row.difference(baseline)
+
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it; numbers that are not finite become None."""
-        return {"schema_version": SCHEMA_VERSION, **_plain(asdict(self))}
+        """The report as JSON holds it; numbers that are not finite become None.
+
+        Each row also says the standard error of its AP difference to the float row, for those who read the JSON.
+        """
+        content = {"schema_version": SCHEMA_VERSION, **_plain(asdict(self))}
+        for row, stored in zip(self.rows, content["rows"], strict=True):
+            found = self.difference(row)
+            stored[AP_DIFFERENCE_ERROR] = found.error if found else None
+        return content
 
     def save(self, path: str | Path) -> Path:
         """Write JSON to `path`; a reader sees the old file or the new one, never a part."""
@@ -282,7 +223,7 @@ class Report:
             )
         check(value, _report_rule(), source, "run it again", InputError)
         known = {"created": "", "hardware": {}} | {key: item for key, item in value.items() if key != "schema_version"}
-        known["rows"] = [Row(**row) for row in known["rows"]]
+        known["rows"] = [Row(**_without_derived(row)) for row in known["rows"]]
         known["samples"] = [Sample.from_dict(sample) for sample in known.get("samples", [])]
         return cls(**known)
 
@@ -300,23 +241,23 @@ def _report_rule() -> Rule:
                      "max": positive, "channels": plain, "tensors": plain},
                     ("min", "max", "channels", "tensors"))  # fmt: skip
     rules = {"schema_version": integer(SCHEMA_VERSION, SCHEMA_VERSION), "command": text(),
-             "rows": listing(row_rule("ap_with")), "history": listing(history), "ranges": listing(ranges),
+             "rows": listing(_stored_row), "history": listing(history), "ranges": listing(ranges),
              "samples": listing(sample), "notes": listing(text()), "title": text(), "data": text(), "created": text(),
              "hardware": mapping(text(), text())}  # fmt: skip
     return record(rules, set(rules) - {"schema_version", "command", "rows"})
 
 
-def row_rule(*optional: str) -> Rule:
-    """The fields of a `Row`, from which one can be made; those that are `optional` may be missing."""
+def _stored_row(value: Any, field: str) -> None:
+    """A row of a report's JSON."""
+    if isinstance(value, Mapping):
+        maybe(number(0))(value.get(AP_DIFFERENCE_ERROR), f"{field}.{AP_DIFFERENCE_ERROR}")
+        value = _without_derived(value)
+    row_rule("ap_with", "ap_resampled")(value, field)
 
-    def rule(value: Any, field: str) -> None:
-        record({item.name: plain for item in fields(Row)}, optional)(value, field)
-        try:
-            Row(**value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise Mismatch.said(f"{field}: {error}") from None
 
-    return rule
+def _without_derived(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's own values: what follows from it and the float row is computed anew."""
+    return {name: value for name, value in row.items() if name != AP_DIFFERENCE_ERROR}
 
 
 def _plain(value: Any) -> Any:

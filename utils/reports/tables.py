@@ -6,12 +6,14 @@ A number is never shown without what it was measured on, and what was not measur
 from __future__ import annotations
 
 import string
+import textwrap
 
 from utils.core.text_tables import aligned, columns
 from utils.reports.schema import Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 DASH = "-"
+WIDTH = 80  # of the terminal
 
 
 def fraction(value: float | None) -> str:
@@ -20,19 +22,22 @@ def fraction(value: float | None) -> str:
 
 
 def difference(row: Row, baseline: Row | None) -> str:
-    """AP of `row` minus AP of the float row, with its sign; empty for the float row, a dash if they do not compare."""
+    """AP of `row` minus AP of the float row, with its sign and its standard error where that is known.
+
+    Empty for the float row, a dash if they do not compare.
+    """
     if baseline is None or row is baseline:
         return ""
-    if row.ap is None or baseline.ap is None or row.ap_with != baseline.ap_with:
-        return DASH
-    return f"{row.ap - baseline.ap:+.4f}"
+    return str(row.difference(baseline) or DASH)
 
 
 def size(size_bytes: int | None) -> str:
     """Bytes in kB or MB (powers of ten, as file managers show them)."""
     if size_bytes is None:
         return DASH
-    return f"{size_bytes / 1e6:.2f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"
+    if size_bytes < 1e5:
+        return f"{size_bytes / 1e3:.1f} kB"
+    return f"{size_bytes / 1e6:.{1 if size_bytes >= 1e8 else 2}f} MB"
 
 
 def milliseconds(value: float | None) -> str:
@@ -61,9 +66,33 @@ def terminal_table(report: Report) -> str:
     baseline = report.baseline()
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
     rows = [(*cells(row, baseline), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
-    lines = aligned(columns((*HEADERS, "on"), left=["stage"]), rows, rule=True)
+    heads = columns((*HEADERS, "on"), left=["stage"])
+    lines = aligned(heads, rows, rule=True)
+    if max(map(len, lines)) > WIDTH:
+        lines = aligned(heads, rows, rule=True, gap=" ")
     lines += [f"[{_mark(index)}] {place or 'not recorded'}" for index, place in enumerate(places)]
+    for remark in remarks(report):
+        lines += textwrap.wrap(remark, WIDTH)
     return "\n".join(lines)
+
+
+def remarks(report: Report) -> list[str]:
+    """What the standard errors of AP differences are, and which rows have none though others do."""
+    baseline = report.baseline()
+    known = [row for row in report.rows if row.ap_resampled]
+    if baseline is None or not known:
+        return []
+    alike = [row for row in report.rows
+             if row is not baseline and row.ap is not None and row.ap_with == baseline.ap_with]  # fmt: skip
+    found = []
+    if any(one and one.error is not None for one in map(report.difference, alike)):
+        found.append("±: the standard error of the difference, from resampling the images")
+    if other := [row.stage for row in alike if row.difference(baseline) is None]:
+        found.append(f"not compared, since the images or labels are not those of the float row: {', '.join(other)}")
+    bare = [row.stage for row in alike if (one := row.difference(baseline)) and one.error is None]
+    if bare:
+        found.append(f"without standard error, since an earlier version or a single image gave AP: {', '.join(bare)}")
+    return found
 
 
 def _mark(index: int) -> str:

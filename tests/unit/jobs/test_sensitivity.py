@@ -16,8 +16,8 @@ from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
-from utils.evaluation.loop import Statistics
 from utils.evaluation.proxy import distance, overlap, weight
+from utils.evaluation.statistics import Statistics
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.selection import Candidate, choose, rank_correlation

@@ -7,13 +7,27 @@ import json
 import pytest
 import yaml
 
+from utils.core.resampled import Resampled
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity.screening import Screened
 from utils.jobs.sensitivity.selection import Selection
 
+KEY = "a" * 32
+RESAMPLED = {  # of each, three AP: the spread of their differences is plain to see
+    "float": Resampled.of(KEY, (0.70, 0.71, 0.69)),
+    "INT8": Resampled.of(KEY, (0.60, 0.61, 0.59)),
+    "model.0": Resampled.of(KEY, (0.62, 0.66, 0.58)),
+    "model.1": Resampled.of(KEY, (0.69, 0.71, 0.67)),
+    "model.2": Resampled.of(KEY[::-1] + "b", (0.63, 0.64, 0.62)),  # of other images
+}
+
 
 @pytest.fixture
 def summary() -> dict:
+    return make_summary()
+
+
+def make_summary(chosen=("model.1",), recipe_ap=0.688, **changes) -> dict:
     """Three units with an AP, one that was only screened, one that was not even that."""
     screened = {
         "model.0": Screened(25, 0.5, 0.4, 0.1),
@@ -25,8 +39,9 @@ def summary() -> dict:
     return report.summary(
         command="python qat.py sensitive", options={"num_image": 25}, screened=screened,
         ap={"float": 0.7, "INT8": 0.6, "model.0": 0.62, "model.1": 0.69, "model.2": 0.63},
-        costs=costs, selection=Selection(("model.1",), 0.69, 0.3, "no further unit gains AP"), patterns=["model.1"],
-        recipe_ap=0.688, seconds={"whole networks": 4.0, "screening units": 10.0, "calibration": 5.0}, notes=["a note"],
+        costs=costs, selection=Selection(chosen, 0.69, 0.3, "no further unit gains AP"), patterns=["model.1"],
+        recipe_ap=recipe_ap, seconds={"whole networks": 4.0, "screening units": 10.0, "calibration": 5.0},
+        notes=["a note"], **changes,
     )  # fmt: skip
 
 
@@ -44,14 +59,42 @@ def test_rows_best_first_and_numbers_as_they_follow(summary):
 
 def test_lines(summary, tmp_path):
     lines = report.lines(summary, tmp_path)
-    assert lines[0] == "float: ap = 0.70000; INT8: ap = 0.60000"
-    assert lines[1] == "Top0: Using fp16 model.1, ap = 0.69000, 20.0% of MACs, 30.0% of engine time"
+    assert lines[0] == "float: ap = 0.70000; INT8: ap = 0.60000 (-0.1000)"
+    assert lines[1] == "Top0: Using fp16 model.1, ap = 0.69000 (+0.0900), 20.0% of MACs, 30.0% of engine time"
     assert lines[4].startswith("Top3: Using fp16 model.3, not confirmed, score 0.0100")
     assert lines[5].startswith("Top4: Using fp16 model.4, not screened")
     text = "\n".join(lines)
     for part in ("0.50 (Spearman, 3 units)", "note: a note", "in float: model.1 (30.0% of the cost)", "ap = 0.68800",
                  f"--recipe {tmp_path / 'recipe.yaml'}"):  # fmt: skip
         assert part in text
+
+
+def test_standard_errors_stand_where_the_images_are_the_same(tmp_path):
+    content = make_summary(resampled=RESAMPLED, recipe_resampled=Resampled.of(KEY, (0.68, 0.70, 0.66)))
+    assert [row["gain_error"] for row in content["rows"]] == [
+        pytest.approx(0.01),
+        None,
+        pytest.approx(0.03),
+        None,
+        None,
+    ]
+    errors = {"INT8 to float": 0, "recipe to float": pytest.approx(0.01), "recipe to INT8": pytest.approx(0.01)}
+    assert content["ap_difference_error"] == errors
+    lines = report.lines(content, tmp_path)
+    assert lines[0].endswith("INT8: ap = 0.60000 (-0.1000 ± 0.0000)")
+    assert "ap = 0.69000 (+0.0900 ± 0.0100)" in lines[1]
+    assert "ap = 0.63000 (+0.0300)," in lines[2]
+    assert "ap = 0.68800 (+0.0880 ± 0.0100) when placed" in "\n".join(lines)
+    assert "no gain" not in "\n".join(lines)
+    assert report.chart(content).axes[1].collections  # bars of error
+
+
+def test_what_is_smaller_than_its_standard_error_is_called_no_gain(tmp_path):
+    content = make_summary(("model.1", "model.0"), 0.61, resampled=RESAMPLED,
+                           recipe_resampled=Resampled.of(KEY, (0.61, 0.64, 0.58)))  # fmt: skip
+    lines = report.lines(content, tmp_path)
+    assert "that is no gain over INT8: the difference is within its standard error" in lines
+    assert "by themselves these gain no AP beyond its standard error: model.0" in lines
 
 
 def test_files(summary, tmp_path):

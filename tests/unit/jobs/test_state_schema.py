@@ -16,6 +16,7 @@ import torch
 from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import check, listing, number, record
+from utils.core.resampled import Resampled
 from utils.jobs import run_state, state_schema
 from utils.jobs.inputs import AUGMENTATION, read_hyp
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
@@ -88,6 +89,7 @@ RUN_CHANGES = [
     ("rows/PTQ", DELETED, "rows.PTQ is missing"),
     ("rows/PTQ/ap", "high", "rows.PTQ: 'ap' is 'high'"),
     ("rows/PTQ/ap", 7.0, "rows.PTQ: 'ap' is 7.0"),
+    ("rows/PTQ/ap_resampled", "0.5", "rows.PTQ: 'ap_resampled' is damaged"),
     ("rows/QAT/file", DELETED, "rows.QAT.file is missing"),
     ("rows/other", ROW, "a key of rows is 'other'"),
     ("history/0", 5, "history[0] is 5"),
@@ -128,6 +130,18 @@ def test_a_changed_state_of_a_quantize_run_names_the_field(run, path, value, mes
     assert sorted(file.parent.iterdir()) == before
 
 
+def test_a_state_of_an_earlier_version_has_no_resampled_ap(run, tmp_path):
+    folder, content = run
+    for row in content["rows"].values():
+        del row["ap_resampled"]
+    torch.save(content, run_state.weights_folder(folder) / run_state.STATE_FILE)
+    assert Row(**RunState.load(folder).rows["PTQ"]).resampled() is None
+    (tmp_path / "state.json").write_text(json.dumps(changed(ANALYSIS, "ap_resampled", DELETED)))
+    assert AnalysisState.load(tmp_path).resampled("units") == {}
+    (tmp_path / "state.json").write_text(json.dumps(ANALYSIS))
+    assert AnalysisState.load(tmp_path).resampled("units")["INT8"].ap == (0.5, 0.25)
+
+
 @pytest.mark.parametrize("content", [None, [], 5, "text", {}, torch.ones(2)])
 def test_another_file_in_the_place_of_the_state(run, content):
     folder, _ = run
@@ -151,6 +165,7 @@ def test_a_flipped_bit_in_the_state_is_found(run):
 # --- state.json and parts ---------------------------------------------------------------------------------------------
 
 
+RESAMPLED = Resampled.of("a" * 32, [0.5, 0.25]).to_text()
 ANALYSIS = {
     "analysis_state": 1,
     "options": SensitiveOptions(weights="toy.pt").to_dict(),
@@ -159,6 +174,7 @@ ANALYSIS = {
     "amax": {"model.0": 1.5},
     "screened": {"units": {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}},
     "ap": {"units": {"float": 0.5, "INT8": 0.4}},
+    "ap_resampled": {"units": {"float": RESAMPLED, "INT8": RESAMPLED}},
     "seconds": {"calibration": 1.0},
     "finished": False,
 }
@@ -178,6 +194,9 @@ ANALYSIS = {
         ("screened/units/x", {}, "a key of screened.units is 'x'"),
         ("ap/units/float", None, "ap.units.float is None"),
         ("ap/units/INT8", DELETED, "ap.units.INT8 is missing"),
+        ("ap_resampled/units/float", 0.5, "ap_resampled.units.float is 0.5, expected a text"),
+        ("ap_resampled/units/float", "a" * 32 + " 0.5000000 2.0000000", "ap_resampled.units.float holds no hash"),
+        ("ap_resampled", [], "ap_resampled is [], expected a mapping"),
         ("seconds/calibration", 10**400, "seconds.calibration is a number of more than 40 digits"),
         ("finished", 0, "finished is 0"),
         ("recipe/calibration", {"batches": "x"}, "recipe: "),

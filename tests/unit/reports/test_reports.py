@@ -18,15 +18,16 @@ import pytest
 from PIL import Image
 
 from utils.core.errors import InputError
+from utils.core.resampled import Resampled
 from utils.core.text_tables import code, columns, markdown
 from utils.reports import detections, figures
 from utils.reports.html import page, write_html
 from utils.reports.schema import Box, Report, Row, Sample, versions
-from utils.reports.tables import terminal_table
+from utils.reports.tables import remarks, terminal_table
 
 NASTY = '<script>alert("x")</script>'
 ROW_KEYS = ["stage", "file", "ap", "ap50", "precision", "recall", "seconds", "device", "versions"]
-ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on", "ap_with"]
+ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on", "ap_with", "ap_resampled", "ap_difference_error"]
 
 
 def make_row(stage: str = "float", **changes) -> Row:
@@ -45,6 +46,23 @@ def make_row(stage: str = "float", **changes) -> Row:
         "measured_on": "PyTorch 2.11.0, CPU, 2 threads, batch 10",
     }
     return Row(**{**values, **changes})
+
+
+def resampled(*ap: float, images: str = "a" * 32) -> str:
+    return Resampled.of(images, ap).to_text()
+
+
+@pytest.fixture
+def compared() -> Report:
+    """Rows with and without resampled AP, of the float row's images and of others."""
+    return Report("x", rows=[
+        make_row(ap_resampled=resampled(0.74, 0.75, 0.73)),
+        make_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73)),
+        make_row("QAT", ap=0.7420, ap_resampled=resampled(0.74, 0.76, 0.72)),
+        make_row("ONNX", ap=0.7, ap_resampled=resampled(0.7, 0.7, 0.7, images="b" * 32)),
+        make_row("old", ap=0.7500),
+        make_row("TensorRT INT8", ap=0.7, ap_with="30 images", ap_resampled=resampled(0.7, 0.7)),
+    ])  # fmt: skip
 
 
 @pytest.fixture
@@ -106,6 +124,39 @@ class TestSchema:
         stored = json.loads(json.dumps(report.to_dict()))
         assert stored["schema_version"] == 1
         assert [list(row) for row in stored["rows"]] == [ROW_KEYS, ROW_KEYS]
+
+    def test_the_error_of_a_difference_is_in_the_json_and_computed_anew_when_read(self, compared, tmp_path):
+        stored = json.loads(compared.save(tmp_path / "r.json").read_text())
+        errors = [row["ap_difference_error"] for row in stored["rows"]]
+        assert errors == [None, pytest.approx(0.01 / 3**0.5), pytest.approx(0.01), None, None, None]
+        stored["rows"][1]["ap_difference_error"] = 0.5
+        (tmp_path / "r.json").write_text(json.dumps(stored))
+        assert Report.load(tmp_path / "r.json") == compared
+
+    @pytest.mark.parametrize(
+        ("name", "value", "says"),
+        [
+            ("ap_resampled", "abc", "'ap_resampled' is damaged"),
+            ("ap_resampled", None, "'ap_resampled' is None, expected a text"),
+            ("ap_resampled", "a" * 32 + " 0.5000000 1.5000000", "'ap_resampled' is damaged"),
+            ("ap_difference_error", -1, "ap_difference_error is -1, expected"),
+            ("ap_difference_error", "x", "ap_difference_error is 'x', expected"),
+        ],
+    )
+    def test_damaged_resamplings_are_refused_in_one_line(self, compared, tmp_path, name, value, says):
+        content = compared.to_dict()
+        content["rows"][1][name] = value
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match=rf"rows\[1\].*{says}") as caught:
+            Report.load(tmp_path / "r.json")
+        assert "\n" not in str(caught.value)
+
+    def test_a_report_of_an_earlier_version_is_read(self, compared, tmp_path):
+        content = compared.to_dict()
+        for row in content["rows"]:
+            del row["ap_resampled"], row["ap_difference_error"]
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        assert Report.load(tmp_path / "r.json").rows[1] == make_row("PTQ", ap=0.7361)
 
     def test_numpy_numbers_are_stored_as_numbers_and_a_diverged_loss_as_null(self, report, tmp_path):
         report.add(make_row("QAT", ap=np.float32(0.5), size_bytes=np.int64(7)))
@@ -225,6 +276,26 @@ class TestTables:
         assert lines[5:] == ["[a] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[b] somewhere else", "[c] ONNX Runtime"]
         assert len({len(line) for line in lines[:5]}) == 1
         assert max(map(len, lines)) <= 80
+
+    def test_differences_have_standard_errors_where_the_images_are_the_same(self, compared):
+        lines = terminal_table(compared).splitlines()
+        assert [" ".join(line.split()[2:5]) for line in lines[3:5]] == ["-0.0051 ± 0.0058", "+0.0008 ± 0.0100"]
+        assert [line.split()[2] for line in lines[5:7]] == ["-", "+0.0088"]
+        assert lines[7].split()[3] == "-"
+        assert max(map(len, lines)) <= 80
+        words = " ".join(lines[8:])
+        assert "±: the standard error of the difference" in words
+        assert "not those of the float row: ONNX" in words
+        assert words.endswith("or a single image gave AP: old")
+
+    def test_nothing_is_said_of_errors_where_no_row_has_one(self, compared):
+        rows = [dataclasses.replace(row, ap_resampled="") for row in compared.rows]
+        assert remarks(dataclasses.replace(compared, rows=rows)) == []
+
+    def test_the_widest_table_fits(self, compared):
+        wide = dataclasses.replace(compared.rows[1], stage="TensorRT FP16", size_bytes=231_456_789, ms_per_image=1234.5)
+        compared.rows.append(wide)
+        assert max(map(len, terminal_table(compared).splitlines())) <= 80
 
     def test_a_markdown_table_escapes_markup(self):
         lines = markdown(columns(("stage", "file", "measured on")), [("a|b*", code("x|y`.pt"), NASTY)])
@@ -370,6 +441,17 @@ class TestPage:
             "runs/PTQ.pt",
         ):
             assert word in text
+
+    def test_differences_within_their_error_have_no_colour(self, compared):
+        compared.rows.append(make_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
+        compared.rows.append(make_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))
+        text = page(compared)
+        assert re.findall(r'<td class="(up|down)">(.*?)</td>', text) == [
+            ("up", "+0.0088"), ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
+        ]  # fmt: skip
+        assert "-0.0051 ± 0.0058 to float" in text
+        assert "±: the standard error of the difference" in text
+        assert "Not compared, since" in text
 
     def test_the_page_fetches_nothing(self, report):
         text = page(report)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import atomic_path
+from utils.core.resampled import Difference, Resampled, difference_error
 from utils.jobs.sensitivity.selection import Selection, rank_correlation
 from utils.reports import figures
 from utils.reports.schema import hardware, versions
@@ -35,6 +36,8 @@ def summary(
     recipe_ap: float | None,
     seconds: Mapping[str, float],
     notes: Sequence[str],
+    resampled: Mapping[str, Resampled] | None = None,
+    recipe_resampled: Resampled | None = None,
 ) -> dict[str, Any]:
     """The result of a run as JSON holds it: `rows` best first, those with an AP before the others.
 
@@ -44,7 +47,10 @@ def summary(
         costs: unit → its shares of multiply-adds (`macs`) and of engine time (`engine_time`), 0..1.
         recipe_ap: AP with the recipe, placed and calibrated anew.
         seconds: stage → wall time.
+        resampled, recipe_resampled: AP of `ap` and `recipe_ap` on resampled images, as far as they are known.
     """
+    known = resampled or {}
+    whole = known.get("INT8")
     rows: list[dict[str, Any]] = [
         {
             "unit": name,
@@ -53,6 +59,7 @@ def summary(
             "images": seen.images if seen else 0,
             "ap": ap.get(name),
             "gain": ap[name] - ap["INT8"] if name in ap else None,
+            "gain_error": difference_error(known.get(name), whole) if name in ap else None,
             "cost": dict(costs[name]),
         }
         for name in costs
@@ -64,6 +71,11 @@ def summary(
         "command": command,
         "options": dict(options),
         "ap": {"float": ap["float"], "INT8": ap["INT8"], "recipe": recipe_ap},
+        "ap_difference_error": {
+            "INT8 to float": difference_error(whole, known.get("float")),
+            "recipe to float": difference_error(recipe_resampled, known.get("float")),
+            "recipe to INT8": difference_error(recipe_resampled, whole),
+        },
         "rows": rows,
         "rank_correlation": {
             "spearman": rank_correlation([row["score"] for row in both], [row["gain"] for row in both]),
@@ -112,16 +124,19 @@ def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:
 
 def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
     """The top ten in the form that users know, and what follows from them."""
-    ap, recipe = content["ap"], content["recipe"]
-    found = [f"float: ap = {ap['float']:.5f}; INT8: ap = {ap['INT8']:.5f}"]
+    ap, recipe, errors = content["ap"], content["recipe"], content["ap_difference_error"]
+    lost = Difference(ap["INT8"] - ap["float"], errors["INT8 to float"])
+    found = [f"float: ap = {ap['float']:.5f}; INT8: ap = {ap['INT8']:.5f} ({lost})"]
     for place, row in enumerate(content["rows"][:TOP]):
         if row["ap"] is not None:
-            result = f"ap = {row['ap']:.5f}"
+            result = f"ap = {row['ap']:.5f} ({_gain(row)})"
         elif row["score"] is not None:
             result = f"not confirmed, score {row['score']:.4f}"
         else:
             result = "not screened"
         found.append(f"Top{place}: Using fp16 {row['unit']}, {result}, {_shares(row['cost'])}")
+    if any(row["gain_error"] is not None for row in content["rows"][:TOP]):
+        found.append("in brackets: AP gained over INT8 ± its standard error, from resampling the images")
     correlation = content["rank_correlation"]
     if correlation["spearman"] is not None and correlation["units"] > 2:
         spearman = f"{correlation['spearman']:.2f} (Spearman, {correlation['units']} units)"
@@ -133,12 +148,31 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         )
     found += [f"note: {note}" for note in content["notes"]]
     if recipe["units"]:
-        measured = "" if ap["recipe"] is None else f", ap = {ap['recipe']:.5f} when placed and calibrated anew"
-        found.append(f"in float: {', '.join(recipe['units'])} ({recipe['cost']:.1%} of the cost){measured}")
+        found += _choice(content)
     else:
         found.append("in float: nothing more")
     found.append(f"because {recipe['why']}; python qat.py quantize --recipe {folder / RECIPE_FILE} applies it")
     return found
+
+
+def _gain(row: Mapping[str, Any]) -> Difference:
+    return Difference(row["gain"], row["gain_error"])
+
+
+def _choice(content: Mapping[str, Any]) -> list[str]:
+    """What the recipe leaves in float, what that gains, and what of it cannot be told from chance."""
+    ap, recipe = content["ap"], content["recipe"]
+    chosen = f"in float: {', '.join(recipe['units'])} ({recipe['cost']:.1%} of the cost)"
+    found = []
+    if ap["recipe"] is not None:
+        gain = Difference(ap["recipe"] - ap["INT8"], content["ap_difference_error"]["recipe to INT8"])
+        chosen += f", ap = {ap['recipe']:.5f} ({gain}) when placed and calibrated anew"
+        if not gain.beyond_error:
+            found.append("that is no gain over INT8: the difference is within its standard error")
+    rows = [row for row in content["rows"] if row["unit"] in recipe["units"] and row["gain"] is not None]
+    if unsure := [row["unit"] for row in rows if not _gain(row).beyond_error]:
+        found.append(f"by themselves these gain no AP beyond its standard error: {', '.join(unsure)}")
+    return [chosen, *found]
 
 
 def _shares(cost: Mapping[str, float | None]) -> str:
@@ -162,6 +196,9 @@ def chart(content: Mapping[str, Any]) -> Figure:
     if measured:
         places, gains, shades = zip(*measured, strict=True)
         right.barh(places, gains, color=shades)
+        errors = [rows[place]["gain_error"] or 0.0 for place in places]
+        if any(errors):
+            right.errorbar(gains, places, xerr=errors, fmt="none", ecolor=figures.GREY, elinewidth=1, capsize=2)
     loss = content["ap"]["float"] - content["ap"]["INT8"]
     right.axvline(loss, color=figures.GREEN, linestyle="--", linewidth=1.6)
     right.annotate(

@@ -139,6 +139,7 @@ class Analysis:
             command=self.state.command, options=self.options.to_dict(), screened=search.screened, ap=search.ap,
             costs=search.costs, selection=chosen, patterns=recipe.float,
             recipe_ap=recipe_ap, seconds=self.state.seconds, notes=notes,
+            resampled=search.resampled, recipe_resampled=self.state.resampled("recipe").get(_recipe_name(recipe)),
         )  # fmt: skip
         report.save(summary, self.folder)
         self.state.finished = True
@@ -193,9 +194,9 @@ class Analysis:
     def _verified(self, recipe: Recipe) -> float | None:
         """AP of the network that `qat.py quantize --recipe` makes, placed and calibrated anew; None if time is over.
 
-        It is kept by what the recipe leaves in float, which is all that two recipes of a run differ in.
+        It is kept by the recipe's name.
         """
-        name, known = ", ".join(sorted(recipe.float)), self.state.ap.get("recipe", {})
+        name, known = _recipe_name(recipe), self.state.ap.get("recipe", {})
         if name not in known and not self._clock.over():
             began = time.perf_counter()
             model = self._place(placement.plan(self._inputs.source.model, recipe))
@@ -206,6 +207,7 @@ class Analysis:
             )  # fmt: skip
             result = Measurer(self._inputs.data, self._inputs.device, config).measure(model, "the recipe")
             self.state.ap["recipe"] = known = {**known, name: result.ap}
+            self.state.keep_resampled("recipe", name, result.statistics.resampled() if result.statistics else None)
             self.finished("AP of the recipe", began)
         return known.get(name)
 
@@ -213,3 +215,8 @@ class Analysis:
         """A step is finished: count its time and write the state."""
         self.state.add_seconds(stage, time.perf_counter() - began)
         self.state.save(self.folder)
+
+
+def _recipe_name(recipe: Recipe) -> str:
+    """What tells the recipes of a run apart: what they leave in float."""
+    return ", ".join(sorted(recipe.float))

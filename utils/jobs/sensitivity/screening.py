@@ -20,11 +20,13 @@ from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core.errors import CheckpointError
 from utils.core.file_schema import damaged
 from utils.core.files import save_torch
+from utils.core.resampled import Resampled
 from utils.core.torch_files import check_archive
 from utils.evaluation.detector import in_images
-from utils.evaluation.loop import EvalConfig, Statistics, labels_in_images
+from utils.evaluation.loop import EvalConfig, labels_in_images
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.proxy import distance, weight
+from utils.evaluation.statistics import Statistics
 from utils.jobs.sensitivity.state import AnalysisState
 from utils.jobs.sensitivity.units import Unit
 from utils.jobs.state_schema import check_part
@@ -133,7 +135,14 @@ class Confirming:
                     statistics.extend(part[name])
         self._work.state.add_seconds(f"AP of {stage}", time.perf_counter() - began)
         self._work.state.save(self._work.folder)
+        if whole:
+            for name, statistics in results.items():
+                self._work.state.keep_resampled(stage, name, statistics.resampled())
         return {name: statistics.scores().mean()[3] for name, statistics in results.items()}, whole
+
+    def resampled(self, stage: str) -> dict[str, Resampled]:
+        """Those AP of `stage` on resampled images, by name of the state, for standard errors of their differences."""
+        return self._work.state.resampled(stage)
 
     def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
         """Take in what another pass over the images has run already, so that it is not run again."""

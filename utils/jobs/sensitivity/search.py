@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from models.quantize.partial_forward import Layerwise, State
+from utils.core.resampled import Resampled
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.screening import Confirming, Screened, Screening
@@ -27,7 +28,7 @@ class Search:
     """From units to a choice of them.
 
     Attributes:
-        screened, ap, costs: what was found, by unit; `ap` also has 'float' and 'INT8'.
+        screened, ap, resampled, costs: what was found, by unit; `ap` and `resampled` also have 'float' and 'INT8'.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Search:
         self._by_name = {unit.name: unit for unit in units.all}
         self.screened: dict[str, Screened] = {}
         self.ap: dict[str, float] = {}
+        self.resampled: dict[str, Resampled] = {}
         self.costs: dict[str, dict[str, float | None]] = costs(units.all)
 
     def run(self, network: Layerwise, notes: list[str]) -> selection.Selection:
@@ -56,6 +58,7 @@ class Search:
         if not whole:
             notes.append("--budget ended the measuring of AP early: AP is of fewer images than asked for, or missing")
         self.ap |= found
+        self.resampled |= self._confirming.resampled("units")
         chosen = self._choose()
         if not whole or self._options.granularity == "quantizer":
             return chosen
@@ -87,6 +90,7 @@ class Search:
         if not whole:
             return None
         self.ap |= found
+        self.resampled |= self._confirming.resampled("shared scales")
         notes.append("single units did not regain the AP; sets of all that reads one scale were tried as well")
         return self._choose()
 

@@ -15,6 +15,7 @@ from typing import Any
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import damaged
 from utils.core.files import atomic_path
+from utils.core.resampled import Resampled
 from utils.jobs import state_schema
 
 STATE_FILE = "state.json"
@@ -31,6 +32,8 @@ class AnalysisState:
         screened: stage → batch → unit → sums over images: their number, `proxy.weight`, and the distances of the INT8
             network, of that with the unit in float, and of the float network with the unit in INT8.
         ap: stage → network → AP of all images; stage `recipe` has recipes by what they leave in float.
+        ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it; states of earlier
+            versions have none.
         seconds: stage → wall time spent on it so far.
         finished: the result is written; the last thing that a run writes.
         dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
@@ -47,6 +50,7 @@ class AnalysisState:
     finished: bool = False
     dataset: str = ""
     command: str = ""
+    ap_resampled: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write the state; a reader sees the old one or the new one."""
@@ -70,6 +74,15 @@ class AnalysisState:
         state_schema.check_analysis(content, path, VERSION, {item.name for item in fields(cls)})
         content.pop("analysis_state")
         return cls(**content)
+
+    def resampled(self, stage: str) -> dict[str, Resampled]:
+        """Network → its AP on resampled images, where that is known."""
+        return {name: Resampled.from_text(text) for name, text in self.ap_resampled.get(stage, {}).items()}
+
+    def keep_resampled(self, stage: str, name: str, found: Resampled | None) -> None:
+        """Remember AP of a network on resampled images."""
+        if found is not None:
+            self.ap_resampled.setdefault(stage, {})[name] = found.to_text()
 
     def add_seconds(self, stage: str, seconds: float) -> None:
         """Count time that was spent on a stage."""

@@ -1,0 +1,67 @@
+"""AP of resampled images as text and back, and the standard errors that follow from it."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from utils.core.resampled import Difference, Resampled
+
+KEY = "0123456789abcdef" * 2
+
+
+def test_text_and_back():
+    one = Resampled.of(KEY, [0.7123456789, 1.0, 0.0])
+    assert one.ap == (0.7123457, 1.0, 0.0)
+    assert one.to_text() == f"{KEY} 0.7123457 1.0000000 0.0000000"
+    assert Resampled.from_text(one.to_text()) == one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        KEY,
+        f"{KEY} 0.5000000",  # one resampling has no spread
+        f"{KEY} 0.5000000 1.0000001",
+        f"{KEY} 0.5000000 -0.100000",
+        f"{KEY} 0.5000000 nan",
+        f"{KEY} 0.5000000 0.5",
+        f"{KEY} 0.5000000 0.500000٣",
+        f"{KEY}  0.5000000 0.5000000",
+        f"{KEY} 0.5000000 0.5000000\n",
+        f"{KEY.upper()} 0.5000000 0.5000000",
+        KEY + " 0.5000000" * 10_001,
+    ],
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(ValueError, match="seven digits"):
+        Resampled.from_text(text)
+
+
+def test_the_error_of_a_difference_is_that_of_the_differences():
+    one, other = Resampled.of(KEY, [0.70, 0.72, 0.69]), Resampled.of(KEY, [0.69, 0.715, 0.68])
+    assert one.error == pytest.approx(statistics.stdev([0.70, 0.72, 0.69]))
+    assert other.difference_error(one) == pytest.approx(statistics.stdev([0.01, 0.005, 0.01]))
+    assert one.difference_error(one) == 0
+
+
+def test_other_images_or_another_number_of_resamplings_do_not_compare():
+    one = Resampled.of(KEY, [0.70, 0.72])
+    assert one.difference_error(Resampled.of(KEY[::-1], [0.70, 0.72])) is None
+    assert one.difference_error(Resampled.of(KEY, [0.70, 0.72, 0.71])) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text", "beyond"),
+    [
+        (-0.00162, 0.00091, "-0.0016 ± 0.0009", True),
+        (0.0005, 0.0009, "+0.0005 ± 0.0009", False),
+        (0.0005, None, "+0.0005", True),
+        (0.0, 0.0, "+0.0000 ± 0.0000", False),
+    ],
+)
+def test_a_difference_in_words(value, error, text, beyond):
+    assert str(Difference(value, error)) == text
+    assert Difference(value, error).beyond_error is beyond

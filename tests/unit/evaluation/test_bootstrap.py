@@ -1,0 +1,208 @@
+"""Resampled AP against images that are really drawn again, and standard errors against other ways to estimate them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from utils.core.resampled import REPLICATES, Resampled
+from utils.evaluation import bootstrap
+from utils.evaluation.bootstrap import Outcomes, draw_weights, resample, weighted_ap
+from utils.evaluation.metrics import IOU_THRESHOLDS, score
+from utils.evaluation.statistics import Statistics
+
+
+def outcomes(rng, images=40, classes=4, detections=12, labels=3, skill=0.7, ties=False) -> Outcomes:
+    """An evaluation of random images: a class may be rare, an image empty, a detection wrong or of no label."""
+    counts = rng.poisson(labels, images)
+    label_image = np.repeat(np.arange(images), counts)
+    shares = np.arange(classes, 0, -1) ** 2.0
+    label_classes = rng.choice(classes, len(label_image), p=shares / shares.sum()).astype(np.float32)
+    image = np.repeat(np.arange(images), detections)
+    kinds = rng.integers(classes + 1, size=len(image)).astype(np.float32)
+    # scores differ within an image; with `ties` they are the same ones in every image
+    confidence = np.concatenate([np.linspace(0.05, 0.6, detections) + (0 if ties else rng.uniform(0, 0.04))
+                                 for _ in range(images)]).astype(np.float32)  # fmt: skip
+    correct = np.zeros((len(image), 10), bool)
+    found = np.flatnonzero(rng.random(len(label_image)) < skill)
+    overlap = rng.uniform(0.45, 1.0, len(found))
+    image = np.concatenate([image, label_image[found]])
+    kinds = np.concatenate([kinds, label_classes[found]])
+    sure = np.round(rng.uniform(0.3, 1, len(found)), 6).astype(np.float32)
+    confidence = np.concatenate([confidence, sure])
+    correct = np.concatenate([correct, overlap[:, None] >= np.array(IOU_THRESHOLDS)])
+    order = np.lexsort((-confidence, image))
+    paths = [f"val/{index:04}.jpg" for index in range(images)]
+    return Outcomes(paths, image[order], correct[order], confidence[order], kinds[order], label_image, label_classes)
+
+
+def drawn_again(found: Outcomes, drawn: np.ndarray) -> float:
+    """AP by `score` of the images in `drawn`, an index as often as the image is there."""
+    rows = np.concatenate([np.flatnonzero(found.image == index) for index in drawn])
+    labels = np.concatenate([found.label_classes[found.label_image == index] for index in drawn])
+    return score(found.correct[rows], found.confidence[rows], found.classes[rows], labels).mean()[3]
+
+
+def columns(weights: np.ndarray) -> list[np.ndarray]:
+    return [np.repeat(np.arange(len(weights)), column) for column in weights.T]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ties", [False, True])
+def test_weights_give_what_images_drawn_again_give(seed, ties):
+    rng = np.random.default_rng(seed)
+    found = outcomes(rng, images=int(rng.integers(5, 60)), labels=float(rng.uniform(0.5, 8)), ties=ties)
+    weights = draw_weights(len(found.paths), 25)
+    expected = [drawn_again(found, drawn) for drawn in columns(weights)]
+    assert weighted_ap(found, weights) == pytest.approx(expected, abs=1e-12)
+    assert np.ptp(expected) > 0.01  # the comparison is not about nothing
+
+
+def test_images_counted_once_give_ap_itself():
+    found = outcomes(np.random.default_rng(5))
+    once = np.ones((len(found.paths), 1), np.int32)
+    every = score(found.correct, found.confidence, found.classes, found.label_classes).mean()[3]
+    assert weighted_ap(found, once)[0] == pytest.approx(every, abs=1e-12)
+
+
+@pytest.mark.parametrize("labels", [1, 7, 29, 50, 57, 100, 200])
+def test_recalls_on_the_grid_fall_on_the_same_side(labels):
+    """Recall k/n may equal one of the 101 recalls that are read, or be a rounding error beside it."""
+    hits = np.ones((labels, 10), bool)
+    hits[1::3, 5:] = False
+    found = Outcomes(["a", "b"], np.zeros(labels, int), hits, np.linspace(0.9, 0.1, labels), np.zeros(labels),
+                     np.zeros(labels, int), np.zeros(labels))  # fmt: skip
+    for copies in (1, 2, 3):
+        expected = drawn_again(found, np.zeros(copies, int))
+        assert weighted_ap(found, np.array([[copies], [0]]))[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_blocks_make_no_difference(monkeypatch):
+    found = outcomes(np.random.default_rng(6))
+    weights = draw_weights(len(found.paths), 30)
+    whole = weighted_ap(found, weights)
+    monkeypatch.setattr(bootstrap, "BLOCK", 1)
+    assert weighted_ap(found, weights) == pytest.approx(whole, abs=1e-15)
+
+
+def test_classes_without_labels_in_a_resampling_do_not_count():
+    """Class 1 is only in the second image; without that one, AP is class 0's alone, and without both there is none."""
+    found = Outcomes(["a", "b", "c"], np.array([0, 1]), np.ones((2, 10), bool), np.array([0.9, 0.8]),
+                     np.array([0.0, 1.0]), np.array([0, 1, 1]), np.array([0.0, 1.0, 1.0]))  # fmt: skip
+    weights = np.array([[3, 1, 0, 0], [0, 1, 3, 0], [0, 1, 0, 3]])
+    assert weighted_ap(found, weights) == pytest.approx([drawn_again(found, one) for one in columns(weights)[:3]] + [0])
+    assert weighted_ap(found, weights)[0] > 0.99
+
+
+def test_nothing_found_and_nothing_labelled():
+    nothing = np.zeros(0)
+    found = Outcomes(["a", "b"], nothing.astype(int), np.zeros((0, 10), bool), nothing, nothing, np.array([0]),
+                     np.array([2.0]))  # fmt: skip
+    assert set(resample(found).ap) == {0.0}
+    assert resample(found).error == 0
+    unlabelled = replace(found, label_image=nothing.astype(int), label_classes=nothing)
+    assert set(resample(unlabelled).ap) == {0.0}
+
+
+def test_one_image_cannot_be_resampled():
+    found = outcomes(np.random.default_rng(0), images=1)
+    assert resample(found) is None
+
+
+def test_the_draws_are_uniform_and_never_change():
+    weights = draw_weights(50, 2000)
+    assert (weights.sum(0) == 50).all()
+    assert weights.mean(1) == pytest.approx(1, abs=0.1)
+    assert weights.var() == pytest.approx(0.98, abs=0.03)  # of a multinomial: 1 - 1/50
+    # those of reports that were written before
+    assert draw_weights(5, 3).T.tolist() == [[0, 2, 1, 1, 1], [0, 1, 2, 1, 1], [1, 0, 1, 1, 2]]
+
+
+def test_the_order_of_the_images_does_not_matter():
+    """Rectangular evaluation goes through the images in another order."""
+    found = outcomes(np.random.default_rng(3))
+    turned = len(found.paths) - 1 - np.arange(len(found.paths))
+    other = replace(found, paths=found.paths[::-1], image=turned[found.image], label_image=turned[found.label_image])
+    assert resample(other).images == resample(found).images
+    assert resample(other).ap == pytest.approx(resample(found).ap, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (lambda one: {"confidence": one.confidence / 2}, True),
+        (lambda one: {"paths": [f"/elsewhere/{path.rpartition('/')[2]}" for path in one.paths]}, True),
+        (lambda one: {"paths": [f"x{path}" for path in one.paths[:-1]] + ["val/other.jpg"]}, False),
+        (lambda one: {"label_classes": np.append(one.label_classes[:-1], 7.0)}, False),
+        (lambda one: {"label_image": one.label_image[:-1], "label_classes": one.label_classes[:-1]}, False),
+        (lambda one: {"paths": [*one.paths, "val/one-more.jpg"]}, False),
+    ],
+)
+def test_only_the_same_images_and_labels_compare(change, same):
+    found = outcomes(np.random.default_rng(3))
+    other = resample(replace(found, **change(found)))
+    assert other.same_images(resample(found)) is same
+    assert (other.difference_error(resample(found)) is not None) is same
+
+
+def pair(rng, count):
+    """Two evaluations of the same images: the second is the first with some hits lost and scores shaken."""
+    first = outcomes(rng, images=count, labels=5, skill=0.85, classes=2)
+    kept = rng.random(len(first.correct)) > 0.05
+    shaken = first.confidence * rng.uniform(0.9, 1.1, len(kept)).astype(np.float32)
+    return first, replace(first, correct=first.correct & kept[:, None], confidence=shaken)
+
+
+def test_an_error_is_that_of_the_delete_a_group_jackknife():
+    rng = np.random.default_rng(11)
+    first, second = pair(rng, 400)
+    left = []
+    for group in np.array_split(rng.permutation(400), 40):
+        rest = np.setdiff1d(np.arange(400), group)
+        left.append(drawn_again(second, rest) - drawn_again(first, rest))
+    jackknife = math.sqrt(39 / 40 * np.sum((np.array(left) - np.mean(left)) ** 2))
+    assert resample(second).difference_error(resample(first)) == pytest.approx(jackknife, rel=0.35)
+
+
+def test_an_error_is_the_spread_over_sets_of_new_images():
+    rng = np.random.default_rng(12)
+    changes, errors, alone = [], [], []
+    for _ in range(40):
+        both = pair(rng, 150)
+        one, other = (score(each.correct, each.confidence, each.classes, each.label_classes).mean()[3] for each in both)
+        first, second = (resample(each, 60) for each in both)
+        changes.append(other - one)
+        errors.append(second.difference_error(first))
+        alone.append(first.error)
+    assert np.mean(errors) == pytest.approx(np.std(changes, ddof=1), rel=0.35)  # 40 sets know it to 11 %
+    assert np.mean(errors) < 0.7 * np.mean(alone)  # both networks find the same images hard
+
+
+def test_the_same_network_twice_differs_by_nothing():
+    found = outcomes(np.random.default_rng(2))
+    assert resample(found).difference_error(resample(found)) == 0
+
+
+def test_statistics_of_an_evaluation_are_resampled_image_by_image():
+    found = outcomes(np.random.default_rng(8), images=20)
+    statistics = Statistics(paths=list(found.paths))
+    for index in range(20):
+        rows = found.image == index
+        statistics.correct.append(torch.from_numpy(found.correct[rows]))
+        statistics.detections.append(torch.from_numpy(np.column_stack([found.confidence, found.classes])[rows]))
+        statistics.labels.append(torch.from_numpy(found.label_classes[found.label_image == index]))
+    assert statistics.resampled() == resample(found)
+    assert len(resample(found).ap) == REPLICATES
+    assert isinstance(resample(found), Resampled)
+
+
+def test_five_hundred_images_take_no_time():
+    found = outcomes(np.random.default_rng(4), images=500, classes=10, detections=100, labels=4)
+    began = time.perf_counter()
+    resample(found)
+    assert time.perf_counter() - began < 5  # 0.2 s on an idle core

@@ -1,0 +1,41 @@
+"""What a calibration sweep says: the best method first, differences with standard errors, and no gain that is none."""
+
+from __future__ import annotations
+
+from models.quantize.recipe import Calibration
+from utils.jobs.calibrate import EXCEPTIONS, Sweep
+
+METHODS = {"max": 0.700, "mse": 0.712, "entropy": 0.7115}
+
+
+def test_differences_to_the_best_method_and_which_are_within_their_error():
+    found = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, 1.0, errors={"max": 0.002, "entropy": 0.001})
+    assert found.lines() == [
+        "calibration sweep, AP on 200 images: "
+        "mse 0.7120, entropy 0.7115 (-0.0005 ± 0.0010), max 0.7000 (-0.0120 ± 0.0020)",
+        "chosen: mse, AP 0.7120; within a standard error of entropy, so not measurably better",
+    ]
+
+
+def test_a_method_that_is_better_by_more_than_the_error_is_said_to_be_chosen_and_no_more():
+    found = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, 1.0, errors={"max": 0.002, "entropy": 0.0004})
+    assert found.lines()[-1] == "chosen: mse, AP 0.7120"
+
+
+def test_without_errors_there_are_only_differences():
+    lines = Sweep(Calibration(method="mse"), 0.712, 1, METHODS, 1.0).lines()
+    assert lines[0].endswith("mse 0.7120, entropy 0.7115 (-0.0005), max 0.7000 (-0.0120)")
+    assert lines[1] == "chosen: mse, AP 0.7120"
+
+
+def test_exceptions_that_gain_less_than_the_error_are_not_said_to_be_better():
+    chosen = Calibration(method="mse", scales={"model.1": "max"})
+    errors = {"max": 0.002, "entropy": 0.001, EXCEPTIONS: 0.0008}
+    found = Sweep(chosen, 0.7127, 200, METHODS, 1.0, {"model.1": "max"}, 0.7127, errors)
+    assert found.lines()[1:] == [
+        "with another method for 1 scales: 0.7127 (+0.0007 ± 0.0008)",
+        "chosen: mse, and another method for 1 scales, AP 0.7127; "
+        "within a standard error of mse, so not measurably better",
+    ]
+    found.errors[EXCEPTIONS] = 0.0005
+    assert found.lines()[-1].endswith("AP 0.7127")

@@ -1,0 +1,168 @@
+"""AP on resamplings of the images (the bootstrap), for the standard errors of AP and of differences of AP.
+
+A resampling draws as many images as there are, with replacement: image i counts `weight[i]` times, and so do its
+labels and detections. Nothing is drawn or sorted again for that: each class is sorted once, and counts of detections
+and hits become sums of weights, of all resamplings side by side.
+
+The resamplings depend on nothing but the number of images. So two networks are resampled alike, and their difference
+on each resampling gives the standard error of the difference (paired bootstrap; Efron and Tibshirani, An Introduction
+to the Bootstrap, 1993, chapters 6 and 8).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+
+from utils.core.resampled import REPLICATES, Resampled
+
+SEED = 0
+GRID = np.linspace(0, 1, 101)  # recalls that AP reads, as in `metrics.average_precision`
+SHARES = np.where((GRID == 0) | (GRID == 1), 0.5, 1.0) / 100  # of these in AP: trapezoids
+BLOCK = 1 << 20  # detections × resamplings at a time: 4 MiB a table
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What AP of an evaluation is made of.
+
+    Attributes:
+        paths: of the images.
+        image, correct, confidence, classes: of each detection its image's index `[n]`, whether it is correct at each
+            IoU threshold bool `[n, 10]`, its score `[n]` and its class `[n]`.
+        label_image, label_classes: of each label its image's index `[m]` and its class `[m]`.
+    """
+
+    paths: Sequence[str]
+    image: np.ndarray
+    correct: np.ndarray
+    confidence: np.ndarray
+    classes: np.ndarray
+    label_image: np.ndarray
+    label_classes: np.ndarray
+
+
+def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
+    """AP of an evaluation on resamplings of its images; None for a single image, which cannot be resampled.
+
+    Images count in the order of their paths, so that evaluations in another order compare. They are known by their
+    names without folder and suffix, so that those of another machine do.
+    """
+    count = len(outcomes.paths)
+    if count < 2:
+        return None
+    order = sorted(range(count), key=outcomes.paths.__getitem__)
+    drawn = draw_weights(count, replicates)
+    weights = np.empty_like(drawn)
+    weights[order] = drawn
+    return Resampled.of(_images_hash(outcomes, order, drawn), weighted_ap(outcomes, weights))
+
+
+def draw_weights(images: int, replicates: int) -> np.ndarray:
+    """How often each image is drawn in each resampling: int32 `[images, replicates]`, columns of sum `images`.
+
+    The numbers come from the bare generator, whose stream NumPy promises to keep.
+    """
+    raw = np.random.PCG64(SEED).random_raw(images * replicates).reshape(replicates, images)
+    drawn: np.ndarray = (raw % np.uint64(images)).astype(np.int64)
+    return np.stack([np.bincount(row, minlength=images) for row in drawn], axis=1).astype(np.int32)
+
+
+def _images_hash(outcomes: Outcomes, order: Sequence[int], weights: np.ndarray) -> str:
+    """What two evaluations have in common if they compare: images, labels and resamplings."""
+    digest = hashlib.sha256(np.ascontiguousarray(weights, "<i4").tobytes())
+    by_image = np.lexsort((outcomes.label_classes, outcomes.label_image))
+    counts = np.bincount(outcomes.label_image, minlength=len(outcomes.paths))
+    labels = np.split(outcomes.label_classes[by_image].astype(int), counts.cumsum()[:-1])
+    for index in order:
+        digest.update(
+            repr((PurePath(outcomes.paths[index]).stem, labels[index].tolist())).encode("utf-8", "surrogatepass")
+        )
+    return digest.hexdigest()[:32]
+
+
+def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
+    """AP as `metrics.score` would give it if each image were there several times.
+
+    Detections of equal score stay in the order of their images; the copies of one image count as one after another.
+
+    Args:
+        outcomes: the evaluation.
+        weights: how often each image counts, int `[images, B]`.
+
+    Returns:
+        `[B]`: mean over IoU thresholds and over the classes that have labels then.
+    """
+    order = np.argsort(-outcomes.confidence, kind="stable")
+    order = order[np.argsort(outcomes.classes[order].astype(np.int32), kind="stable")]
+    classes, owners, correct = outcomes.classes[order], outcomes.image[order], outcomes.correct[order]
+
+    total, present = np.zeros(weights.shape[1]), np.zeros(weights.shape[1], int)
+    for label in np.unique(outcomes.label_classes):
+        labels = weights[outcomes.label_image[outcomes.label_classes == label]].sum(0, dtype=np.int64)
+        rows = slice(np.searchsorted(classes, label), np.searchsorted(classes, label, side="right"))
+        total += _class_ap(owners[rows], correct[rows], weights, labels) * (labels > 0)
+        present += labels > 0
+    return total / np.maximum(present, 1)
+
+
+def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """AP of one class, mean over IoU thresholds, for each resampling: `[B]`.
+
+    Args:
+        owners, correct: of its detections, best score first: the image's index `[n]`, bool `[n, 10]`.
+        labels: their number in each resampling, `[B]`.
+    """
+    hits = np.flatnonzero(correct.any(1))
+    result = np.zeros(weights.shape[1])
+    if not len(hits):
+        return result
+    step = max(1, BLOCK // len(owners))
+    for start in range(0, len(result), step):
+        block = slice(start, start + step)
+        mine = np.ascontiguousarray(weights[:, block])
+        ranks = mine[owners].cumsum(0, dtype=np.int32)  # detections up to and with each, copies counted
+        some, last, of_hits = np.maximum(ranks[hits], 1), np.maximum(ranks[-1], 1), mine[owners[hits]]
+        for column in correct[hits].T:
+            if column.any():
+                found = of_hits[column].cumsum(0, dtype=np.int32)
+                result[block] += _areas(found, some[column], last, np.maximum(labels[block], 1))
+    return result / correct.shape[1]
+
+
+def _areas(found: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Area under each resampling's precision envelope, as `metrics.average_precision` defines it: `[B]`.
+
+    Up to the recall of a hit, but not below that of the hit before, the envelope is the best precision from that hit
+    on. From the last hit's recall it falls in a line to 0 at recall 1.
+
+    Args:
+        found, ranks: hits, and detections, up to and with each hit, int `[hits, B]`.
+        last, labels: all detections, and all labels, int `[B]`.
+    """
+    envelope = found / ranks
+    np.maximum.accumulate(envelope[::-1], axis=0, out=envelope[::-1])
+    below = _grid_below(found, labels)  # how many of the recalls that are read lie below each hit's
+    shares = np.concatenate([[0.0], SHARES.cumsum()])[below]
+    shares[1:] -= shares[:-1].copy()
+    recall, precision = found[-1] / labels, found[-1] / last
+    slope = precision / np.where(recall < 1, 1 - recall, 1)
+    tail: np.ndarray = np.append(((1 - GRID) * SHARES)[::-1].cumsum()[::-1], 0.0)  # sums from each recall on
+    return np.einsum("ij,ij->j", shares, envelope) + slope * tail[below[-1]]
+
+
+_ROUNDED_UP: np.ndarray = np.append(
+    np.arange(101) / 100 > GRID, False
+)  # recalls of which the grid's number is a bit too small
+
+
+def _grid_below(found: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How many of GRID's recalls are less than found / labels, in floating-point numbers: int `[hits, B]`."""
+    exact = found * 100.0 / labels
+    above = np.ceil(exact)
+    below = above.astype(np.int32)
+    return below + (_ROUNDED_UP[below] & (above == exact))

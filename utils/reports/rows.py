@@ -1,0 +1,123 @@
+"""One measured result, and how its AP differs from another's.
+
+This module imports neither torch nor anything else that is slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from utils.core.file_schema import Mismatch, Rule, plain, record
+from utils.core.resampled import Difference, Resampled
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured result. `None` stands for "not measured"; it is never replaced by a guess.
+
+    Attributes:
+        stage: what was measured: `float`, `PTQ`, `QAT`, `ONNX`, ...
+        file: the file that was evaluated, as the user would type it.
+        ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
+        seconds: wall time of the stage: making the file and evaluating it.
+        device: the device in words, e.g. `CPU` or `NVIDIA H200`.
+        versions: library versions, see `versions()`.
+        size_bytes: size of `file`.
+        ms_per_image: inference alone, without pre-processing and NMS.
+        measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
+        ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
+        ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
+
+    Raises:
+        ValueError: a value of the wrong type or out of its range.
+    """
+
+    stage: str
+    file: str
+    ap: float | None
+    ap50: float | None
+    precision: float | None
+    recall: float | None
+    seconds: float | None
+    device: str
+    versions: dict[str, str]
+    size_bytes: int | None
+    ms_per_image: float | None
+    measured_on: str
+    ap_with: str = ""
+    ap_resampled: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("stage", "file", "device", "measured_on", "ap_with", "ap_resampled"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"'{name}' is {getattr(self, name)!r}, expected a text")
+        if not self.stage:
+            raise ValueError("'stage' is empty, expected a text")
+        try:
+            self.resampled()
+        except ValueError as error:
+            raise ValueError(f"'ap_resampled' is damaged: {error}") from None
+        for name in ("ap", "ap50", "precision", "recall"):
+            self._make_number(name, upper=1.0)
+        for name in ("seconds", "size_bytes", "ms_per_image"):
+            self._make_number(name, upper=math.inf)
+        if self.size_bytes is not None:
+            object.__setattr__(self, "size_bytes", int(self.size_bytes))
+        if not isinstance(self.versions, Mapping):
+            raise ValueError(f"'versions' is {self.versions!r}, expected a mapping of names to versions")
+        object.__setattr__(self, "versions", {str(k): str(v) for k, v in self.versions.items()})
+
+    def _make_number(self, name: str, upper: float) -> None:
+        """Store a plain float (evaluation hands over NumPy scalars, which JSON does not know)."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        try:
+            if isinstance(value, (str, bool)):
+                raise TypeError
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"'{name}' is {value!r}, expected a number or null") from None
+        if not 0.0 <= number <= upper or math.isinf(number):  # NaN fails the comparison too
+            raise ValueError(
+                f"'{name}' is {number}, expected a finite number {f'in 0..{upper:g}' if upper == 1 else '>= 0'}"
+            )
+        object.__setattr__(self, name, number)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells one row from another: the stage, the file, and what it was measured on."""
+        return self.stage, self.file, self.measured_on
+
+    def resampled(self) -> Resampled | None:
+        """AP on resamplings of the images, if it is known."""
+        return Resampled.from_text(self.ap_resampled) if self.ap_resampled else None
+
+    def difference(self, other: Row) -> Difference | None:
+        """AP of this row minus that of another; None where they do not compare.
+
+        They do if both are measured in the usual way, or in the same other one, and not known to be of different
+        images or labels. An image that only one of the two could read makes them different.
+        """
+        if self.ap is None or other.ap is None or self.ap_with != other.ap_with:
+            return None
+        mine, its = self.resampled(), other.resampled()
+        if mine is None or its is None:
+            return Difference(self.ap - other.ap, None)
+        return Difference(self.ap - other.ap, mine.difference_error(its)) if mine.same_images(its) else None
+
+
+def row_rule(*optional: str) -> Rule:
+    """The fields of a `Row`, from which one can be made; those that are `optional` may be missing."""
+
+    def rule(value: Any, field: str) -> None:
+        record({item.name: plain for item in fields(Row)}, optional)(value, field)
+        try:
+            Row(**value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Mismatch.said(f"{field}: {error}") from None
+
+    return rule
