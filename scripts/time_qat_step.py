@@ -55,6 +55,7 @@ class Variant(NamedTuple):
         fused, silu: by the fused operators, also of SiLU and what rounds it.
         channels_last: memory format of networks and images.
         cudnn_benchmark: cuDNN tries its algorithms.
+        graph: forward and backward are one CUDA graph, as in `qat.py quantize`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Variant(NamedTuple):
     silu: bool = True
     channels_last: bool = False
     cudnn_benchmark: bool = False
+    graph: bool = False
 
 
 VARIANTS = (
@@ -78,8 +80,11 @@ VARIANTS = (
     Variant("weights", "the same, ranges of weights learned too", weight_ranges="learned"),
     Variant("channels-last", "learned ranges, fused with SiLU, channels last", channels_last=True),
     Variant("cudnn", "the same, cuDNN's benchmark on", channels_last=True, cudnn_benchmark=True),
-    Variant("cudnn-float", "no quantizers, channels last, cuDNN's benchmark on",
-            quantized=False, ranges="fixed", channels_last=True, cudnn_benchmark=True),
+    Variant("graph", "learned ranges, fused with SiLU, CUDA graph", graph=True),
+    Variant("graph-last", "the same, channels last", graph=True, channels_last=True),
+    Variant("graph-cudnn", "the same, cuDNN's benchmark on", graph=True, channels_last=True, cudnn_benchmark=True),
+    Variant("graph-operators", "learned ranges, torch's operators, CUDA graph", graph=True, fused=False),
+    Variant("graph-float", "no quantizers, CUDA graph", quantized=False, ranges="fixed", graph=True),
 )  # fmt: skip
 RATE = 1e-6  # of the weights: random networks shall not diverge
 
@@ -215,7 +220,7 @@ def step_times(
             marks.append(_mark(device))
             yield images
 
-    Finetuner(student, teacher, settings, device=device).run_epoch(batches(), lambda _: RATE)
+    Finetuner(student, teacher, settings, device=device, graph=variant.graph).run_epoch(batches(), lambda _: RATE)
     if cuda:
         torch.cuda.synchronize(device)
         return [one.elapsed_time(other) for one, other in itertools.pairwise(marks)][-count:]

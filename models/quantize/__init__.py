@@ -20,6 +20,7 @@ reports, are in `utils/jobs/`.
     supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers
     learned_ranges.py  ranges as parameters
     schedule.py        the learning rate of each step
+    step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known
     ranges.py          amax of every scale, for reports

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from models.quantize.learned_ranges import LearnedRanges
 from models.quantize.recipe import Finetune
+from models.quantize.step_graph import StepGraph
 from models.quantize.supervision import (
     LayerTaps,
     head_inputs,
@@ -106,9 +107,12 @@ class Finetuner:
         student: calibrated; between epochs its quantizers have the trained ranges as amax.
         teacher: a float network with the same head and classes.
         settings: rates, what trains, and the supervision.
+        graph: on CUDA, replay a step's kernels (`step_graph.py`).
     """
 
-    def __init__(self, student: nn.Module, teacher: nn.Module, settings: Finetune, *, device: torch.device) -> None:
+    def __init__(
+        self, student: nn.Module, teacher: nn.Module, settings: Finetune, *, device: torch.device, graph: bool = True
+    ) -> None:
         self.student, self.teacher, self.device, self.settings = student, teacher, device, settings
         learned = settings.ranges == "learned"
         self.ranges = LearnedRanges(student, activations=learned, weights=settings.weight_ranges == "learned")
@@ -119,6 +123,9 @@ class Finetuner:
         self._amp = device.type == "cuda"
         self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
+        self._side = torch.cuda.Stream(device) if self._amp else None
+        self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph else None
+        self._taps: list[LayerTaps] = []
         teacher.eval().requires_grad_(False)
 
     def _groups(self, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
@@ -209,11 +216,11 @@ class Finetuner:
             stack.enter_context(raw_head(self.student))
             stack.enter_context(raw_head(self.teacher))
             stack.enter_context(self.ranges.in_use())
-            ours, theirs = (stack.enter_context(LayerTaps(m, self._tapped())) for m in (self.student, self.teacher))
-            for images, maps, features in self._taught(batches, theirs):
+            self._taps = [stack.enter_context(LayerTaps(m, self._tapped())) for m in (self.student, self.teacher)]
+            for batch in batches:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate(count) * group["factor"]
-                total += self._step(images, maps, features, ours)
+                total += self._step(as_input(batch, self.device))
                 count += 1
                 if not self._amp or count % SYNCHRONIZED == 0:
                     mean = _finite(total) / count
@@ -250,66 +257,51 @@ class Finetuner:
             return supervised_layers(len(top_layers(self.student)), self.settings.supervision_stride)[:-1]
         return head_inputs(self.student) if self.settings.features else []
 
-    def _taught(self, batches: Iterable[Tensor], taps: LayerTaps) -> Iterator[tuple[Tensor, list[Tensor], Any]]:
-        """Images on the device, with the teacher's raw maps and tapped results.
-
-        On a GPU they are those of the batch before: the next one is copied, and the teacher runs on it, on a stream of
-        their own, while the student trains.
-        """
-        side = torch.cuda.Stream(self.device) if self._amp else None
-        if side is not None:
-            side.wait_stream(torch.cuda.current_stream(self.device))
-        waiting = None
-        for batch in batches:
-            with nullcontext() if side is None else torch.cuda.stream(side):
-                images = as_input(batch, self.device)
-                # no_grad, not inference_mode: autograd refuses to save inference tensors for the loss's backward
-                with torch.no_grad(), self._autocast():
-                    maps = self.teacher(images)
-                found = (images, maps, taps.take())
-            if side is None:
-                yield found
-                continue
-            event = side.record_event()
-            if waiting is not None:
-                yield _arrived(*waiting)
-            waiting = (found, event)
-        if waiting is not None:
-            yield _arrived(*waiting)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp)
-
-    def _step(self, images: Tensor, maps: list[Tensor], features: Any, taps: LayerTaps) -> Tensor:
-        """One forward of the student and one optimizer step; returns the loss, float32 scalar."""
-        with self._autocast():
-            ours = self.whole(images)
-        if self.settings.supervision == "layers":
-            loss = layer_loss([*taps.take(), ours], [*features, maps])
+    def _step(self, images: Tensor) -> Tensor:
+        """One optimizer step on float images `[B, 3, H, W]`; returns the loss, float32 scalar."""
+        if self._graph is not None:
+            loss = self._graph(images)
         else:
-            loss = task_loss(ours, maps, self._classes())
-            if self.settings.features:
-                loss = loss + self.settings.features * layer_loss(taps.take(), features)
-        value = loss.detach()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self._gradients(images)
         if not self._amp:
-            _finite(value)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+            _finite(loss)
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return value
+        return loss
 
+    def _gradients(self, images: Tensor) -> Tensor:
+        """Forward and backward; returns the loss, detached.
 
-def _arrived(found: tuple[Tensor, list[Tensor], Any], event: Any) -> tuple[Tensor, list[Tensor], Any]:
-    """Let the present stream wait for what another one computes, whose memory it then uses."""
-    images, maps, features = found
-    current = torch.cuda.current_stream(images.device)
-    current.wait_event(event)
-    for tensor in (images, *maps, *(one for layer in features for one in layer)):
-        tensor.record_stream(current)
-    return found
+        On a GPU the teacher runs on a stream of its own, beside the student's forward.
+        """
+        ours, theirs = self._taps
+        with torch.autocast(self.device.type, dtype=torch.float16, enabled=self._amp):
+            with self._beside(), torch.no_grad():  # not inference_mode: the loss's backward needs these tensors
+                maps, features = self.teacher(images), theirs.take()
+            student = self.whole(images)
+        if self._side is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
+        if self.settings.supervision == "layers":
+            loss = layer_loss([*ours.take(), student], [*features, maps])
+        else:
+            loss = task_loss(student, maps, self._classes())
+            if self.settings.features:
+                loss = loss + self.settings.features * layer_loss(ours.take(), features)
+        self.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """On the teacher's stream, which takes over what was computed so far; on a CPU nothing.
+
+        What is computed there is freed before the next step, and that stream waits for it: no memory is used too early.
+        """
+        if self._side is None:
+            return nullcontext()
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self._side)
 
 
 def _finite(loss: Tensor) -> float:

@@ -41,6 +41,7 @@ class LearnedRanges(nn.Module):
         for _, quantizer in backend.quantizers(network):
             trains = activations if backend.get_amax(quantizer).dim() == 0 else weights
             (self._trained if trains else self._fixed).append(quantizer)
+        self._fixed_scales: list[Tensor] = []  # the same tensors in every epoch: a CUDA graph reads them
         self._shapes = [backend.get_amax(one).shape for one in self._trained]
         if self._trained:
             ranges = [backend.get_amax(one).log().flatten() for one in self._trained]
@@ -51,8 +52,10 @@ class LearnedRanges(nn.Module):
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the quantizers round with these ranges; afterwards they have them as their amax."""
-        for quantizer in self._fixed:
-            put_scale(quantizer, backend.get_amax(quantizer) / INT8.quant_max)
+        if not self._fixed_scales:
+            self._fixed_scales = [backend.get_amax(quantizer) / INT8.quant_max for quantizer in self._fixed]
+        for quantizer, scale in zip(self._fixed, self._fixed_scales, strict=True):
+            put_scale(quantizer, scale)
         try:
             yield
         finally:
