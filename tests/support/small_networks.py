@@ -133,7 +133,7 @@ class DDetect(nn.Module):
 
 
 def detector() -> Network:
-    """`chain` with a head of two levels and three classes, and weights that make maps that differ from place to place."""
+    """`chain` with a head of two levels and three classes, and weights that make maps differ from place to place."""
     layers = chain().model
     head = DDetect(3, (8, 8))
     network = Network([*((layer.f, layer) for layer in layers[:6]), ([5, 2], head)]).eval()
