@@ -193,11 +193,13 @@ class Finetuner:
 
     def _difference_of_ranges(self, saved: Any) -> str:
         ours = self.ranges.log_amax
-        fits = ours is None if saved is None else ours is not None and saved.shape == ours.shape
-        if not fits or (saved is not None and not bool(saved.isfinite().all())):
-            wanted = "nothing" if ours is None else f"finite values {list(ours.shape)}"
-            return f"log_amax is {shown(saved)}, expected {wanted}"
-        return ""
+        if ours is None or saved is None:
+            fits = ours is saved
+        else:
+            fits = isinstance(saved, Tensor) and saved.shape == ours.shape and bool(saved.isfinite().all())
+        if fits:
+            return ""
+        return f"log_amax is {shown(saved)}, expected {'nothing' if ours is None else f'finite values {[*ours.shape]}'}"
 
     def run_epoch(
         self, batches: Iterable[Tensor], rate: Callable[[int], float], on_step: Callable[[float], None] | None = None

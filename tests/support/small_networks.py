@@ -102,3 +102,43 @@ def chain() -> Network:
             (-1, nn.Conv2d(8, 4, 1)),
         ]
     ).eval()
+
+
+class DFL(nn.Module):
+    """Constant bins, as upstream's."""
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(bins, 1, 1, bias=False).requires_grad_(False)
+        self.conv.weight.data[:] = torch.arange(float(bins)).view(1, bins, 1, 1)
+
+
+@_named_like_upstream
+class DDetect(nn.Module):
+    """Raw maps while training, `(something decoded, raw maps)` otherwise, as upstream's head."""
+
+    def __init__(self, nc: int, inputs: tuple[int, ...], bins: int = 4) -> None:
+        super().__init__()
+        self.nc, self.nl, self.reg_max = nc, len(inputs), bins
+        self.cv2 = nn.ModuleList(nn.Sequential(Conv(c, 8, 3), nn.Conv2d(8, 4 * bins, 1)) for c in inputs)
+        self.cv3 = nn.ModuleList(nn.Sequential(Conv(c, 8, 3), nn.Conv2d(8, nc, 1)) for c in inputs)
+        self.drop = nn.Dropout(0.5)
+        self.dfl = DFL(bins)
+
+    def forward(self, x):
+        maps = [self.drop(torch.cat((self.cv2[i](one), self.cv3[i](one)), 1)) for i, one in enumerate(x)]
+        if self.training:
+            return maps
+        return self.dfl.conv(maps[0][:, : self.reg_max].softmax(1)), maps
+
+
+def detector() -> Network:
+    """`chain` with a head of two levels and three classes, and weights that make maps differ from place to place."""
+    layers = chain().model
+    head = DDetect(3, (8, 8))
+    network = Network([*((layer.f, layer) for layer in layers[:6]), ([5, 2], head)]).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= 3
+        head.dfl.conv.weight /= 3
+    return network

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.quantize.recipe import Recipe
+from models.quantize.schedule import Schedule
 from utils.core.errors import InputError
 from utils.jobs.more_epochs import with_epochs
 from utils.jobs.options import QuantizeOptions
@@ -29,7 +30,7 @@ def ended(done: int, *, epochs: int, patience: int = 0, best: int | None = None,
 def test_after_patience_training_goes_on_and_patience_counts_anew():
     state, recipe = ended(3, epochs=5, patience=2, best=0)
     state.check_patience(2)
-    assert state.stopped == "epoch 2: no better AP in 2 epochs (patience 2)"
+    assert state.stopped == "epoch 2: no better state in 2 epochs (patience 2)"
     state.notes = [f"{STOPPED} {state.stopped}; the best state is restored", "another"]
     assert with_epochs(state, FOLDER, recipe, 9).finetune.epochs == 9
     assert (state.stopped, state.finished, state.waited, state.notes) == (None, False, 0, ["another"])
@@ -37,7 +38,7 @@ def test_after_patience_training_goes_on_and_patience_counts_anew():
         state.history.append({"epoch": epoch})
         state.check_patience(2)
         assert bool(state.stopped) == stops
-    assert state.stopped == "epoch 4: no better AP in 2 epochs (patience 2)"
+    assert state.stopped == "epoch 4: no better state in 2 epochs (patience 2)"
 
 
 def test_fewer_epochs_than_before_that_are_more_than_were_trained_are_trained():
@@ -54,6 +55,27 @@ def test_patience_that_was_used_up_by_the_last_epoch_counts_anew_too():
     assert state.waited == 0
 
 
+def test_each_addition_begins_a_leg_of_the_schedule():
+    state, recipe = ended(4, epochs=4)
+    recipe = with_epochs(state, FOLDER, recipe, 10)
+    assert state.legs == [0, 4]
+    assert with_epochs(state, FOLDER, recipe, 10) is recipe, "a number that stands already adds nothing"
+    recipe = with_epochs(state, FOLDER, recipe, 12)
+    assert state.legs == [0, 4], "no epoch of the second leg was trained"
+    state.history.append({"epoch": 4})
+    with_epochs(state, FOLDER, recipe, 20)
+    assert state.legs == [0, 4, 5]
+
+
+def test_rates_of_past_epochs_are_not_rewritten():
+    before = Schedule(1.0, 10, (0, 4))
+    state, recipe = ended(4, epochs=4)
+    recipe = with_epochs(state, FOLDER, recipe, 9)
+    after = Schedule(1.0, 10, (*state.legs, recipe.finetune.epochs))
+    assert [after.mean(epoch) for epoch in range(4)] == [before.mean(epoch) for epoch in range(4)]
+    assert after.mean(4) > 10 * before.mean(3)
+
+
 def test_patience_that_is_left_is_not_given_again():
     state, recipe = ended(3, epochs=3, patience=2, best=1)
     with_epochs(state, FOLDER, recipe, 6)
@@ -67,8 +89,9 @@ def test_where_no_epoch_is_left_the_run_stays_ended_and_says_why(epochs):
     state.check_patience(2)
     with_epochs(state, FOLDER, recipe, epochs)
     assert state.finished
+    assert state.legs == [0]
     assert state.summary() == (
-        "the run is finished. QAT stopped. epoch 2: no better AP in 2 epochs (patience 2); a higher --epochs goes on"
+        "the run is finished. QAT stopped. epoch 2: no better state in 2 epochs (patience 2); a higher --epochs goes on"
     )
 
 

@@ -40,13 +40,14 @@ def write(path: Path, age: float = 0.0) -> Path:
 def test_a_state_comes_back_equal(tmp_path, state):
     weights = run_state.weights_folder(tmp_path)
     state.rows |= {"PTQ": row("PTQ"), "QAT": row("QAT")}
-    state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "lr": 1e-6, "seconds": 1.0})
-    state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(0.5, 0, "a.pt")
+    state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0})
+    state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(0.5, 0, "a.pt", 0.2)
     optimizer = {"state": {0: {"exp_avg": torch.arange(3.0)}}, "param_groups": [{"lr": 0.0}]}
-    state.trainer = {"optimizer": optimizer, "scaler": {}}
+    state.trainer, state.legs = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}, [0, 1]
     state.save(tmp_path)
     write(weights / "a.pt")
     loaded = RunState.load(tmp_path)
+    assert torch.equal(loaded.trainer["log_amax"], torch.ones(2))
     assert torch.equal(loaded.trainer["optimizer"]["state"][0]["exp_avg"], torch.arange(3.0))
     loaded.trainer = state.trainer
     assert loaded == state
@@ -116,12 +117,13 @@ def test_a_full_disk_leaves_the_old_state(tmp_path, state, monkeypatch):
 
 
 def test_the_best_is_replaced_only_by_a_better_one(state):
-    assert state.offer(Best(None, None, "ptq"))  # PTQ was not evaluated
-    assert state.offer(Best(0.3, 0, "first"))
-    assert not state.offer(Best(0.3, 1, "equal"))
-    assert not state.offer(Best(0.2, 2, "worse"))
-    assert state.offer(Best(0.4, 3, "better"))
-    assert state.best == Best(0.4, 3, "better")
+    assert state.offer(Best(None, None, "ptq"))
+    assert state.offer(Best(0.3, 0, "first", 2.0)), "nothing is known of what was there"
+    assert not state.offer(Best(0.4, 1, "equal", 2.0))
+    assert not state.offer(Best(0.5, 2, "worse", 2.1))
+    assert not state.offer(Best(0.5, 2, "unknown"))
+    assert state.offer(Best(0.2, 3, "better", 1.9)), "AP chooses nothing"
+    assert state.best == Best(0.2, 3, "better", 1.9)
 
 
 def test_file_names_carry_the_score():

@@ -1,112 +1,67 @@
-"""QAT on toy models, without upstream or a quantizer library: what is compared, what trains, and that it learns."""
+"""QAT on small networks, without upstream: what trains, at which rates, that it learns, that it continues exactly."""
 
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from small_networks import Network, detector
 from torch import Tensor, nn
 
-from models.quantize import finetune
-from models.quantize.finetune import DivergedError, Finetuner, LayerTaps
+from models.quantize import backend, calibration, finetune, placement
+from models.quantize.finetune import DivergedError, Finetuner
+from models.quantize.recipe import Calibration, Finetune, Recipe
+from models.quantize.supervision import raw_head, task_loss
+from utils.core.errors import CheckpointError
 
 CPU = torch.device("cpu")
 
 
-class Split(nn.Module):
-    """A layer that returns a list, as upstream's CBLinear does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(6, 8, 1)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return list(self.conv(x).chunk(2, 1))
-
-
-class DFL(nn.Module):
-    """Constant bins, under upstream's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 1, 1, bias=False).requires_grad_(False)
-        self.conv.weight.data[:] = torch.arange(4.0).view(1, 4, 1, 1)
-
-
-class Head(nn.Module):
-    """Raw maps while training, `(decoded, raw maps)` otherwise, as upstream's heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 1)
-        self.drop = nn.Dropout(0.5)
-        self.dfl = DFL()
-
-    def forward(self, x: list[Tensor]) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        maps = [self.drop(self.conv(item)) for item in x]
-        if self.training:
-            return maps
-        return self.dfl.conv(maps[0].softmax(1)), maps
-
-
-class FakeQuantizedConv(nn.Conv2d):
-    """A convolution with a fixed-range, coarsely fake-quantized weight (straight-through gradient)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        amax = self.amax
-        weight = self.weight.clamp(-amax, amax)
-        rounded = torch.round(weight / amax * 2) * amax / 2
-        return self._conv_forward(x, weight + (rounded - weight).detach(), self.bias)
-
-
-class Toy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.SiLU(), Split(), Head())
-
-    def forward(self, x: Tensor) -> object:
-        return self.model(x)
-
-
-def quantized(teacher: Toy) -> Toy:
-    student = copy.deepcopy(teacher)
-    conv = student.model[0]
-    conv.__class__ = FakeQuantizedConv
-    conv.register_buffer("amax", conv.weight.detach().abs().max())
-    return student
-
-
 @pytest.fixture
-def teacher() -> Toy:
-    torch.manual_seed(0)
-    return Toy().eval()
+def teacher() -> Network:
+    return detector()
 
 
 def images(batches: int, seed: int = 1) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=generator) for _ in range(batches)]
+    return [torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=generator) for _ in range(batches)]
 
 
-def make(teacher: Toy, **options: object) -> Finetuner:
-    arguments: dict = {"stride": 1, "grad_clip": 10.0, "device": CPU} | options
-    return Finetuner(quantized(teacher), teacher, **arguments)
+def constant(rate: float) -> Callable[[int], float]:
+    return lambda _step: rate
 
 
-@pytest.mark.parametrize(
-    ("count", "stride", "expected"),
-    [(4, 1, [0, 1, 2, 3]), (6, 3, [0, 3, 4, 5]), (6, 100, [0, 4, 5]), (2, 1, [0, 1]), (23, 10, [0, 10, 20, 21, 22])],
-)
-def test_supervised_layers_are_every_nth_the_last_before_the_head_and_the_head(count, stride, expected):
-    assert finetune.supervised_layers(count, stride) == expected
+def quantized(teacher: Network, factor: float = 1.0) -> Network:
+    """A copy with quantizers, calibrated; ranges of activations are too large by `factor`."""
+    student = copy.deepcopy(teacher)
+    placement.apply(student, placement.plan(student, Recipe()))
+    calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration("max", batches=2))
+    for quantizer in student.activation_quantizers.values():
+        backend.set_amax(quantizer, backend.get_amax(quantizer) * factor)
+    return student
 
 
-def test_a_supervision_stride_below_one_is_refused():
-    with pytest.raises(ValueError, match="stride"):
-        finetune.supervised_layers(5, 0)
+def make(teacher: Network, factor: float = 1.0, **settings: object) -> Finetuner:
+    return Finetuner(quantized(teacher, factor), teacher, Finetune(**settings), device=CPU)
+
+
+def parts(tuner: Finetuner) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Copies of weights, of ranges of activations, and of ranges of weights."""
+    state = {name: value.clone() for name, value in tuner.student.state_dict().items()}
+    amax = {name: value for name, value in state.items() if name.endswith("_amax")}
+    return (
+        {name: value for name, value in state.items() if name not in amax},
+        {name: value for name, value in amax.items() if value.dim() == 0},
+        {name: value for name, value in amax.items() if value.dim() > 0},
+    )
+
+
+def moved(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    return {name for name in one if not torch.equal(one[name], other[name])}
 
 
 def test_all_weights_train_except_constants(teacher):
@@ -114,162 +69,261 @@ def test_all_weights_train_except_constants(teacher):
     student = quantized(teacher)
     parameters = finetune.trainable_parameters(student)
     trained = {name for name, p in student.named_parameters() if p.requires_grad}
-    assert trained == {name for name, _ in student.named_parameters()} - {"model.3.dfl.conv.weight"}
+    assert trained == {name for name, _ in student.named_parameters()} - {"model.6.dfl.conv.weight"}
     assert len(parameters) == len(trained)
 
 
-def test_taps_collect_lists_and_forget_them(teacher):
-    with LayerTaps(teacher, [1, 2, 3]) as taps, torch.no_grad(), finetune.raw_head(teacher):
-        x = torch.rand(1, 3, 8, 8)
-        teacher(x)
-        silu, split, head = taps.take()
-        assert torch.equal(silu[0], teacher.model[:2](x))
-        assert [t.shape[1] for t in split] == [4, 4]
-        assert len(head) == 2
-        watched = weakref.ref(silu[0])
-        del silu, split, head
-        taps.take()
-        gc.collect()
-        assert watched() is None
-    assert not any(layer._forward_hooks for layer in teacher.model)
-
-
-def test_taps_are_removed_when_the_forward_fails(teacher):
-    with pytest.raises(RuntimeError), LayerTaps(teacher, [0]):
-        teacher(torch.rand(1, 5, 8, 8))
-    assert not teacher.model[0]._forward_hooks
-
-
-def test_loss_is_the_sum_of_relative_squared_errors():
-    rng = np.random.default_rng(0)
-    ours = [[rng.standard_normal((2, 3)), rng.standard_normal((4,))], [rng.standard_normal((5,))]]
-    theirs = [[rng.standard_normal((2, 3)), 9 * rng.standard_normal((4,))], [rng.standard_normal((5,))]]
-    pairs = [(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
-    expected = sum(((a - b) ** 2).mean() / b.var() for a, b in pairs)
-    tensors = [[[torch.from_numpy(a) for a in layer] for layer in side] for side in (ours, theirs)]
-    assert float(finetune.supervision_loss(*tensors)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_layers_scale_does_not_weigh():
-    torch.manual_seed(0)
-    ours, theirs = torch.randn(2, 100)
-    small, large = (finetune.supervision_loss([[k * ours]], [[k * theirs]]) for k in (1e-2, 1e2))
-    assert float(small) == pytest.approx(float(large), rel=1e-5)
-
-
-def test_loss_of_half_precision_outputs_does_not_vanish():
-    theirs = torch.tensor([1.0, 3.0] * 4, dtype=torch.float16)
-    loss = finetune.supervision_loss([[theirs + 2**-9]], [[theirs]])  # the square of that is below half precision
-    assert float(loss) == pytest.approx(2.0**-18)
-
-
-def test_a_constant_layer_gives_a_finite_loss():
-    assert torch.isfinite(finetune.supervision_loss([[torch.ones(4)]], [[torch.zeros(4)]]))
-
-
-def test_raw_head_switches_only_the_head_itself(teacher):
-    with finetune.raw_head(teacher):
-        assert teacher.model[-1].training
-        assert not teacher.model[-1].drop.training
-        assert not teacher.model[0].training
-    assert not any(m.training for m in teacher.modules())
-
-
-def test_finetuning_lowers_the_loss_and_leaves_teacher_and_ranges_alone(teacher):
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (True, True, False)),
+        ({"ranges": "fixed"}, (True, False, False)),
+        ({"weight_ranges": "learned"}, (True, True, True)),
+        ({"ranges": "fixed", "weight_ranges": "learned"}, (True, False, True)),
+        ({"train": "ranges"}, (False, True, False)),
+        ({"train": "ranges", "weight_ranges": "learned"}, (False, True, True)),
+        ({"supervision": "layers", "supervision_stride": 2}, (True, True, False)),
+        ({"features": 0.5}, (True, True, False)),
+    ],
+)
+def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
     before = copy.deepcopy(teacher.state_dict())
-    tuner = make(teacher)
-    amax = tuner.student.model[0].amax.clone()
-    constants = tuner.student.model[-1].dfl.conv.weight.clone()
-    losses = [tuner.run_epoch(images(8), lr=1e-4).loss for _ in range(6)]
-    assert losses[-1] < 0.7 * losses[0]
-    assert torch.equal(tuner.student.model[0].amax, amax)
-    assert torch.equal(tuner.student.model[-1].dfl.conv.weight, constants)
-    for name, value in teacher.state_dict().items():
-        assert torch.equal(value, before[name])
+    tuner = make(teacher, **settings)
+    old = parts(tuner)
+    tuner.run_epoch(images(3), constant(1e-3))
+    new = parts(tuner)
+    found = [moved(one, other) for one, other in zip(old, new, strict=True)]
+    for names, moves, one in zip(found, expected, old, strict=True):
+        assert (len(names) > 0.9 * len(one) - 2) if moves else not names
+    assert "model.6.dfl.conv.weight" not in found[0]
+    assert not moved(before, teacher.state_dict())
     assert not any(layer._forward_hooks for m in (teacher, tuner.student) for layer in m.model)
-    assert all(p.grad is None for p in tuner.student.parameters())
+    assert all(p.grad is None for p in tuner.whole.parameters())
+    assert not any(module.training for m in (teacher, tuner.student) for module in m.modules())
 
 
-def test_finetuning_finds_the_way_back_to_the_teacher(teacher):
+def test_weights_biases_and_ranges_have_rates_of_their_own(teacher):
+    """Adam's first step is the rate itself, in the direction of the gradient's sign."""
+    tuner = make(teacher, bias_rate=7.0, range_rate=300.0, grad_clip=1e6)
+    weights = {name: value.detach().clone() for name, value in tuner.student.named_parameters()}
+    ranges = tuner.ranges.log_amax.detach().clone()
+    tuner.run_epoch(images(1), constant(1e-5))
+    steps = {"weight": 0.0, "bias": 0.0}
+    for name, value in tuner.student.named_parameters():
+        kind = name.rpartition(".")[2]
+        steps[kind] = max(steps[kind], float((value.detach() - weights[name]).abs().max()))
+    assert steps == pytest.approx({"weight": 1e-5, "bias": 7e-5}, rel=0.02)
+    assert float((tuner.ranges.log_amax.detach() - ranges).abs().max()) == pytest.approx(3e-3, rel=0.02)
+
+
+def test_the_rate_is_that_of_each_step(teacher):
+    asked: list[int] = []
+    tuner = make(teacher)
+    before = parts(tuner)
+    tuner.run_epoch(images(3), lambda step: asked.append(step) or 0.0)
+    assert asked == [step for step in range(3) for _ in tuner.optimizer.param_groups]
+    assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"features": 0.1}, {"ranges": "fixed"}])
+def test_training_lowers_what_it_minimizes(teacher, settings):
+    tuner = make(teacher, factor=3.0, **settings)
+    losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_learned_ranges_bring_wrong_ranges_nearer_to_the_teacher_than_fixed_ones(teacher):
+    losses = {}
+    for ranges in ("learned", "fixed"):
+        tuner = make(teacher, factor=8.0, ranges=ranges)
+        start = tuner.held_out_loss(images(2, seed=9))
+        for seed in range(5):
+            tuner.run_epoch(images(8, seed), constant(1e-4))
+        losses[ranges] = tuner.held_out_loss(images(2, seed=9)) / start
+    assert losses["learned"] < 0.5 * losses["fixed"]
+
+
+def test_ranges_alone_mend_wrong_ranges(teacher):
+    tuner = make(teacher, factor=8.0, train="ranges")
+    weights, old, _ = parts(tuner)
+    start = tuner.held_out_loss(images(2, seed=9))
+    for seed in range(5):
+        tuner.run_epoch(images(8, seed), constant(1e-4))
+    assert tuner.held_out_loss(images(2, seed=9)) < 0.3 * start
+    again, new, _ = parts(tuner)
+    assert not moved(weights, again)
+    assert np.median([float(new[name] / old[name]) for name in old]) < 0.5
+
+
+def test_training_finds_the_way_back_to_the_teacher(teacher):
     student = copy.deepcopy(teacher)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in finetune.trainable_parameters(student):
             parameter.add_(0.02 * torch.randn_like(parameter))
-    tuner = Finetuner(student, teacher, stride=1, grad_clip=10.0, device=CPU)
-    losses = [tuner.run_epoch(images(8), lr=1e-3).loss for _ in range(12)]
+    tuner = Finetuner(student, teacher, Finetune(bias_rate=1.0), device=CPU)  # without a quantizer
+    losses = [tuner.run_epoch(images(8), constant(1e-3)).loss for _ in range(12)]
     assert losses[-1] < 0.05 * losses[0]
-
-
-def test_a_student_that_equals_its_teacher_stays_equal(teacher):
-    tuner = Finetuner(copy.deepcopy(teacher), teacher, stride=1, grad_clip=10.0, device=CPU)
-    result = tuner.run_epoch(images(3), lr=0.1)
-    assert (result.loss, result.iterations) == (0.0, 3)
-    for ours, theirs in zip(tuner.student.parameters(), teacher.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_epochs_are_deterministic(teacher):
     first, second = make(teacher), make(teacher)
-    assert first.run_epoch(images(4), 1e-3).loss == second.run_epoch(images(4), 1e-3).loss
-    for a, b in zip(first.student.parameters(), second.student.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert first.run_epoch(images(4), constant(1e-3)).loss == second.run_epoch(images(4), constant(1e-3)).loss
+    assert not any(moved(one, other) for one, other in zip(parts(first), parts(second), strict=True))
 
 
-def test_state_continues_exactly(teacher):
-    whole = make(teacher)
-    whole.run_epoch(images(4, seed=1), 1e-3)
-    state, weights = copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.student.state_dict())
-    whole.run_epoch(images(4, seed=2), 1e-3)
+@pytest.mark.parametrize("settings", [{}, {"weight_ranges": "learned"}, {"ranges": "fixed"}, {"train": "ranges"}])
+def test_state_continues_exactly(teacher, settings):
+    whole = make(teacher, **settings)
+    whole.run_epoch(images(4, seed=1), constant(1e-5))
+    state, student = copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.student.state_dict())
+    whole.run_epoch(images(4, seed=2), constant(1e-5))
 
-    resumed = make(teacher)
-    resumed.student.load_state_dict(weights)
+    resumed = make(teacher, factor=2.0, **settings)
+    resumed.student.load_state_dict(student)
     resumed.load_state_dict(state)
-    resumed.run_epoch(images(4, seed=2), 1e-3)
-    for a, b in zip(whole.student.parameters(), resumed.student.parameters(), strict=True):
-        assert torch.equal(a, b)
+    resumed.run_epoch(images(4, seed=2), constant(1e-5))
+    assert not any(moved(one, other) for one, other in zip(parts(whole), parts(resumed), strict=True))
+    if whole.ranges.log_amax is not None:
+        assert torch.equal(whole.ranges.log_amax, resumed.ranges.log_amax), "what lies between float16 scales"
 
 
-def test_a_step_moves_no_weight_further_than_adam_allows(teacher):
+def changed_group(name: str, value: object) -> Callable:
+    def change(state: dict) -> None:
+        state["optimizer"]["param_groups"][0][name] = value
+
+    return change
+
+
+def changed_moment(name: str, value: object) -> Callable:
+    def change(state: dict) -> None:
+        state["optimizer"]["state"][0][name] = value
+
+    return change
+
+
+def another_parameter(state: dict) -> None:
+    state["optimizer"]["state"][99] = state["optimizer"]["state"].pop(0)
+
+
+def one_group_less(state: dict) -> None:
+    state["optimizer"]["param_groups"].pop()
+
+
+def ranges_are(value: object) -> Callable:
+    return lambda state: state.update(log_amax=value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (one_group_less, r"it has 2 groups of parameters, expected 3"),
+        (changed_group("factor", 2.0), r"factor is 2\.0, expected 1\.0"),
+        (changed_group("betas", (0.5, 0.9)), r"betas is \(0\.5, 0\.9\), expected \(0\.9, 0\.999\)"),
+        (another_parameter, r"parameter 99 is none of \d+"),
+        (changed_moment("exp_avg", torch.zeros(3)), r"exp_avg of parameter 0 is .*, expected finite values \["),
+        (changed_moment("exp_avg", None), r"exp_avg of parameter 0 is None"),
+        (changed_moment("step", torch.tensor(float("nan"))), r"step of parameter 0 is .*, expected finite values \[\]"),
+        (changed_moment("step", torch.tensor(-1.0)), r"step of parameter 0 holds a negative value"),
+        (ranges_are(None), r"log_amax is None, expected finite values \[\d+\]"),
+        (ranges_are(torch.zeros(2)), r"log_amax is Tensor float32 \[2\], expected finite values \[\d+\]"),
+        (ranges_are([1.0]), r"log_amax is \[1\.0\], expected finite values"),
+        (ranges_are("nothing"), r"log_amax is 'nothing', expected finite values"),
+    ],
+)
+def test_a_damaged_state_is_refused_in_words_and_changes_nothing(teacher, change, message):
     tuner = make(teacher)
-    before = [p.detach().clone() for p in tuner.student.parameters()]
-    tuner.run_epoch(images(1), lr=1e-4)
-    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(tuner.student.parameters(), before, strict=True))
-    assert 0 < moved <= 1.01e-4
+    tuner.run_epoch(images(1), constant(1e-4))
+    state = copy.deepcopy(tuner.state_dict())
+    before, ranges = parts(tuner), tuner.ranges.log_amax.detach().clone()
+    change(state)
+    with pytest.raises(CheckpointError, match=f"does not fit the network: {message}.*; start a new run"):
+        tuner.load_state_dict(state)
+    assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
+    assert torch.equal(tuner.ranges.log_amax, ranges)
+
+
+def test_ranges_that_are_not_finite_are_refused(teacher):
+    tuner = make(teacher)
+    state = tuner.state_dict()
+    state["log_amax"][3] = float("nan")
+    with pytest.raises(CheckpointError, match="log_amax is"):
+        tuner.load_state_dict(state)
+
+
+def test_ranges_of_a_run_that_trained_none_are_refused(teacher):
+    tuner = make(teacher, ranges="fixed")
+    state = {**tuner.state_dict(), "log_amax": torch.zeros(4)}
+    with pytest.raises(CheckpointError, match="expected nothing"):
+        tuner.load_state_dict(state)
 
 
 def test_gradients_are_clipped(teacher, monkeypatch):
     seen = []
     original = nn.utils.clip_grad_norm_
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda p, limit: (seen.append(limit), original(p, limit))[1])
-    make(teacher, grad_clip=0.25).run_epoch(images(2), 1e-3)
-    assert seen == [0.25, 0.25]
+
+    def clip(parameters: list, limit: float) -> Tensor:
+        seen.append((len(parameters), limit))
+        return original(parameters, limit)
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip)
+    tuner = make(teacher, grad_clip=0.25)
+    tuner.run_epoch(images(2), constant(1e-3))
+    count = len([p for p in tuner.whole.parameters() if p.requires_grad])
+    assert seen == [(count, 0.25)] * 2
 
 
 def test_a_loss_that_is_not_finite_is_named(teacher):
     tuner = make(teacher)
     with torch.no_grad():
-        tuner.student.model[2].conv.weight[0, 0] = float("nan")
+        tuner.student.model[2].cv1.conv.bias[0] = float("nan")
     with pytest.raises(DivergedError, match="nan"):
-        tuner.run_epoch(images(1), 1e-3)
+        tuner.run_epoch(images(1), constant(1e-3))
     assert not any(m.training for m in tuner.student.modules())
+    assert not any("trained_scale" in vars(one) for _, one in backend.quantizers(tuner.student))
 
 
 def test_the_mean_loss_is_told_after_every_step(teacher):
     told = []
-    result = make(teacher).run_epoch(images(3), 1e-4, on_step=told.append)
-    assert len(told) == 3
-    assert told[-1] == result.loss
+    result = make(teacher).run_epoch(images(3), constant(1e-4), on_step=told.append)
+    assert (len(told), told[-1], result.iterations) == (3, result.loss, 3)
 
 
 def test_no_images_is_an_error(teacher):
-    with pytest.raises(ValueError, match="no images"):
-        make(teacher).run_epoch([], 1e-3)
+    with pytest.raises(ValueError, match="no images to finetune"):
+        make(teacher).run_epoch([], constant(1e-3))
+    with pytest.raises(ValueError, match="no images to measure"):
+        make(teacher).held_out_loss([])
 
 
-def test_a_model_without_layers_is_refused():
-    with pytest.raises(TypeError, match="model"):
-        finetune.top_layers(nn.Conv2d(1, 1, 1))
+def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teacher):
+    tuner = make(teacher, factor=4.0, supervision="layers")
+    tuner.run_epoch(images(2), constant(1e-5))
+    torch.manual_seed(1)
+    with torch.no_grad():  # so that the loss is large beside float32's rounding
+        for parameter in tuner.student.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    batches = images(3, seed=5)
+    with raw_head(tuner.student), raw_head(teacher), torch.no_grad():
+        x = torch.cat([finetune.as_input(one, CPU) for one in batches])
+        wanted = float(task_loss(tuner.student(x), teacher(x), 3))
+    before = parts(tuner)
+    assert tuner.held_out_loss(batches) == pytest.approx(wanted, rel=1e-3), "batches are taken together"
+    assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
+    assert not any(m.training for m in tuner.student.modules())
+
+
+def test_a_finer_range_counts_less(teacher):
+    """The held-out loss sees ranges: without rounding to speak of, the student is the teacher."""
+    near, far = (make(teacher, factor).held_out_loss(images(2)) for factor in (1.0, 8.0))
+    assert 0 < near < 0.2 * far
+
+
+def test_settings_reach_the_optimizer(teacher):
+    settings = replace(Finetune(), bias_rate=2.0, range_rate=3.0)
+    tuner = Finetuner(quantized(teacher), teacher, settings, device=CPU)
+    assert [group["factor"] for group in tuner.optimizer.param_groups] == [1.0, 2.0, 3.0]
+    assert [{p.dim() for p in group["params"]} for group in tuner.optimizer.param_groups] == [{4}, {1}, {1}]
 
 
 def test_images_become_fractions():

@@ -37,13 +37,16 @@ def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
     assert Recipe.from_file(None) == Recipe.from_file(path) == Recipe()
 
 
-def test_rates_hold_until_the_next_entry():
-    training = Recipe.from_dict({"finetune": {"lr": {0: 1e-6, 5: 1e-5, 6: 1e-6}}}).finetune
-    assert [training.rate(epoch) for epoch in (0, 4, 5, 6, 9)] == [1e-6, 1e-6, 1e-5, 1e-6, 1e-6]
+@pytest.mark.parametrize("rate", [3e-5, {0: 1e-6, 5: 1e-5, 6: 1e-6}])
+def test_a_rate_is_a_number_or_a_mapping(rate):
+    assert Recipe.from_dict({"finetune": {"lr": rate}}).finetune.lr == rate
 
 
-def test_one_rate_for_all_epochs():
-    assert Recipe.from_dict({"finetune": {"lr": 3e-5}}).finetune.rate(7) == 3e-5
+def test_a_training_of_nothing_is_refused():
+    fixed = {"train": "ranges", "ranges": "fixed"}
+    with pytest.raises(RecipeError, match=r"finetune\.train is ranges, but .* fixed: nothing trains"):
+        Recipe.from_dict({"finetune": fixed})
+    assert Recipe.from_dict({"finetune": fixed | {"weight_ranges": "learned"}}).finetune.train == "ranges"
 
 
 def test_replace_reaches_into_sections():

@@ -49,6 +49,14 @@ ENTRIES: dict[str, tuple[list[str], str]] = {  # entry → what it may not hold,
     "finetune.epochs": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
     "finetune.iters": ([*WHOLE, "0", "1000001"], "an integer from 1 to 1,000,000"),
     "finetune.lr": (["'1e-6'", "fast", "true", "[1e-6]", ""], "a learning rate, or rates by the epoch"),
+    "finetune.bias_rate": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
+    "finetune.range_rate": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
+    "finetune.train": (["none", "ALL", "1", "[all]", ""], "all or ranges"),
+    "finetune.ranges": (["learnt", "true", "1", "{}", ""], "learned or fixed"),
+    "finetune.weight_ranges": (["learnt", "true", "1", "{}", ""], "learned or fixed"),
+    "finetune.supervision": (["labels", "true", "1", "[task]", ""], "task or layers"),
+    "finetune.features": ([*NUMBERS, "-0.1", "1001"], "a number from 0 to 1,000"),
+    "finetune.held_out": ([*WHOLE, "0", "100000001"], "an integer from 1 to 100,000,000"),
     "finetune.supervision_stride": ([*WHOLE, "0", "1001"], "an integer from 1 to 1,000"),
     "finetune.grad_clip": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
     "finetune.patience": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
@@ -236,9 +244,10 @@ class TestStored:
             Recipe().replace(calibration_batches=0)
 
     def test_json_has_texts_for_epochs(self):
-        stored = Recipe().to_dict()
+        recipe = Recipe().replace(finetune_lr={0: 1e-6, 6: 1e-5})
+        stored = recipe.to_dict()
         stored["finetune"]["lr"] = {str(epoch): rate for epoch, rate in stored["finetune"]["lr"].items()}
-        assert Recipe.from_dict(stored) == Recipe()
+        assert Recipe.from_dict(stored) == recipe
 
 
 def some_recipe(generator: random.Random) -> Recipe:
@@ -252,8 +261,11 @@ def some_recipe(generator: random.Random) -> Recipe:
             {name: pick(methods) for name in names if generator.random() < 0.5},
         ),
         Finetune(
-            pick([0, 10_000]), generator.randint(1, 10**6), {0: 10.0 ** -generator.randint(1, 300), 10_000: 0.999},
-            pick([1, 1000]), 10.0 ** generator.randint(-300, 6), pick([0, 3]), pick([0, 0.5, 0.999]),
+            pick([0, 10_000]), generator.randint(1, 10**6),
+            pick([0.5, 3e-5, {0: 10.0 ** -generator.randint(1, 300), 10_000: 0.999}]),
+            train=pick(recipe_fields.TRAIN_OPTIONS), ranges=pick(["learned", "fixed"]), weight_ranges="learned",
+            supervision=pick(recipe_fields.SUPERVISIONS), supervision_stride=pick([1, 1000]),
+            grad_clip=10.0 ** generator.randint(-300, 6), patience=pick([0, 3]), collapse=pick([0, 0.5, 0.999]),
         ),
         pick(recipe_fields.HEAD_OPTIONS), pick(recipe_fields.ADD_OPTIONS),
         tuple(generator.sample(names, generator.randint(0, len(names)))),
@@ -414,7 +426,9 @@ def test_a_search_with_any_budget_leaves_something_in_int8():
     screening = SimpleNamespace(
         run=lambda *_: True, found=lambda units, _: {unit.name: Screened(1, 1.0, 0.5, 0.5) for unit in units}
     )
-    confirming = SimpleNamespace(run=lambda _, states: ({name: ap[s.weights] for name, s in states.items()}, True))
+    confirming = SimpleNamespace(
+        run=lambda _, states: ({name: ap[s.weights] for name, s in states.items()}, True), resampled=lambda _: {}
+    )
     options = SensitiveOptions(granularity="quantizer", float_budget=1.0, target_drop=0.0)
     found = Search(
         options,

@@ -314,7 +314,7 @@ class TestFigures:
         curve, *_ = axes.lines
         assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1, 2], [0.7365, 0.7399])
         assert [line.get_ydata()[0] for line in axes.lines[2:]] == [0.7412, 0.7361]
-        assert {text.get_text() for text in axes.texts} == {"best 0.7399", "float 0.7412", "PTQ 0.7361"}
+        assert {text.get_text() for text in axes.texts} == {"chosen 0.7399", "float 0.7412", "PTQ 0.7361"}
         assert axes.get_xlabel()
         assert axes.get_ylabel()
 
@@ -357,7 +357,7 @@ class TestFigures:
     def test_svg_is_valid_keeps_its_text_and_is_reproducible(self, report):
         one, two = (figures.render(figures.ap_per_epoch(report), "svg") for _ in range(2))
         assert one == two
-        assert "best 0.7399" in "".join(ElementTree.fromstring(one).itertext())
+        assert "chosen 0.7399" in "".join(ElementTree.fromstring(one).itertext())
 
     def test_nothing_to_draw_is_an_error(self):
         with pytest.raises(ValueError, match="no epoch"):

@@ -1,0 +1,173 @@
+"""Ranges as parameters: where they begin, what a forward rounds with, and what is left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_networks import Network, detector
+from torch import Tensor, nn
+
+from models.quantize import backend, calibration, placement
+from models.quantize.learned_ranges import LearnedRanges
+from models.quantize.recipe import Calibration, Recipe
+from utils.core.number_types import INT8
+
+X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+KINDS = [(True, False), (False, True), (True, True), (False, False)]
+
+
+@pytest.fixture
+def network() -> Network:
+    found = detector()
+    placement.apply(found, placement.plan(found, Recipe()))
+    calibration.calibrate(found, [X], Calibration("max", batches=1))
+    return found
+
+
+def ranges(network: nn.Module) -> dict[str, Tensor]:
+    return {name: backend.get_amax(quantizer).clone() for name, quantizer in backend.quantizers(network)}
+
+
+def is_activation(amax: Tensor) -> bool:
+    return amax.dim() == 0
+
+
+def moved(learned: LearnedRanges, by: float = 0.3) -> None:
+    """What training could have done: each range by another factor."""
+    with torch.no_grad():
+        size = learned.log_amax.shape
+        learned.log_amax += by * torch.randn(size, generator=torch.Generator().manual_seed(2))
+
+
+def forward(network: nn.Module) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The network's maps, and what each quantizer made of its last tensor."""
+    seen: dict[str, Tensor] = {}
+    handles = [
+        quantizer.register_forward_hook(lambda _m, _i, result, name=name: seen.update({name: result.detach().clone()}))
+        for name, quantizer in backend.quantizers(network)
+    ]
+    maps = network(X)[1]
+    for handle in handles:
+        handle.remove()
+    return maps, seen
+
+
+@pytest.mark.parametrize(("activations", "weights"), KINDS)
+def test_what_trains(network, activations, weights):
+    learned = LearnedRanges(network, activations=activations, weights=weights)
+    count = sum(amax.numel() for amax in ranges(network).values() if (activations if is_activation(amax) else weights))
+    assert [one.numel() for one in learned.parameters()] == ([count] if count else [])
+    assert (learned.log_amax is None) == (not count)
+
+
+@pytest.mark.parametrize(("activations", "weights"), KINDS)
+def test_at_the_start_nothing_moves(network, activations, weights):
+    before, (_, values) = ranges(network), forward(network)
+    learned = LearnedRanges(network, activations=activations, weights=weights)
+    for _ in range(3):
+        with learned.in_use():
+            learned.put_in()
+            _, during = forward(network)
+    after, (_, left) = ranges(network), forward(network)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    for name, one in values.items():
+        assert torch.equal(during[name], one), name
+        assert torch.equal(left[name], one), name
+
+
+def test_every_float16_scale_comes_back_from_its_logarithm():
+    scales = torch.arange(1, 0x7C00, dtype=torch.int16).view(torch.float16).float()
+    amax = scales * INT8.quant_max
+    amax = amax[amax >= backend.SMALLEST_AMAX]
+    quantizer = backend.create(len(amax))
+    backend.set_amax(quantizer, amax.reshape(-1, 1, 1, 1))
+    before = backend.get_amax(quantizer).clone()
+    LearnedRanges(nn.Sequential(quantizer), activations=False, weights=True).settle()
+    assert torch.equal(backend.get_amax(quantizer), before)
+    assert torch.equal(before.flatten(), amax)
+
+
+@pytest.mark.parametrize(("activations", "weights"), KINDS[:3])
+def test_scales_in_training_are_float16_numbers_and_none_is_left(network, activations, weights):
+    learned = LearnedRanges(network, activations=activations, weights=weights)
+    moved(learned)
+    with learned.in_use():
+        learned.put_in()
+        scales = {name: quantizer.trained_scale for name, quantizer in backend.quantizers(network)}
+    for name, scale in scales.items():
+        assert torch.equal(scale, scale.half().float()), name
+        assert scale.requires_grad == (activations if is_activation(scale) else weights), name
+    assert not any("trained_scale" in vars(quantizer) for _, quantizer in backend.quantizers(network))
+
+
+@pytest.mark.parametrize(("activations", "weights"), KINDS[:3])
+def test_what_is_settled_rounds_to_the_same_values_as_training_bit_for_bit(network, activations, weights):
+    before = ranges(network)
+    learned = LearnedRanges(network, activations=activations, weights=weights)
+    moved(learned)
+    with learned.in_use():
+        learned.put_in()
+        maps, during = forward(network)
+    after = ranges(network)
+    for name, amax in before.items():
+        trains = activations if is_activation(amax) else weights
+        assert torch.equal(after[name], amax) != trains, name
+    with torch.no_grad():
+        settled, values = forward(network)
+    assert during.keys() == values.keys() == before.keys()
+    for name, one in values.items():
+        assert torch.equal(during[name], one), name
+        steps = one.double() / (after[name].double() / INT8.quant_max)
+        assert float((steps - steps.round()).abs().max()) < 1e-4, name
+        assert float(steps.min()) >= INT8.quant_min - 1e-4, name
+    assert all(torch.equal(one, other) for one, other in zip(maps, settled, strict=True))
+
+
+def test_what_lies_between_float16_numbers_is_kept(network):
+    learned = LearnedRanges(network, activations=True, weights=False)
+    before = learned.log_amax.detach().clone()
+    with torch.no_grad():
+        learned.log_amax += 1e-5  # a step that is far smaller than one of float16
+    for _ in range(100):
+        with learned.in_use():
+            learned.put_in()
+    assert torch.equal(learned.log_amax, before + 1e-5)
+
+
+def test_gradients_reach_every_range_that_trains(network):
+    learned = LearnedRanges(network, activations=True, weights=True)
+    moved(learned, -0.2)
+    with learned.in_use():
+        learned.put_in()
+        sum((one**2).sum() for one in network(X)[1]).backward()
+    assert float((learned.log_amax.grad != 0).float().mean()) > 0.95
+
+
+def test_a_ranges_gradient_is_that_of_its_logarithm():
+    """Clipped values alone: their gradient is that of amax times the logarithm's own derivative."""
+    quantizer = backend.create()
+    backend.set_amax(quantizer, torch.tensor(127.0))
+    network = nn.Sequential(quantizer)
+    learned = LearnedRanges(network, activations=True, weights=False)
+    x = torch.tensor([1000.0, 2000.0, 5000.0])
+    with learned.in_use():
+        learned.put_in()
+        network(x).sum().backward()
+    assert float(learned.log_amax.grad) == pytest.approx(3 * 127.0, rel=1e-4)
+
+
+def test_a_range_does_not_fall_below_the_smallest(network):
+    learned = LearnedRanges(network, activations=True, weights=True)
+    with torch.no_grad():
+        learned.log_amax.fill_(-1000.0)
+    learned.settle()
+    for amax in ranges(network).values():
+        assert float(amax.min()) >= backend.SMALLEST_AMAX
+
+
+def test_an_error_leaves_no_scale_behind(network):
+    learned = LearnedRanges(network, activations=True, weights=False)
+    with pytest.raises(RuntimeError), learned.in_use():
+        learned.put_in()
+        network(torch.rand(1, 5, 8, 8))
+    assert not any("trained_scale" in vars(quantizer) for _, quantizer in backend.quantizers(network))

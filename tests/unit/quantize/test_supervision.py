@@ -1,0 +1,249 @@
+"""What student and teacher are compared by: against NumPy in float64, and on small networks with quantizers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from small_networks import Network, detector
+from torch import Tensor, nn
+
+from models.quantize import backend, placement, supervision
+from models.quantize.fake_quantize import fake_quantize
+from models.quantize.recipe import Recipe
+from models.quantize.supervision import LayerTaps, layer_loss, raw_head, task_loss, task_terms
+
+CLASSES, BINS = 3, 4
+X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+class Split(nn.Module):
+    """A layer that returns a list, as upstream's CBLinear does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 8, 1)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return list(self.conv(x).chunk(2, 1))
+
+
+# the task loss
+
+
+def maps(seed: int, *, certainty: float = 0.0, sizes: tuple[int, ...] = (6, 3)) -> list[Tensor]:
+    """Raw maps of some levels; `certainty` is added to the logits of classes."""
+    generator = torch.Generator().manual_seed(seed)
+    found = [3 * torch.randn(2, 4 * BINS + CLASSES, size, size, generator=generator) for size in sizes]
+    for one in found:
+        one[:, 4 * BINS :] += certainty
+    return found
+
+
+def reference(student: list[Tensor], teacher: list[Tensor]) -> tuple[float, float]:
+    """Anchor by anchor, from the definitions of the divergences."""
+    distance = weight = 0.0
+    for ours, theirs in zip(student, teacher, strict=True):
+        for s, t in zip(*(one.double().permute(0, 2, 3, 1).reshape(-1, one.shape[1]).numpy() for one in (ours, theirs)),
+                        strict=True):  # fmt: skip
+            p, q = (1 / (1 + np.exp(-one[4 * BINS :])) for one in (t, s))
+            distance += float((p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).sum())
+            for side in range(4):
+                a, b = (np.exp(one[side * BINS : (side + 1) * BINS]) for one in (t, s))
+                a, b = a / a.sum(), b / b.sum()
+                distance += float(p.max() * (a * np.log(a / b)).sum())
+            weight += float(p.max())
+    return distance, weight
+
+
+def test_the_terms_are_those_of_the_definition():
+    ours, theirs = maps(0), maps(1)
+    distance, weight = reference(ours, theirs)
+    found = task_terms(ours, theirs, CLASSES)
+    assert [float(one) for one in found] == pytest.approx([distance, weight], rel=1e-5)
+    assert float(task_loss(ours, theirs, CLASSES)) == pytest.approx(distance / weight, rel=1e-5)
+
+
+def test_equal_maps_are_no_distance_and_give_no_gradient():
+    ours = [one.requires_grad_() for one in maps(0)]
+    loss = task_loss(ours, maps(0), CLASSES)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0, abs=1e-5)
+    assert all(float(one.grad.abs().max()) < 1e-6 for one in ours)
+
+
+def test_half_precision_is_computed_in_float32():
+    ours, theirs = ([one.half() for one in maps(seed)] for seed in (0, 1))
+    wanted = task_loss([one.float() for one in ours], [one.float() for one in theirs], CLASSES)
+    found = task_loss(ours, theirs, CLASSES)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, wanted)
+
+
+def test_a_level_without_objects_weighs_nothing():
+    (ours,), (theirs,) = maps(0, sizes=(6,)), maps(1, sizes=(6,))
+    (empty,) = maps(2, certainty=-60, sizes=(3,))
+    other = empty.clone()
+    other[:, : 4 * BINS] = maps(3, sizes=(3,))[0][:, : 4 * BINS]
+    alone, beside = task_loss([ours], [theirs], CLASSES), task_loss([ours, other], [theirs, empty], CLASSES)
+    assert float(beside) == pytest.approx(float(alone), rel=1e-6)
+
+
+def test_an_image_without_objects_gives_a_finite_loss_and_gradient():
+    ours, theirs = [one.requires_grad_() for one in maps(0, certainty=-30)], maps(1, certainty=-200)
+    loss = task_loss(ours, theirs, CLASSES)
+    loss.backward()
+    assert 0 <= float(loss.detach()) < 1e-3
+    assert all(bool(one.grad.isfinite().all()) for one in ours)
+
+
+def test_a_class_that_is_only_the_students_counts_where_the_teacher_sees_nothing():
+    ours, theirs = maps(1, certainty=-60), maps(1, certainty=-60)
+    ours[0][0, 4 * BINS, 2, 2] = 4.0
+    assert float(task_loss(ours, theirs, CLASSES)) == pytest.approx(np.log(1 + np.exp(4.0)), rel=1e-4)
+
+
+# the layer loss
+
+
+def test_the_layer_loss_is_the_sum_of_relative_squared_errors():
+    rng = np.random.default_rng(0)
+    ours = [[rng.standard_normal((2, 3)), rng.standard_normal((4,))], [rng.standard_normal((5,))]]
+    theirs = [[rng.standard_normal((2, 3)), 9 * rng.standard_normal((4,))], [rng.standard_normal((5,))]]
+    pairs = [(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
+    expected = sum(((a - b) ** 2).mean() / b.var() for a, b in pairs)
+    tensors = [[[torch.from_numpy(a) for a in layer] for layer in side] for side in (ours, theirs)]
+    assert float(layer_loss(*tensors)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_layers_scale_does_not_weigh():
+    torch.manual_seed(0)
+    ours, theirs = torch.randn(2, 100)
+    small, large = (layer_loss([[k * ours]], [[k * theirs]]) for k in (1e-2, 1e2))
+    assert float(small) == pytest.approx(float(large), rel=1e-5)
+
+
+def test_the_layer_loss_of_half_precision_outputs_does_not_vanish():
+    theirs = torch.tensor([1.0, 3.0] * 4, dtype=torch.float16)
+    loss = layer_loss([[theirs + 2**-9]], [[theirs]])  # the square of that is below half precision
+    assert float(loss) == pytest.approx(2.0**-18)
+
+
+def test_a_constant_layer_gives_a_finite_loss():
+    assert torch.isfinite(layer_loss([[torch.ones(4)]], [[torch.zeros(4)]]))
+
+
+# which layers
+
+
+@pytest.mark.parametrize(
+    ("count", "stride", "expected"),
+    [(4, 1, [0, 1, 2, 3]), (6, 3, [0, 3, 4, 5]), (6, 100, [0, 4, 5]), (2, 1, [0, 1]), (23, 10, [0, 10, 20, 21, 22])],
+)
+def test_supervised_layers_are_every_nth_the_last_before_the_head_and_the_head(count, stride, expected):
+    assert supervision.supervised_layers(count, stride) == expected
+
+
+def test_a_supervision_stride_below_one_is_refused():
+    with pytest.raises(ValueError, match="stride"):
+        supervision.supervised_layers(5, 0)
+
+
+@pytest.mark.parametrize(("sources", "expected"), [([5, 2], [2, 5]), (-1, [5]), ([-1, -3], [3, 5])])
+def test_what_the_head_reads(sources, expected):
+    network = detector()
+    network.model[-1].f = sources
+    assert supervision.head_inputs(network) == expected
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(TypeError, match="model"):
+        supervision.top_layers(nn.Conv2d(1, 1, 1))
+
+
+# the head and the taps
+
+
+def placed() -> Network:
+    """A detector with quantizers, each of another amax around 1."""
+    network = detector()
+    placement.apply(network, placement.plan(network, Recipe()))
+    for index, (_, quantizer) in enumerate(backend.quantizers(network)):
+        backend.set_amax(quantizer, backend.get_amax(quantizer) * (1 + index / 50))
+    return network
+
+
+def test_raw_head_switches_only_the_head_itself():
+    network = detector()
+    with raw_head(network):
+        assert network.model[-1].training
+        assert not network.model[-1].drop.training
+        assert not network.model[0].training
+    assert not any(module.training for module in network.modules())
+
+
+def test_taps_collect_lists_and_forget_them():
+    network = Network([(-1, nn.Conv2d(3, 6, 3, padding=1)), (-1, Split()), (-1, nn.Identity())])
+    with LayerTaps(network, [0, 1]) as taps, torch.no_grad():
+        network(X)
+        conv, split = taps.take()
+        assert torch.equal(conv[0], network.model[0](X))
+        assert [one.shape[1] for one in split] == [4, 4]
+        watched = weakref.ref(conv[0])
+        del conv, split
+        taps.take()
+        gc.collect()
+        assert watched() is None
+    assert not any(layer._forward_hooks for layer in network.model)
+
+
+def test_taps_are_removed_when_the_forward_fails():
+    network = placed()
+    with pytest.raises(RuntimeError), LayerTaps(network, [0]):
+        network(torch.rand(1, 5, 8, 8))
+    assert not network.model[0]._forward_hooks
+    assert not network.model[0].output_site.keep
+
+
+def test_a_tap_takes_a_layers_result_before_its_own_quantizer():
+    network, layers = placed(), range(6)
+    outputs: dict[int, Tensor] = {}
+    for index in layers:
+        network.model[index].register_forward_hook(lambda _m, _i, result, index=index: outputs.update({index: result}))
+    with LayerTaps(network, list(layers)) as taps, torch.no_grad():
+        network(X)
+        tapped = [one for (one,) in taps.take()]
+    tensors = {tensor.name: tensor for tensor in network.quantization_plan.tensors}
+    for index in layers:
+        tensor = tensors[network.quantization_plan.results[index]]
+        amax = network.activation_quantizers[placement.scale_key(tensor.scale)]._amax
+        assert torch.equal(fake_quantize(tapped[index], amax), outputs[index]), index
+        assert torch.equal(tapped[index], outputs[index]) == tensor.redundant, index
+    assert {tensors[name].redundant for name in network.quantization_plan.results[:6]} == {False, True}
+
+
+def test_a_tap_passes_gradients_that_no_rounding_of_that_layer_has_clipped():
+    network = placed()
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    bias = network.model[0].conv.bias.requires_grad_()
+    with torch.no_grad():
+        bias += 9  # the quantizer of the result clips all of it
+    with LayerTaps(network, [0]) as taps:
+        network(X)
+        ((tapped,),) = taps.take()
+    tapped.sum().backward()
+    assert bool((bias.grad > 0).all())
+
+
+def test_a_networks_taps_without_quantizers_are_its_layers_results():
+    network = detector()
+    with LayerTaps(network, [2]) as taps, torch.no_grad():
+        network(X)
+        ((tapped,),) = taps.take()
+    with torch.no_grad():
+        assert torch.equal(tapped, copy.deepcopy(network.model[:3])(X))
