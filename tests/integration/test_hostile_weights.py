@@ -20,6 +20,7 @@ import qat
 import reparameterization
 from models.quantize import checkpoint
 from models.quantize.finetune import Finetuner
+from models.quantize.recipe import Finetune
 from utils import upstream
 from utils.core.errors import CheckpointError
 
@@ -81,7 +82,7 @@ def amax_of(stored: dict[str, Any]) -> str:
         ("yaml", {}, "its network cannot be built (the model description lacks nc"),
         ("yaml", {**TINY, "head": TINY["head"][:-1]}, "damaged or from another version"),
         ("version", 1, "version is 1, expected a text"),
-        ("library", "other", "library is 'other', expected torch, modelopt or pytorch-quantization"),
+        ("library", "other", "library is 'other', expected torch or modelopt or pytorch-quantization"),
         ("extra", [1], "extra is [1], expected a mapping"),
         ("extra", {"a": torch.ones(2)}, "extra.a is Tensor float32 [2]"),
         ("quantized_state", [], "quantized_state is [], expected a mapping"),
@@ -289,9 +290,7 @@ def test_the_check_leaves_the_network_as_it_was(weights, network):
 
 
 def test_an_optimizer_of_another_network_is_named(network):
-    tuner = Finetuner(
-        copy.deepcopy(network), copy.deepcopy(network), stride=1, grad_clip=1.0, device=torch.device("cpu")
-    )
+    tuner = Finetuner(copy.deepcopy(network), copy.deepcopy(network), Finetune(), device=torch.device("cpu"))
     for parameter in tuner._parameters:
         parameter.grad = torch.zeros_like(parameter)
     tuner.optimizer.step()

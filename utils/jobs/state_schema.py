@@ -79,6 +79,9 @@ def _run_is_consistent(state: Mapping[str, Any]) -> None:
     best, rows, history = state["best"], state["rows"], state["history"]
     for index, entry in enumerate(history):
         integer(index, index)(entry["epoch"], f"history[{index}].epoch")
+    legs = state.get("legs", [0])
+    if legs[0] or sorted({*legs}) != legs or legs[-1] > len(history):
+        raise Mismatch("legs", legs, f"0 and later epochs, in their order, none above {len(history)}")
     if best is None and (state["checkpoint"] or history or state["finished"]):
         raise Mismatch("best", best, "the best checkpoint so far")
     if best is None:

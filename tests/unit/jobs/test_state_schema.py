@@ -62,10 +62,11 @@ def run(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     state = RunState(QuantizeOptions(weights="toy.pt").to_dict(), Recipe().to_dict(), "00ff")
     state.rows = {stage: {**ROW, "stage": stage} for stage in ("float", "PTQ", "QAT")}
     state.history = [
-        {"epoch": epoch, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "lr": 1e-6, "seconds": 1.0} for epoch in range(2)
+        {"epoch": epoch, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0}
+        for epoch in range(2)
     ]
-    state.files, state.checkpoint, state.best = ["a.pt", "b.pt"], "b.pt", Best(0.5, 0, "a.pt")
-    state.trainer = {"optimizer": {"state": {0: MOMENTS}, "param_groups": [{"lr": 0.0}]}, "scaler": {}}
+    state.files, state.checkpoint, state.best = ["a.pt", "b.pt"], "b.pt", Best(0.5, 0, "a.pt", 0.2)
+    state.trainer = {"optimizer": {"state": {0: MOMENTS}, "param_groups": [{"lr": 0.0}]}, "scaler": {}, "log_amax": None}
     state.save(tmp_path)
     for name in state.files:
         (run_state.weights_folder(tmp_path) / name).write_bytes(b"x")
@@ -112,6 +113,14 @@ RUN_CHANGES = [
     ("trainer/scaler", {"scale": 1.0}, "trainer.scaler.growth_factor is missing"),
     ("stopped", 5, "stopped is 5, expected a text"),
     ("patience_since", "0", "patience_since is '0', expected"),
+    ("legs", [], "legs is []"),
+    ("legs", [1], "legs is [1], expected 0 and later epochs, in their order, none above 2"),
+    ("legs", [0, 2, 1], "legs is [0, 2, 1], expected 0 and later"),
+    ("legs", [0, 1, 1], "legs is [0, 1, 1], expected 0 and later"),
+    ("legs", [0, 3], "legs is [0, 3], expected 0 and later"),
+    ("best/held_out", math.inf, "best.held_out is inf"),
+    ("history/1/held_out", -1.0, "history[1].held_out is -1.0"),
+    ("trainer/extra", 1, "trainer.extra is 1, expected no such field"),
     ("finished", "yes", "finished is 'yes', expected true or false"),
     ("surprise", 1, "surprise is 1, expected no such field"),
 ]
@@ -128,6 +137,16 @@ def test_a_changed_state_of_a_quantize_run_names_the_field(run, path, value, mes
         RunState.load(folder)
     one_line(caught.value, file, message, "; start a new run")
     assert sorted(file.parent.iterdir()) == before
+
+
+def test_a_state_of_an_earlier_version_has_no_losses_on_held_out_images_and_no_legs(run):
+    folder, content = run
+    del content["legs"], content["patience_since"], content["best"]["held_out"], content["trainer"]["log_amax"]
+    for entry in content["history"]:
+        del entry["held_out"]
+    torch.save(content, run_state.weights_folder(folder) / run_state.STATE_FILE)
+    state = RunState.load(folder)
+    assert (state.legs, state.best.held_out) == ([0], None)
 
 
 def test_a_state_of_an_earlier_version_has_no_resampled_ap(run, tmp_path):
