@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from utils.reports.rows import Row
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, quantize, report_of, write_small_set
+from random_networks import TINY, random_network, save_float
 
 NAME = "gelan-digits"
 
@@ -74,7 +75,7 @@ class TestFiles:
             assert Row(**{name: row[name] for name in row if name != "ap_difference_error"}).resampled().error > 0
         assert [row["ap_difference_error"] is None for row in report["rows"]] == [True, False, False]
         assert [entry["epoch"] for entry in report["history"]] == [0, 1]
-        assert {"ap", "ap50", "loss", "lr", "seconds"} <= set(report["history"][0])
+        assert {"ap", "ap50", "loss", "held_out", "lr", "seconds"} <= set(report["history"][0])
         assert {row["kind"] for row in report["ranges"]} == {"activation", "weight"}
         assert {"float", "QAT"} == set(report["samples"][0]["predictions"])
 
@@ -84,16 +85,20 @@ class TestFiles:
     def test_the_best_file_is_one_of_the_others(self, finished):
         weights = finished / "weights"
         others = [path for path in weights.glob("*_ap_*.pt") if same_state(path, weights / f"qat_best_{NAME}.pt")]
-        assert len(others) == 1
-        score = float(others[0].name.split("_ap_")[1][:6])
-        assert score == max(float(path.name.split("_ap_")[1][:6]) for path in weights.glob("*_ap_*.pt"))
+        best = torch.load(weights / "last.pt", weights_only=True)["best"]
+        assert [path.name for path in others] == [best["file"]]
+        losses = [entry["held_out"] for entry in report_of(finished)["history"]]
+        assert best["held_out"] == (min(losses) if best["epoch"] is None else losses[best["epoch"]])
+        assert best["held_out"] <= min(losses)
 
-    def test_training_moved_weights_and_left_ranges(self, finished):
+    def test_training_moved_weights_and_ranges_of_activations(self, finished):
         weights = finished / "weights"
         before, after = (state_of(next(weights.glob(pattern))) for pattern in ("ptq_*", "qat_ep_1_*"))
         moved = {name for name in before if not torch.equal(before[name], after[name])}
-        assert moved
-        assert not any("amax" in name or "dfl" in name for name in moved)
+        activations = {name for name in before if name.endswith("_amax") and before[name].dim() == 0}
+        assert len(moved & activations) > len(activations) / 2
+        assert {"model.0.conv.weight", "model.0.conv.bias"} <= moved
+        assert not any("dfl" in name or (name in before.keys() - activations and "amax" in name) for name in moved)
 
     def test_extra_says_where_it_comes_from(self, finished, demo_weights):
         loaded = checkpoint.load(next((finished / "weights").glob("qat_ep_0_*")))
@@ -153,9 +158,23 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Iterator:
     return use
 
 
+@pytest.fixture
+def losses(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Stands for the loss on held-out images: PTQ's, then one for each epoch."""
+
+    def use(*values: float) -> None:
+        left = iter(values)
+        monkeypatch.setattr(Finetuner, "held_out_loss", lambda _self, _batches: next(left))
+
+    return use
+
+
 class TestWhatIsKept:
-    def test_an_epoch_that_beats_ptq_is_the_best(self, scores, data, demo_weights, tmp_path, capsys):
-        scores(0.7, 0.6, 0.61, 0.65, 0.64)
+    def test_the_epoch_with_the_smallest_loss_on_held_out_images_is_the_best_whatever_its_ap(
+        self, scores, losses, data, demo_weights, tmp_path, capsys
+    ):
+        scores(0.7, 0.6, 0.71, 0.65, 0.72)
+        losses(3.0, 2.0, 1.0, 1.5)
         assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_1_ap_0.6500_{NAME}.pt")
@@ -163,18 +182,20 @@ class TestWhatIsKept:
         assert "epoch 1, AP 0.6500" in capsys.readouterr().out
 
     def test_if_no_epoch_beats_ptq_the_best_is_ptq_and_the_log_says_so(
-        self, scores, data, demo_weights, tmp_path, capsys
+        self, scores, losses, data, demo_weights, tmp_path, capsys
     ):
-        scores(0.7, 0.6, 0.6, 0.59)
+        scores(0.7, 0.6, 0.65, 0.69)
+        losses(3.0, 3.0, 3.1)
         assert quantize(demo_weights, data, tmp_path, "--epochs", "2") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"ptq_ap_0.6000_{NAME}.pt")
-        text = f"no epoch of QAT beat PTQ: qat_best_{NAME}.pt is the PTQ state"
+        text = f"no epoch of QAT beat PTQ on the held-out images: qat_best_{NAME}.pt is the PTQ state"
         assert text in capsys.readouterr().out
         assert text in report_of(tmp_path / "exp")["notes"]
 
-    def test_a_collapse_stops_and_restores_the_best(self, scores, data, demo_weights, tmp_path, capsys):
+    def test_a_collapse_stops_and_restores_the_best(self, scores, losses, data, demo_weights, tmp_path, capsys):
         scores(0.7, 0.6, 0.61, 0.29)
+        losses(3.0, 2.0, 1.0)
         assert quantize(demo_weights, data, tmp_path, "--epochs", "5") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
@@ -183,9 +204,10 @@ class TestWhatIsKept:
         assert len(report_of(tmp_path / "exp")["history"]) == 2
 
     def test_a_loss_that_is_not_finite_stops_and_restores_the_best(
-        self, scores, data, demo_weights, tmp_path, capsys, monkeypatch
+        self, scores, losses, data, demo_weights, tmp_path, capsys, monkeypatch
     ):
         scores(0.7, 0.6, 0.61)
+        losses(3.0, 2.0)
         step, calls = Finetuner._step, []
 
         def fail_in_the_second_epoch(self: Finetuner, *args: object) -> float:
@@ -200,30 +222,66 @@ class TestWhatIsKept:
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
         assert "epoch 1: the supervision loss is nan" in capsys.readouterr().out
 
-    def test_patience_ends_a_run_that_does_not_improve(self, scores, data, demo_weights, tmp_path):
-        scores(0.7, 0.6, 0.61, 0.6, 0.6, 0.9)
+    def test_patience_ends_a_run_that_does_not_improve(self, scores, losses, data, demo_weights, tmp_path):
+        scores(0.7, 0.6, 0.61, 0.62, 0.63, 0.9)
+        losses(3.0, 2.0, 2.5, 2.0, 1.0)
         assert quantize(demo_weights, data, tmp_path, "--epochs", "5", "--patience", "2") == 0
         report = report_of(tmp_path / "exp")
         assert len(report["history"]) == 3
         assert any("patience 2" in note for note in report["notes"])
 
-    def test_more_epochs_after_patience_are_those_of_a_run_without_it(
-        self, scores, data, demo_weights, tmp_path, capsys
+    def test_more_epochs_after_patience_go_on_with_a_warm_up_of_their_own(
+        self, scores, losses, data, demo_weights, tmp_path, capsys
     ):
-        aps = (0.61, 0.6, 0.6, 0.62, 0.6)
-        scores(0.7, 0.6, *aps)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "5", "--name", "whole") == 0
-        scores(0.7, 0.6, *aps[:3])
+        scores(0.7, 0.6, 0.61, 0.6, 0.6)
+        losses(3.0, 2.0, 2.5, 2.5)
         assert quantize(demo_weights, data, tmp_path, "--epochs", "4", "--patience", "2") == 0
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
-        assert "no better AP in 2 epochs (patience 2); a higher --epochs goes on" in capsys.readouterr().out
-        scores(*aps[3:])
+        assert "no better state in 2 epochs (patience 2); a higher --epochs goes on" in capsys.readouterr().out
+        before = report_of(tmp_path / "exp")["history"]
+        scores(0.62, 0.6)
+        losses(2.5, 1.0)
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "5"]) == 0
-        ours, theirs = report_of(tmp_path / "exp"), report_of(tmp_path / "whole")
-        assert [one | {"seconds": 0} for one in ours["history"]] == [one | {"seconds": 0} for one in theirs["history"]]
-        assert not any("QAT stopped" in note for note in ours["notes"])
-        for name in (f"qat_best_{NAME}.pt", f"qat_ep_4_ap_0.6000_{NAME}.pt"):
-            assert same_state(tmp_path / "exp/weights" / name, tmp_path / "whole/weights" / name)
+        report = report_of(tmp_path / "exp")
+        assert report["history"][:3] == before
+        rates = [entry["lr"] for entry in report["history"]]
+        assert len(rates) == 5
+        assert rates == sorted(rates[:3], reverse=True) + sorted(rates[3:], reverse=True)
+        assert rates[3] > rates[2]
+        assert not any("QAT stopped" in note for note in report["notes"])
+        weights = tmp_path / "exp/weights"
+        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_4_ap_0.6000_{NAME}.pt")
+
+    def test_ranges_trained_alone_leave_weights_bit_for_bit(self, scores, data, demo_weights, tmp_path):
+        scores(0.7, 0.6, 0.6)
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--train", "ranges") == 0
+        before, after = (state_of(tmp_path / f"exp/weights/{name}_ap_0.6000_{NAME}.pt") for name in ("ptq", "qat_ep_0"))
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved
+        assert all(name.endswith("_amax") for name in moved)
+
+    def test_a_network_that_is_taught_by_its_own_float_weights_is_taught_as_without_teacher(
+        self, scores, data, demo_weights, tmp_path
+    ):
+        for name, words in (("a", []), ("b", ["--teacher", str(demo_weights)])):
+            scores(0.7, 0.6, 0.6)
+            assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--name", name, *words) == 0
+        files = [tmp_path / name / f"weights/qat_ep_0_ap_0.6000_{NAME}.pt" for name in ("a", "b")]
+        assert same_state(*files)
+        assert qat.main(["quantize", "--resume", str(tmp_path / "b")]) == 0
+
+    def test_another_teacher_teaches_otherwise(self, scores, data, demo_weights, tmp_path):
+        content = torch.load(demo_weights, weights_only=False)
+        for parameter in (content.get("ema") or content["model"]).parameters():
+            parameter.data *= 1.01
+        other = tmp_path / "other.pt"
+        torch.save(content, other)
+        for name, words in (("a", []), ("b", ["--teacher", str(other)])):
+            scores(0.7, 0.6, 0.6)
+            assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--name", name, *words) == 0
+        a, b = (tmp_path / name / "weights" for name in ("a", "b"))
+        assert same_state(a / f"ptq_ap_0.6000_{NAME}.pt", b / f"ptq_ap_0.6000_{NAME}.pt")
+        assert not same_state(a / f"qat_ep_0_ap_0.6000_{NAME}.pt", b / f"qat_ep_0_ap_0.6000_{NAME}.pt")
 
     def test_more_epochs_after_a_collapse_are_refused(self, scores, data, demo_weights, tmp_path, capsys):
         scores(0.7, 0.6, 0.61, 0.1)
@@ -396,10 +454,19 @@ class TestMistakes:
             (["--recipe", "nowhere.yaml"], "--recipe nowhere.yaml"),
             (["--device", "99"], "--device"),
             (["--calib-method", "max", "--percentile", "99"], "--calib-method percentile"),
+            (["--supervision", "task", "--supervision-stride", "2"], "--supervision-stride 2 does nothing"),
+            (["--teacher", "nowhere.pt"], "--teacher nowhere.pt"),
         ],
     )
     def test_options(self, fails, words, expected, data, demo_weights):
         fails(["quantize", "--weights", demo_weights, "--data", data, *words], expected)
+
+    def test_a_teacher_with_another_head(self, fails, data, demo_weights, tmp_path):
+        teacher = save_float(tmp_path / "tiny.pt", random_network({**TINY, "nc": 11}))
+        fails(
+            ["quantize", "--weights", demo_weights, "--data", data, "--teacher", teacher],
+            f"--teacher {teacher} has classes 11, and the network to quantize 10",
+        )
 
     def test_hyp_without_what_upstream_reads(self, fails, data, demo_weights, tmp_path):
         hyp = tmp_path / "hyp.yaml"
@@ -425,9 +492,10 @@ class TestInterruption:
         assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
 
     def test_a_full_disk_is_one_line_and_spares_what_is_there(
-        self, data, demo_weights, tmp_path, capsys, scores, monkeypatch
+        self, data, demo_weights, tmp_path, capsys, scores, losses, monkeypatch
     ):
         scores(0.7, 0.6, 0.61, 0.62)
+        losses(5.0, 4.0, 3.0)
         write = Path.write_bytes
 
         def full(path: Path, content: bytes) -> int:
@@ -444,6 +512,7 @@ class TestInterruption:
         assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt", f"qat_ep_0_ap_0.6100_{NAME}.pt"]
         monkeypatch.setattr(Path, "write_bytes", write)
         scores(0.62, 0.63)
+        losses(3.0, 2.0)
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
         assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.63
 

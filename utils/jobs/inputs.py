@@ -88,7 +88,14 @@ class Inputs:
         recipe_fit.check(plan, recipe)
         size = fitting_size(options.imgsz, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        return cls(source, plan, data, hyp, device, size, held_out, load_teacher(options.teacher, source))
+        teacher = load_teacher(options.teacher, source)
+        by_layers = recipe.finetune.supervision == "layers" or recipe.finetune.features > 0
+        if teacher is not None and by_layers and _shapes(teacher.model) != _shapes(source.model):
+            raise InputError(
+                f"--teacher {options.teacher} is a network of another shape, whose layers cannot be compared with "
+                "those of the network to quantize; leave supervision by layers and features out"
+            )
+        return cls(source, plan, data, hyp, device, size, held_out, teacher)
 
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
@@ -164,6 +171,10 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
 
 def _strides(model: Any) -> list[int]:
     return [int(one) for one in model.model[-1].stride]
+
+
+def _shapes(model: nn.Module) -> dict[str, Any]:
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 def _bins(model: Any) -> int:

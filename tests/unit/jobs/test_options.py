@@ -11,6 +11,7 @@ from utils.jobs.options import (
     EvalOptions,
     QuantizeOptions,
     SensitiveOptions,
+    further_files,
     given_options,
     merged_recipe,
     resumed_options,
@@ -90,6 +91,41 @@ def test_every_recipe_flag_arrives():
 def test_a_percentile_that_does_nothing_is_refused():
     with pytest.raises(RecipeError, match="--calib-method percentile"):
         merged_recipe(QuantizeOptions(percentile=99.9, calib_method="max"))
+
+
+@pytest.mark.parametrize(("text", "rate"), [("lr: 3.0e-5", 1e-4), ("lr: {0: 1.0e-6, 2: 1.0e-5}", {0: 1e-4, 2: 1e-3})])
+def test_lr_is_the_highest_rate_or_scales_those_of_a_mapping(tmp_path, text, rate):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"finetune: {{{text}}}\n")
+    assert merged_recipe(QuantizeOptions(recipe=str(file), lr=1e-4)).finetune.lr == pytest.approx(rate)
+
+
+def test_a_stride_asks_for_supervision_by_layers():
+    tune = merged_recipe(QuantizeOptions(supervision_stride=3)).finetune
+    assert (tune.supervision, tune.supervision_stride) == ("layers", 3)
+    assert merged_recipe(QuantizeOptions(supervision="layers", supervision_stride=3)).finetune == tune
+    assert merged_recipe(QuantizeOptions()).finetune.supervision == "task"
+    with pytest.raises(RecipeError, match=r"--supervision-stride 3 does nothing with --supervision task"):
+        merged_recipe(QuantizeOptions(supervision="task", supervision_stride=3))
+
+
+def test_what_trains_is_an_option():
+    words = ("quantize", "--train", "ranges", "--supervision", "layers", "--teacher", "big.pt")
+    options = QuantizeOptions(**given_options(parse(*words), QuantizeOptions))
+    tune = merged_recipe(options).finetune
+    assert (tune.train, tune.supervision, options.teacher) == ("ranges", "layers", "big.pt")
+    assert further_files(options)["--teacher"] == "big.pt"
+    with pytest.raises(RecipeError, match="--train"):
+        QuantizeOptions(train="nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", 1e-4), ("train", "ranges"), ("supervision", "layers"), ("teacher", "big.pt")]
+)
+def test_what_would_train_otherwise_is_refused_on_resume(name, value):
+    saved = QuantizeOptions(weights="a.pt").to_dict()
+    with pytest.raises(InputError, match=rf"--{name} is {value} here and None in the run to resume"):
+        resumed_options(saved, {name: value}, QuantizeOptions)
 
 
 def test_scaled_schedule_keeps_its_shape():

@@ -66,7 +66,11 @@ def run(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         for epoch in range(2)
     ]
     state.files, state.checkpoint, state.best = ["a.pt", "b.pt"], "b.pt", Best(0.5, 0, "a.pt", 0.2)
-    state.trainer = {"optimizer": {"state": {0: MOMENTS}, "param_groups": [{"lr": 0.0}]}, "scaler": {}, "log_amax": None}
+    state.trainer = {
+        "optimizer": {"state": {0: MOMENTS}, "param_groups": [{"lr": 0.0}]},
+        "scaler": {},
+        "log_amax": None,
+    }
     state.save(tmp_path)
     for name in state.files:
         (run_state.weights_folder(tmp_path) / name).write_bytes(b"x")

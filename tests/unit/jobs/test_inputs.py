@@ -1,0 +1,123 @@
+"""Which training images are held out, who gets which of them, and which teachers fit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+from small_networks import detector
+
+from models.quantize.recipe import Recipe
+from utils import upstream
+from utils.core.errors import InputError
+from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.jobs import inputs
+from utils.jobs.inputs import Inputs, choose_held_out, load_teacher
+from utils.jobs.options import QuantizeOptions
+
+
+def data_of(folder: Path, count: int) -> DataConfig:
+    (folder / "images/train").mkdir(parents=True)
+    for index in range(count):
+        cv2.imwrite(str(folder / f"images/train/{index:04d}.png"), np.full((32, 32, 3), index, np.uint8))
+    (folder / "data.yaml").write_text(yaml.safe_dump({"path": str(folder), "train": "images/train", "names": ["a"]}))
+    return load_data(folder / "data.yaml")
+
+
+def numbers(files: object) -> list[int]:
+    return sorted(int(Path(file).stem) for file in files)
+
+
+@pytest.mark.parametrize(
+    ("count", "asked", "expected"),
+    [
+        (100, 200, [5, 15, 25, 35, 45, 55, 65, 75, 85, 95]),  # a tenth at most
+        (100, 2, [25, 75]),
+        (100, 1, [50]),
+        (19, 200, [9]),
+        (10, 200, [5]),
+        (9, 200, []),
+        (1, 1, []),
+    ],
+)
+def test_held_out_images_are_evenly_spread_and_a_tenth_at_most(tmp_path, count, asked, expected):
+    assert numbers(choose_held_out(data_of(tmp_path, count), asked)) == expected
+
+
+def test_the_choice_is_by_real_paths(tmp_path):
+    data_of(tmp_path / "there", 20)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    content = yaml.safe_load((tmp_path / "there/data.yaml").read_text()) | {"path": str(tmp_path / "link")}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
+    found = choose_held_out(load_data(tmp_path / "data.yaml"), 200)
+    assert found == {os.path.realpath(tmp_path / f"there/images/train/{number:04d}.png") for number in (5, 15)}
+
+
+def made(tmp_path: Path, count: int) -> Inputs:
+    data = data_of(tmp_path, count)
+    held_out = choose_held_out(data, Recipe().finetune.held_out)
+    return Inputs(SimpleNamespace(stride=32), None, data, None, None, 32, held_out)
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (9, [])])
+def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path, count, held_out):
+    found, options = made(tmp_path, count), QuantizeOptions(workers=0, batch_size=4, imgsz=32)
+    loaders = (found.training_loader(options), found.held_out_loader(options), found.calibration_loader(options))
+    training, measured, calibration = (numbers(one for batch in loader for one in batch[2]) for loader in loaders)
+    assert training == [number for number in range(count) if number not in held_out]
+    assert measured == (held_out or training)
+    assert calibration == list(range(count))
+
+
+def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_seed(tmp_path):
+    found, options = made(tmp_path, 40), QuantizeOptions(workers=0, batch_size=4, imgsz=32)
+    order = [one for batch in found.held_out_loader(options) for one in batch[2]]
+    assert order == sorted(order)
+    order = [one for batch in found.training_loader(options) for one in batch[2]]
+    assert order != sorted(order)
+
+
+# --teacher
+
+
+def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4) -> SimpleNamespace:
+    network = detector()
+    network.model[-1].stride, network.model[-1].reg_max = list(strides), bins
+    return SimpleNamespace(model=network, nc=nc)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"nc": 4}, "has classes 4, and the network to quantize 3"),
+        ({"strides": (2, 4, 8)}, r"has strides \[2, 4, 8\], and the network to quantize \[2, 4\]"),
+        ({"bins": 8}, "has bins 8, and the network to quantize 4"),
+    ],
+)
+def test_a_teacher_whose_head_gives_other_maps_is_refused(monkeypatch, other, message):
+    monkeypatch.setattr(upstream, "load_float", lambda _: checkpoint(**other))
+    with pytest.raises(InputError, match=f"--teacher big.pt {message}; the maps of both heads are compared"):
+        load_teacher("big.pt", checkpoint())
+
+
+def test_a_teacher_with_the_same_head_is_fused(monkeypatch):
+    fused = []
+    teacher = checkpoint()
+    monkeypatch.setattr(upstream, "load_float", lambda _: teacher)
+    monkeypatch.setattr(upstream, "fuse", fused.append)
+    assert load_teacher("big.pt", checkpoint()) is teacher
+    assert fused == [teacher.model]
+    assert load_teacher(None, checkpoint()) is None
+
+
+def test_the_shapes_of_two_networks():
+    """What supervision by layers needs: a network with a wider layer has others."""
+    network, other = detector(), detector()
+    assert inputs._shapes(network) == inputs._shapes(other)
+    other.model[0].conv.weight.data = other.model[0].conv.weight.data[:4]
+    assert inputs._shapes(network) != inputs._shapes(other)

@@ -1,0 +1,135 @@
+"""The epochs of a run: their images depend on seed and epoch alone, their rates on the schedule, and both are told."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from small_networks import detector
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from models.quantize import calibration, placement
+from models.quantize.recipe import Calibration, Finetune, Recipe
+from models.quantize.schedule import Schedule
+from utils.jobs.options import QuantizeOptions
+from utils.jobs.training import Training
+
+IMAGES = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LR = 1e-4
+
+
+@pytest.fixture(scope="module")
+def student() -> nn.Module:
+    network = detector()
+    placement.apply(network, placement.plan(network, Recipe()))
+    calibration.calibrate(network, [IMAGES[:2].float() / 255], Calibration("max", batches=1))
+    return network
+
+
+class Given:
+    """Stands for `Inputs`: eight images to train on, two that are held out, and what was read."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, held_out: bool = True) -> None:
+        self.held_out = frozenset({"a.png"} if held_out else ())
+        self.read: list[int] = []
+
+    def _loader(self, images: torch.Tensor, shuffle: bool) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(images), 2, shuffle=shuffle, generator=torch.Generator())
+
+    def training_loader(self, _: QuantizeOptions) -> DataLoader[Any]:
+        loader = self._loader(IMAGES[:8], shuffle=True)
+        collate = loader.collate_fn
+
+        def watched(items: Any) -> Any:
+            self.read += [int(torch.where((one[0] == IMAGES).all(3).all(2).all(1))[0]) for one in items]
+            return collate(items)
+
+        loader.collate_fn = watched
+        return loader
+
+    def held_out_loader(self, _: QuantizeOptions) -> DataLoader[Any]:
+        return self._loader(IMAGES[8:], shuffle=False)
+
+
+def training(student: nn.Module, given: Given, state: Any = None, legs: tuple = (0,), **settings: Any) -> Training:
+    options = QuantizeOptions(seed=5, batch_size=2)
+    settings = Finetune(**{"epochs": 3, "iters": 4, "lr": LR, **settings})
+    return Training(student, detector(), given, options, settings, legs=list(legs), state=state)
+
+
+def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(student):
+    trains = training(copy.deepcopy(student), Given())
+    before = trains.start()
+    done = trains.epoch(0)
+    assert done.rate == pytest.approx(Schedule(LR, 4, (0, 3)).mean(0))
+    assert done.loss > 0
+    assert done.held_out != before
+    assert done.held_out == trains._tuner.held_out_loss([IMAGES[8:]])
+
+
+def test_each_step_has_the_rate_of_the_schedule(student, monkeypatch):
+    trains = training(copy.deepcopy(student), Given(), legs=(0, 2), epochs=5)
+    seen: list[float] = []
+    step = trains._tuner._step
+    monkeypatch.setattr(
+        trains._tuner,
+        "_step",
+        lambda *args: seen.append(trains._tuner.optimizer.param_groups[0]["lr"]) or step(*args),
+    )
+    trains.epoch(3)
+    assert seen == [Schedule(LR, 4, (0, 2, 5)).rate(3, index) for index in range(4)]
+
+
+def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):
+    orders = []
+    for epochs in ((0, 1, 2), (1,), (2,)):
+        given = Given()
+        trains = training(copy.deepcopy(student), given)
+        for epoch in epochs:
+            given.read.clear()
+            trains.epoch(epoch)
+            orders.append((epoch, tuple(given.read)))
+    by_epoch = {epoch: {order for other, order in orders if other == epoch} for epoch in range(3)}
+    assert [len(found) for found in by_epoch.values()] == [1, 1, 1]
+    assert len(set.union(*by_epoch.values())) == 3
+    assert all(sorted(order) == list(range(8)) for _, order in orders), "a pass over all that is not held out"
+
+
+def test_an_epoch_is_one_pass_and_no_longer_and_the_log_says_so(student, caplog):
+    caplog.set_level(logging.INFO)
+    training(copy.deepcopy(student), Given(), iters=200)
+    text = "QAT: 3 epochs x 4 steps = 12 steps of 2 images; an epoch is one pass over 8 images, and no longer"
+    assert caplog.messages[-1] == text
+    given = Given()
+    trains = training(copy.deepcopy(student), given, iters=2)
+    assert caplog.messages[-1] == "QAT: 3 epochs x 2 steps = 6 steps of 2 images"
+    trains.epoch(0)
+    assert len(given.read) == 4
+
+
+@pytest.mark.parametrize(
+    ("held_out", "words"), [(True, "held out from QAT"), (False, "too few to hold some of them out from QAT")]
+)
+def test_the_log_says_what_the_first_loss_was_measured_on(student, caplog, held_out, words):
+    caplog.set_level(logging.INFO)
+    loss = training(copy.deepcopy(student), Given(held_out)).start()
+    assert caplog.messages[-1] == f"PTQ: loss {loss:.4g} on 2 training images, {words}"
+
+
+def test_a_training_goes_on_from_its_state_as_if_it_had_not_ended(student):
+    whole = copy.deepcopy(student)
+    trains = training(whole, Given())
+    trains.epoch(0)
+    state, network = copy.deepcopy(trains.state_dict()), copy.deepcopy(whole)
+    expected = trains.epoch(1)
+    assert training(network, Given(), state).epoch(1) == expected
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(whole.state_dict().values(), network.state_dict().values(), strict=True)
+    )
