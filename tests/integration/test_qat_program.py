@@ -270,6 +270,13 @@ class TestWhatIsKept:
         assert same_state(*files)
         assert qat.main(["quantize", "--resume", str(tmp_path / "b")]) == 0
 
+    def test_a_teacher_of_another_shape_with_the_same_head_teaches(self, scores, data, demo_weights, tmp_path):
+        scores(0.7, 0.6, 0.6)
+        teacher = save_float(tmp_path / "tiny.pt", random_network(TINY))
+        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--teacher", str(teacher)) == 0
+        teacher.write_bytes(save_float(tmp_path / "other.pt", random_network(TINY, seed=1)).read_bytes())
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "2"]) == 2
+
     def test_another_teacher_teaches_otherwise(self, scores, data, demo_weights, tmp_path):
         content = torch.load(demo_weights, weights_only=False)
         for parameter in (content.get("ema") or content["model"]).parameters():
@@ -467,6 +474,12 @@ class TestMistakes:
             ["quantize", "--weights", demo_weights, "--data", data, "--teacher", teacher],
             f"--teacher {teacher} has classes 11, and the network to quantize 10",
         )
+
+    @pytest.mark.parametrize("words", [["--supervision", "layers"], ["--supervision-stride", "2"]])
+    def test_a_teacher_of_another_shape_where_layers_are_compared(self, fails, data, demo_weights, tmp_path, words):
+        teacher = save_float(tmp_path / "tiny.pt", random_network(TINY))
+        words = ["quantize", "--weights", demo_weights, "--data", data, "--teacher", teacher, *words]
+        fails(words, f"--teacher {teacher} is a network of another shape")
 
     def test_hyp_without_what_upstream_reads(self, fails, data, demo_weights, tmp_path):
         hyp = tmp_path / "hyp.yaml"

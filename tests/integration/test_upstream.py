@@ -11,10 +11,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from known_images import colour, write_set
 from random_networks import TINY, random_network, save_float, save_quantized
 from torch import nn
 
 from models.quantize import checkpoint
+from models.quantize.finetune import seed_everything
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError
 
@@ -194,3 +196,45 @@ def test_fusing_keeps_outputs_and_is_what_upstream_computes(network):
     with torch.no_grad():
         torch.testing.assert_close(ours(x)[0], network(x)[0], atol=1e-3, rtol=1e-4)
         torch.testing.assert_close(ours(x)[0], theirs(x)[0], atol=1e-4, rtol=1e-5)
+
+
+WITHOUT_CHANGES = dict.fromkeys(
+    ("mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective", "hsv_h", "hsv_s", "hsv_v",
+     "flipud", "fliplr"), 0.0) | {"mosaic": 1.0}  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [(0, 3, 6, 9), (11,), tuple(range(12))])
+def test_mosaics_draw_only_from_the_images_that_are_kept(tmp_path, kept):
+    """Each image has a colour of its own, and the only other one is the grey of what no image covers."""
+    samples = write_set(tmp_path, 12, [(64, 64)], split="train")
+    files = [str(samples[index].path) for index in kept]
+    seed_everything(0)
+    dataset = upstream.make_dataset(
+        str(tmp_path / "images/train"), 64, 4, stride=32, augment=True, hyp=WITHOUT_CHANGES, keep=files.__contains__
+    )
+    allowed = {colour(index)[::-1] for index in kept}
+    seen, boxes = set(), 0
+    for _ in range(5):
+        for index in range(len(dataset)):
+            image, labels, path, _ = dataset[index]
+            assert path == files[index]
+            seen |= {tuple(one) for one in image.flatten(1).T.unique(dim=0).tolist()}
+            boxes += len(labels)
+    assert len(dataset) == len(kept)
+    assert seen - {(114, 114, 114)} == allowed
+    assert boxes > 0
+
+
+def test_labels_follow_the_images_that_are_kept(tmp_path):
+    samples = write_set(tmp_path, 8, [(64, 64)], split="train")
+    whole, some = (
+        upstream.make_dataset(str(tmp_path / "images/train"), 64, 4, stride=32, keep=keep)
+        for keep in (None, lambda file: file in {str(one.path) for one in samples[2::3]})
+    )
+    assert [path for _, _, path, _ in (some[index] for index in range(len(some)))] == [
+        str(one.path) for one in samples[2::3]
+    ]
+    for index, other in enumerate((2, 5)):
+        assert torch.equal(some[index][0], whole[other][0])
+        assert torch.equal(some[index][1], whole[other][1])
+    assert [len(labels) for labels in some.labels] == [len(samples[index].labels) for index in (2, 5)]

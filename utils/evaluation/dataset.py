@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
+from utils.core.errors import DataError
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, label_file, read_images
@@ -62,6 +63,8 @@ class ImageDataset(Dataset[Item]):
             DataError: no image can be read, or a label is wrong.
         """
         files = [file for file in find_images(paths) if keep is None or keep(file)]
+        if not files:
+            raise DataError(f"all images at {', '.join(paths)} are left out, so that none is left to be read")
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
         self.images, self.left_out = read_images(files, nc, progress=progress)

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -18,8 +19,10 @@ import yaml
 from known_images import MIXED, write_set
 from torch.utils.data import DataLoader
 
+from utils import upstream
 from utils.core.errors import DataError
 from utils.evaluation import images as images_module
+from utils.evaluation.augmented import SeededImages
 from utils.evaluation.dataset import ImageDataset, collate, load_data, make_loader
 from utils.evaluation.images import find_images, label_file, read_labels
 from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, rectangular_shapes
@@ -352,6 +355,32 @@ def test_limit_takes_images_evenly_spread(folder):
     dataset = ImageDataset([str(folder / "images/val")], 3, 64, limit=3)
     assert [Path(image.path).stem[-2:] for image in dataset.images] == ["01", "10", "20"]
     assert len(ImageDataset([str(folder / "images/val")], 3, 64, limit=99)) == 20
+
+
+def test_keep_takes_only_the_images_that_it_holds_for(folder):
+    files = find_images([str(folder / "images/val")])
+    kept = files[1::3]
+    dataset = ImageDataset([str(folder / "images/val")], 3, 64, keep=kept.__contains__)
+    assert [one.path for one in dataset.images] == kept
+    limited = ImageDataset([str(folder / "images/val")], 3, 64, keep=kept.__contains__, limit=2)
+    assert [one.path for one in limited.images] == [kept[0], kept[-1]]
+    loader = make_loader(
+        load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=3, workers=0, shuffle=True, keep=kept.__contains__
+    )
+    assert sorted(one for batch in loader for one in batch[2]) == kept
+    with pytest.raises(DataError, match="none is left"):
+        ImageDataset([str(folder / "images/val")], 3, 64, keep=lambda _: False)
+
+
+def test_keep_reaches_upstreams_dataset(folder, monkeypatch):
+    given = {}
+    dataset = SimpleNamespace(collate_fn=collate)
+    monkeypatch.setattr(upstream, "make_dataset", lambda *_, **more: given.update(more) or dataset)
+    monkeypatch.setattr(SeededImages, "__len__", lambda _: 1)
+    make_loader(
+        load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0, augment=True, keep=str.isdigit
+    )
+    assert given["keep"] is str.isdigit
 
 
 def test_rect_and_shuffle_exclude_each_other(folder):
