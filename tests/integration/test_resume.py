@@ -166,10 +166,22 @@ def test_a_finished_run_is_only_shown_again(whole, capsys):
     assert {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)} == before
 
 
-def test_more_epochs_can_be_asked_for(whole, data, demo_weights, tmp_path):
-    assert quantize(demo_weights, data, tmp_path, "--epochs", "1") == 0
-    assert resume(tmp_path / "exp", "--epochs", str(EPOCHS)) == 0
-    assert_equal_runs(tmp_path / "exp", whole)
+def test_more_epochs_begin_a_leg_of_their_own_that_dies_and_continues_to_the_same_end(
+    data, demo_weights, tmp_path, monkeypatch
+):
+    for name in ("whole", "dies"):
+        assert quantize(demo_weights, data, tmp_path / name, "--epochs", "1") == 0
+    before = report_of(tmp_path / "whole/exp")["history"]
+    assert resume(tmp_path / "whole/exp", *LONGER) == 0
+    with monkeypatch.context() as patch:
+        at_call(patch, Finetuner, "_step", 4)  # in the second epoch of the new leg
+        with pytest.raises(Killed):
+            resume(tmp_path / "dies/exp", *LONGER)
+    assert resume(tmp_path / "dies/exp") == 0
+    assert_equal_runs(tmp_path / "dies/exp", tmp_path / "whole/exp")
+    history = report_of(tmp_path / "whole/exp")["history"]
+    assert history[:1] == before
+    assert history[1]["lr"] > history[0]["lr"] / 2, "a warm-up begins again"
 
 
 def test_resume_alone_finds_the_last_run(whole, capsys):
