@@ -10,7 +10,7 @@ In a process by itself torch.distributed is never touched: sums are what they ar
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -142,6 +142,12 @@ def gather(thing: Thing) -> list[Thing]:
     found: list[Any] | None = [None] * _State.world.size if is_main() else None
     distributed.gather_object(thing, found)
     return found or []
+
+
+def united(mine: Mapping[str, Thing]) -> dict[str, Thing]:
+    """The entries of all processes' mappings, in each of them."""
+    parts = gather(dict(mine))
+    return from_main(lambda: {name: thing for part in parts for name, thing in part.items()})
 
 
 def from_main(work: Callable[[], Thing]) -> Thing:
