@@ -294,7 +294,7 @@ class Finetuner:
                 loss = loss + self.settings.features * part_of_layer_loss(ours.take(), features, counts=counts)
         # the mean of the processes' gradients is taken, and their sum is wanted
         self.scaler.scale(loss * distributed.world().size).backward()
-        return loss.detach().clone()
+        return loss.detach()
 
     def _beside(self) -> AbstractContextManager[Any]:
         """On the teacher's stream, which takes over what was computed so far; on a CPU nothing.
