@@ -6,7 +6,7 @@
     python qat.py calibrate --weights yolov9-c.pt --data data/coco.yaml
     python qat.py eval --weights runs/qat/exp/weights/qat_best_yolov9-c.pt --data data/coco.yaml
 
-Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
+Run it in a patched YOLOv9 checkout (patch_yolov9.sh). `torchrun --nproc-per-node N qat.py ...` uses N GPUs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
 from models.quantize.recipe_fields import SUPERVISIONS, TRAIN_OPTIONS
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.core import distributed
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
@@ -64,7 +65,7 @@ def _add_common(
         "--batch-size",
         type=bounded("batch_size"),
         metavar="N",
-        help=f"images a batch (default: {options.batch_size})",
+        help=f"images a batch, of all processes together (default: {options.batch_size})",
     )
     parser.add_argument(
         *IMAGE_SIZE_FLAGS,
@@ -77,7 +78,7 @@ def _add_common(
         "--workers",
         type=bounded("workers"),
         metavar="N",
-        help=f"processes that read images, at most (default: {options.workers})",
+        help=f"processes that read images, at most, for each GPU (default: {options.workers})",
     )
     add_run_dir(parser, options.project, options.name)
 
@@ -319,9 +320,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def handle(args: argparse.Namespace) -> None:
         args.command_line = shlex.join(["python", "qat.py", *words])
-        {"quantize": quantize, "sensitive": sensitive, "calibrate": calibrate, "eval": evaluate}[args.command](args)
+        with distributed.joined():
+            {"quantize": quantize, "sensitive": sensitive, "calibrate": calibrate, "eval": evaluate}[args.command](args)
 
-    return run_program(build_parser(), handle, words)
+    return run_program(build_parser(), handle, words, together=True)
 
 
 if __name__ == "__main__":

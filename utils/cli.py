@@ -16,7 +16,7 @@ from functools import partial
 from typing import NoReturn
 
 import interrupts
-from utils.core import console
+from utils.core import console, distributed
 from utils.core.arguments import folder_name_argument, refuse_empty
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
@@ -74,35 +74,46 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
     )  # fmt: skip
 
 
-def setup_logging(verbose: bool = False) -> None:
-    """Send the library's log to standard output as plain lines, the way upstream's programs look."""
+def setup_logging(verbose: bool = False, rank: int = 0) -> None:
+    """Send the library's log to standard output as plain lines, the way upstream's programs look.
+
+    Of several processes, others than the main one say their number, and nothing below a warning.
+    """
     if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     for name in ("models.quantize", "utils", "__main__"):
-        logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.INFO)
+        logging.getLogger(name).setLevel(logging.WARNING if rank else logging.DEBUG if verbose else logging.INFO)
 
 
 def run_program(
     parser: argparse.ArgumentParser,
     handler: Callable[[argparse.Namespace], int | None],
     argv: Sequence[str] | None = None,
+    *,
+    together: bool = False,
 ) -> int:
     """Parse, run, and turn every error into one line and an exit code.
 
     Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted, 143 terminated, 141 the output was
     closed. `--debug` shows the traceback instead.
+
+    Args:
+        together: several processes, as torchrun starts them, may work on one job. Others than the main one say only
+            what is wrong, and who they are.
     """
     console.guard()
     leaves = _leaf_parsers(parser)
     for target in leaves:
         target.add_argument("--debug", action="store_true", help="show a traceback on errors")
     args = _parse(parser, leaves, argv)
-    setup_logging(args.debug)
+    rank = _rank(parser, together)
+    setup_logging(args.debug, rank)
+    who = f"rank {rank}: " if rank else ""
 
     def work() -> int:
         code = handler(args) or 0
@@ -117,8 +128,21 @@ def run_program(
     except Exception as error:
         if args.debug:
             raise
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        print(f"{who}error: {_one_line(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
+
+
+def _rank(parser: argparse.ArgumentParser, together: bool) -> int:
+    """This process's number among those that torchrun has started; the program ends where it cannot be one of them."""
+    try:
+        found = distributed.launched()
+    except QatError as error:
+        parser.exit(2, f"error: {error}\n")
+    if found.size > 1 and not together:
+        if found.rank:
+            parser.exit(2)
+        parser.exit(2, f"error: {parser.prog} is one process; start it without torchrun\n")
+    return found.rank
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

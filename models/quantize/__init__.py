@@ -18,6 +18,7 @@ reports, are in `utils/jobs/`.
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass
     finetune.py        QAT: the float network supervises the quantized one
     supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers
+    shared_batch.py    the same of a batch that several processes share
     learned_ranges.py  ranges as parameters
     schedule.py        the learning rate of each step
     step_graph.py      a step's kernels, recorded and replayed

@@ -25,6 +25,8 @@ from tqdm import tqdm
 from models.quantize import backend
 from models.quantize.placement import quantizers_off, scale_key
 from models.quantize.recipe import Calibration, parse_method
+from models.quantize.shared_batch import placeholder
+from utils.core import distributed
 from utils.core.device import full_float32
 from utils.core.errors import InputError, QatError
 from utils.core.number_types import INT8
@@ -66,7 +68,7 @@ class Histogram:
         if tensor >= len(self.counts):
             missing = self.counts.new_zeros(tensor + 1 - len(self.counts), BINS)
             self.counts = torch.cat((self.counts, missing))
-        for part in magnitude.flatten().split(EXACT):
+        for part in magnitude.flatten().split(EXACT) if magnitude.numel() else ():
             self.counts[tensor] += torch.histc(part, BINS, 0, self.top)
         self.largest = max(self.largest, largest)
 
@@ -120,8 +122,11 @@ class Statistics:
 def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
     """Run the float network over at most `limit` batches and count magnitudes at every activation quantizer.
 
+    Several processes count their parts of every batch, over bins that the whole batch decides. So their sums, which are
+    integers, are what one process counts.
+
     Args:
-        batches: float images `[B, 3, H, W]` in 0..1, on the model's device.
+        batches: float images `[B, 3, H, W]` in 0..1, on the model's device; a part of a shared batch may be empty.
 
     Raises:
         QatError: there is no batch, or a tensor holds NaN or infinity.
@@ -129,16 +134,19 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     statistics = Statistics()
     quantizers: Any = model.activation_quantizers
     calls: Counter[str] = Counter()  # of each quantizer in the present forward: which of its tensors comes next
+    part = _Part()
     handles = [
-        module.register_forward_pre_hook(_counter(statistics, calls, name)) for name, module in quantizers.items()
+        module.register_forward_pre_hook(_counter(statistics, calls, name, part)) for name, module in quantizers.items()
     ]
     seen = 0
     try:
         with quantizers_off(model), torch.inference_mode(), full_float32():
             for images in tqdm(
-                _first(batches, limit), total=limit, desc="calibration", unit="batch", disable=not progress
-            ):
+                _first(batches, limit), total=limit, desc="calibration", unit="batch",
+                disable=not (progress and distributed.is_main()),
+            ):  # fmt: skip
                 calls.clear()
+                images, part.counts = placeholder(images)
                 model(images)
                 seen += 1
     finally:
@@ -147,6 +155,8 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     if seen == 0:
         raise QatError("calibration got no images")
     unseen = [name for name in quantizers if name not in statistics.histograms]
+    for histogram in statistics.histograms.values():
+        distributed.all_sum(histogram.counts)
     if unseen:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
     return statistics
@@ -189,10 +199,20 @@ def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:
         yield images
 
 
-def _counter(statistics: Statistics, calls: Counter[str], name: str) -> Any:
+class _Part:
+    """What the present forward runs on: `counts` is False for a placeholder."""
+
+    counts = True
+
+
+def _counter(statistics: Statistics, calls: Counter[str], name: str, part: _Part) -> Any:
     def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         magnitude = inputs[0].detach().float().abs()
         largest = float(magnitude.max())  # NaN if there is one
+        if not part.counts:
+            magnitude, largest = magnitude.flatten()[:0], 0.0
+        each = [value for (value,) in distributed.all_numbers([largest])]
+        largest = max(each) if all(map(math.isfinite, each)) else math.nan
         if not math.isfinite(largest):
             raise InputError(
                 f"the float network computes NaN or infinity at {name.replace('/', '.')}; check the weights"

@@ -23,17 +23,10 @@ from torch import Tensor, nn
 
 from models.quantize.learned_ranges import LearnedRanges
 from models.quantize.recipe import Finetune
+from models.quantize.shared_batch import in_step, part_of_layer_loss, part_of_task_loss, placeholder
 from models.quantize.step_graph import StepGraph
-from models.quantize.supervision import (
-    LayerTaps,
-    head_inputs,
-    layer_loss,
-    raw_head,
-    supervised_layers,
-    task_loss,
-    task_terms,
-    top_layers,
-)
+from models.quantize.supervision import LayerTaps, head_inputs, raw_head, supervised_layers, task_terms, top_layers
+from utils.core import distributed
 from utils.core.device import full_float32
 from utils.core.errors import CheckpointError
 from utils.core.shown import shown
@@ -103,11 +96,13 @@ class Finetuner:
     loss scaling, and not under BF16, because BF16's 8 bits of significand are as coarse as the INT8 steps that training
     has to tell apart.
 
+    Several processes (`utils/core/distributed.py`) train one network, each on its part of every batch.
+
     Args:
         student: calibrated; between epochs its quantizers have the trained ranges as amax.
         teacher: a float network with the same head and classes.
         settings: rates, what trains, and the supervision.
-        graph: on CUDA, replay a step's kernels (`step_graph.py`).
+        graph: on CUDA, replay a step's kernels (`step_graph.py`); not where several processes train.
     """
 
     def __init__(
@@ -117,14 +112,15 @@ class Finetuner:
         learned = settings.ranges == "learned"
         self.ranges = LearnedRanges(student, activations=learned, weights=settings.weight_ranges == "learned")
         self.ranges.to(device)
-        self.whole: nn.Module = Student(student, self.ranges)
         groups = self._groups(trainable_parameters(student))
+        self.whole = in_step(Student(student, self.ranges))
         self._parameters = [parameter for group in groups for parameter in group["params"]]
         self._amp = device.type == "cuda"
         self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
+        alone = distributed.world().size == 1
         self._side = torch.cuda.Stream(device) if self._amp else None
-        self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph else None
+        self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph and alone else None
         self._taps: list[LayerTaps] = []
         teacher.eval().requires_grad_(False)
 
@@ -207,6 +203,7 @@ class Finetuner:
         """Train on `batches` of images, uint8 or float 0..1 `[B, 3, H, W]`, at the learning rate of each step.
 
         `on_step` is called with the mean loss so far: after every step, on a GPU after every `SYNCHRONIZED` of them.
+        Of several processes each gives its part of every batch, which may be empty; the loss is that of whole batches.
 
         Raises:
             DivergedError: the loss is not finite.
@@ -239,13 +236,15 @@ class Finetuner:
         Raises:
             ValueError: there is no batch at all.
         """
-        distance, weight, count = torch.zeros((), device=self.device), torch.zeros((), device=self.device), 0
+        distance, weight, count = (torch.zeros((), device=self.device) for _ in range(3))
         classes = self._classes()
         with raw_head(self.student), raw_head(self.teacher), torch.no_grad(), full_float32():
             for images in batches:
-                x = as_input(images, self.device)
-                terms = task_terms(self.student(x), self.teacher(x), classes)
-                distance, weight, count = distance + terms[0], weight + terms[1], count + 1
+                if len(images):
+                    x = as_input(images, self.device)
+                    terms = task_terms(self.student(x), self.teacher(x), classes)
+                    distance, weight, count = distance + terms[0], weight + terms[1], count + 1
+        distance, weight, count = distributed.all_sum(torch.stack((distance, weight, count)))
         if not count:
             raise ValueError("no images to measure the loss on")
         return float(distance / weight.clamp(min=1))
@@ -260,12 +259,13 @@ class Finetuner:
         return head_inputs(self.student) if self.settings.features else []
 
     def _step(self, images: Tensor) -> Tensor:
-        """One optimizer step on float images `[B, 3, H, W]`; returns the loss, float32 scalar."""
+        """One optimizer step on float images `[B, 3, H, W]`; returns the loss of the whole batch, float32 scalar."""
+        images, counts = placeholder(images)
         if self._graph is not None:
             loss = self._graph(images)
         else:
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self._gradients(images)
+            loss = distributed.all_sum(self._gradients(images, counts=counts))
         if not self._amp:
             _finite(loss)
         self.scaler.unscale_(self.optimizer)
@@ -274,8 +274,8 @@ class Finetuner:
         self.scaler.update()
         return loss
 
-    def _gradients(self, images: Tensor) -> Tensor:
-        """Forward and backward; returns the loss, detached.
+    def _gradients(self, images: Tensor, counts: bool = True) -> Tensor:
+        """Forward and backward; returns what these images add to the loss, detached: nothing if they do not count.
 
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """
@@ -287,12 +287,13 @@ class Finetuner:
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
         if self.settings.supervision == "layers":
-            loss = layer_loss([*ours.take(), student], [*features, maps])
+            loss = part_of_layer_loss([*ours.take(), student], [*features, maps], counts=counts)
         else:
-            loss = task_loss(student, maps, self._classes())
+            loss = part_of_task_loss(student, maps, self._classes(), counts=counts)
             if self.settings.features:
-                loss = loss + self.settings.features * layer_loss(ours.take(), features)
-        self.scaler.scale(loss).backward()
+                loss = loss + self.settings.features * part_of_layer_loss(ours.take(), features, counts=counts)
+        # the mean of the processes' gradients is taken, and their sum is wanted
+        self.scaler.scale(loss * distributed.world().size).backward()
         return loss.detach()
 
     def _beside(self) -> AbstractContextManager[Any]:

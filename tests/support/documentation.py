@@ -33,6 +33,8 @@ UPSTREAMS = {"train.py", "train_dual.py", "val.py"}
 PASSES_ON = "scripts/run_upstream.py"  # what follows is for a program of upstream's
 OTHERS = {".", "cd", "git", "pip"}
 TRTEXECS_FLAGS = {"--exportLayerInfo"}
+TORCHRUN = ["torchrun", "--nproc-per-node", "2"]  # in front of a program
+TORCHRUNS_FLAGS = {"--nproc-per-node", "--nnodes", "--rdzv-endpoint"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -97,6 +99,8 @@ def _program(word: str) -> str:
 def _wrong_command(words: list[str], *, whole: bool) -> Iterator[str]:
     """`whole`: the command can be run as it stands, so its parser must take all of it, and not the flags only."""
     shown = " ".join(words)
+    if words[:3] == TORCHRUN:
+        words = words[3:]
     if words[0] == "python":
         words = words[1:]
     program, arguments = _program(words[0]), words[1:]
@@ -179,7 +183,7 @@ def shell_flags(program: str) -> frozenset[str]:
 @functools.cache
 def all_flags() -> frozenset[str]:
     """The flags of all programs."""
-    found = set(TRTEXECS_FLAGS)
+    found = TRTEXECS_FLAGS | TORCHRUNS_FLAGS
     for program in SHELL_PROGRAMS:
         found |= shell_flags(program)
     for program in PYTHON_PROGRAMS:

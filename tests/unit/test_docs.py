@@ -9,7 +9,7 @@ from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, an
 
 MOST_LINES = 150  # of README: what a new user reads in five minutes
 SUBJECTS = {
-    "benchmarks", "demo", "dependencies", "export", "placement", "recipe", "sensitivity", "tensorrt",
+    "benchmarks", "demo", "dependencies", "distributed", "export", "placement", "recipe", "sensitivity", "tensorrt",
 }  # fmt: skip
 
 
@@ -66,6 +66,10 @@ def bash(line: str) -> str:
         (bash("cd yolov9 && python quantize.py"), "quantize.py is no program of this repository"),
         (bash("./scripts/quickstart.sh --fast"), "scripts/quickstart.sh has no --fast"),
         (bash("scripts/generate_trt_engine.sh a.onnx 640 --tiny"), "generate_trt_engine.sh has no --tiny"),
+        (
+            bash("torchrun --nproc-per-node 2 qat.py quantize --epoch-count 3"),
+            "unrecognized arguments: --epoch-count 3",
+        ),
         (bash("curl https://example.org"), "curl is no program"),
         (bash("pip install -r requirements/none.txt"), "there is no requirements/none.txt"),
         ("`python qat.py eval --epochs`", "qat.py has no --epochs"),

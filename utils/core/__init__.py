@@ -16,6 +16,7 @@ console.py          standard output and error: closed ends, any locale
 late_modules.py     modules that are imported when something of them is asked for
 light_torchvision.py  torchvision without torch's compiler
 log_levels.py       how much a part of the program says
+distributed.py      several processes that work on one job
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at

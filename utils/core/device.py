@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from utils.core import distributed
 from utils.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ def select_device(text: str) -> torch.device:
     """The device that `--device` names.
 
     Args:
-        text: '', 'cpu', a CUDA index such as '0', or 'cuda:0'.
+        text: '', 'cpu', a CUDA index such as '0', or 'cuda:0'. Of several processes each takes the GPU of its own
+            number on its machine, or the CPU.
 
     Raises:
         InputError: the device does not exist here, or several were named.
@@ -24,8 +26,11 @@ def select_device(text: str) -> torch.device:
     import torch
 
     name = text.strip().lower().removeprefix("cuda:")
-    if name == "cuda":
-        name = "0"
+    world = distributed.world()
+    if world.size > 1 and name not in ("", "cuda", "cpu"):
+        raise InputError(f"--device {text}: every process takes the GPU of its own number; give --device cpu, or none")
+    if name == "cuda" or (world.size > 1 and name == "" and torch.cuda.is_available()):
+        name = str(world.local_rank)
     if name == "cpu" or (name == "" and not torch.cuda.is_available()):
         return torch.device("cpu")
     name = name or "0"
@@ -33,6 +38,10 @@ def select_device(text: str) -> torch.device:
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
     if int(name) >= torch.cuda.device_count():
         found = f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices"
+        if world.size > 1:
+            raise InputError(
+                f"{found}, and this is process {int(name) + 1} on this machine; start one for each of them"
+            )
         raise InputError(f"--device {text}: {found}; --device cpu works")
     return torch.device("cuda", int(name))
 

@@ -24,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 import interrupts
+from utils.core import distributed
 from utils.core.errors import InputError
 from utils.core.files import make_run_dir
 
@@ -46,10 +47,31 @@ class InUseError(InputError):
 def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[Path]:
     """Make the folder of a run, as `files.make_run_dir` does, and hold it; one that stays empty on an error is removed.
 
+    Of several processes the main one does so, and the others get to know the folder.
+
     Raises:
         InUseError: `exist_ok`, and another program lives in `project/name`.
         InputError: the folder cannot be made, or not be written.
     """
+    with contextlib.ExitStack() as stack:
+        yield distributed.from_main(lambda: stack.enter_context(_new_run(project, name, exist_ok)))
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder that is there already; of several processes the main one does.
+
+    Raises:
+        InUseError: another program lives in it.
+        InputError: it cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        distributed.from_main(lambda: stack.enter_context(_held_folder(folder)))
+        yield
+
+
+@contextlib.contextmanager
+def _new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[Path]:
     base = Path(project) / name
     for _ in range(_ATTEMPTS):
         existed = exist_ok and base.exists()
@@ -76,13 +98,7 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder that is there already.
-
-    Raises:
-        InUseError: another program lives in it.
-        InputError: it cannot be written.
-    """
+def _held_folder(folder: Path) -> Iterator[None]:
     try:
         descriptor = _lock(folder, WAIT)
     except FileNotFoundError as error:

@@ -7,6 +7,7 @@ fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back
 dataset.py      both together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
+shares.py       batches that several processes share
 detector.py     runner + NMS: batches of images → detections
 nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
 metrics.py      detections and labels → precision, recall, AP

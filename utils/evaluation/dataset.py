@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
+from utils.core import distributed
 from utils.core.errors import DataError
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, label_file, read_images
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
 from utils.evaluation.quiet_decoders import quiet_decoders
+from utils.evaluation.shares import OrNothing, ShareOfBatches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,6 +169,7 @@ def make_loader(
     limit: int | None = None,
     keep: Callable[[str], bool] | None = None,
     progress: bool = False,
+    share: bool = False,
 ) -> DataLoader[Any]:
     """A loader over a split; the same arguments give the same batches, whatever `workers` is.
 
@@ -178,6 +181,7 @@ def make_loader(
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds.
+        share: of several processes, each loads its part of every batch, see `shares.py`; otherwise all of it.
 
     Raises:
         DataError: the split is not there, has no readable image, or has a wrong label.
@@ -199,7 +203,7 @@ def make_loader(
         )
     else:
         dataset = ImageDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
-                                 limit=limit, keep=keep, progress=progress)  # fmt: skip
+                                 limit=limit, keep=keep, progress=progress and distributed.is_main())  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
@@ -207,11 +211,14 @@ def make_loader(
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
+    collate_items = getattr(dataset, "collate_fn", collate)
+    if share and distributed.world().size > 1:
+        batches, collate_items = ShareOfBatches(batches), OrNothing(collate_items)
     return _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=min(workers, _cores(), len(batches)),
-        collate_fn=getattr(dataset, "collate_fn", collate),
+        collate_fn=collate_items,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
         generator=generator,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.core import distributed
 from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
 from utils.core.light_torchvision import torchvision
@@ -25,6 +26,7 @@ from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.metrics import ClassScores
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
+from utils.evaluation.shares import in_order
 from utils.evaluation.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ class EvalResult:
             IoU 0.50:0.95, and defined as upstream's val.py does.
         per_class: those classes.
         images, instances: images evaluated and labels on them.
-        ms: milliseconds per image for `preprocess`, `inference` and `nms`, without the first batch if there are more.
+        ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; of
+            several processes those of the main one.
         coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
         seconds: wall time of all of it.
         parts: seconds over all batches for `images` (waiting for the loader), `preprocess`, `inference`, `nms` and
@@ -108,7 +111,7 @@ class EvalResult:
         measured_on: what ran the network, where, at which input.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
-        statistics: what AP was computed from, image by image.
+        statistics: what AP was computed from, image by image; of several processes the main one has it.
     """
 
     ap: float
@@ -146,6 +149,8 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate a network on a split of a dataset.
 
+    Several processes evaluate their parts of every batch; the main one computes AP of all and writes.
+
     Args:
         out_dir: where `save_txt` (`labels/`) and `save_json` (`{name}_predictions.json`) write.
         progress: show a progress bar.
@@ -161,7 +166,7 @@ def evaluate(
                         max_det=config.max_det, single_cls=config.single_cls)  # fmt: skip
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, stride=runner.stride,
                          rect=config.rect, pad=config.pad, workers=config.workers, single_cls=config.single_cls,
-                         limit=config.limit, progress=progress)  # fmt: skip
+                         limit=config.limit, progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         expected = dataset.example_label_file()
@@ -174,7 +179,21 @@ def evaluate(
         refuse_overwrite([outputs.folder / f"{name}_predictions.json"], [truth.file], ELSEWHERE)
     if config.rect:
         check_shapes(runner, dataset.shapes)
-    statistics = _run(loader, detector, outputs, progress)
+    statistics = _run(loader, detector, outputs, progress and distributed.is_main())
+    not_finite = int(sum(number for (number,) in distributed.all_numbers([detector.not_finite])))
+
+    def result() -> EvalResult:
+        return _result(start, statistics, dataset, data, config, detector, outputs, not_finite, name,
+                       f"{runner.description}, {plan.describe(config.rect)}")  # fmt: skip
+
+    return replace(distributed.from_main(result), statistics=statistics if distributed.is_main() else None)
+
+
+def _result(
+    start: float, statistics: Statistics, dataset: ImageDataset, data: DataConfig, config: EvalConfig,
+    detector: Detector, outputs: _Outputs, not_finite: int, name: str, measured_on: str,
+) -> EvalResult:  # fmt: skip
+    """What follows from the detections of all images: AP, files, and the lines for the log."""
     before = time.perf_counter()
     scores = statistics.scores()
     statistics.seconds["metrics"] += time.perf_counter() - before
@@ -183,10 +202,11 @@ def evaluate(
     for line in undecodable:
         logger.warning("left out: %s", line)
     coco = None
-    if outputs.json and truth:
+    if outputs.json and outputs.truth:
         outputs.json.save(outputs.folder / f"{name}_predictions.json")
-        coco = truth.evaluate(outputs.json.results, statistics.paths)
+        coco = outputs.truth.evaluate(outputs.json.results, statistics.paths)
     precision, recall, ap50, ap = scores.mean()
+    processes = distributed.world().size
     result = EvalResult(
         ap=ap, ap50=ap50, precision=precision, recall=recall,
         ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,
@@ -194,9 +214,8 @@ def evaluate(
         per_class=_per_class(scores, data, len(statistics.paths), config.single_cls),
         images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
-        measured_on=f"{runner.description}, {plan.describe(config.rect)}",
-        parts={**statistics.seconds, **detector.seconds()}, not_finite=detector.not_finite,
-        statistics=statistics,
+        measured_on=measured_on + (f", {processes} processes" if processes > 1 else ""),
+        parts={**statistics.seconds, **detector.seconds()}, not_finite=not_finite,
     )  # fmt: skip
     if result.mark:
         logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
@@ -213,7 +232,7 @@ class _Outputs:
     ) -> None:
         if out_dir is None and (config.save_txt or config.save_json):
             raise ValueError("save_txt and save_json need out_dir")
-        self.folder = out_dir or Path()
+        self.folder, self.truth = out_dir or Path(), truth
         self.text = TextWriter(self.folder / "labels", config.save_conf, paths) if config.save_txt else None
         self.json = JsonWriter(truth.image_id, truth.category_ids) if truth else None
 
@@ -228,8 +247,8 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     from tqdm import tqdm
 
     statistics = Statistics()
-    dataset: ImageDataset = loader.dataset
-    bar = tqdm(total=len(dataset), desc="evaluating", unit="image", disable=not progress)
+    ends: list[tuple[int, int]] = []  # of the rows of each batch
+    bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
         clock = time.perf_counter()
         for images, targets, paths, shapes in ahead(loader, detector.device):
@@ -243,8 +262,23 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
                     outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
                 bar.update(len(paths))
                 statistics.seconds["metrics"] += time.perf_counter() - clock
+            ends.append((len(statistics.paths), len(outputs.json.results) if outputs.json else 0))
             clock = time.perf_counter()
-    return statistics
+    return _of_all(statistics, outputs, ends)
+
+
+def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int, int]]) -> Statistics:
+    """What all processes have found, in the order of the images, in the main one; nothing elsewhere."""
+    if distributed.world().size == 1:
+        return statistics
+    images, results = zip(*ends, strict=True)
+    whole = Statistics(seconds=statistics.seconds)
+    for rows, own in statistics.to_plain().items():
+        copies = [one.clone() if isinstance(one, Tensor) else one for one in own]  # not their batch with each of them
+        getattr(whole, rows).extend(in_order(distributed.gather((copies, images))))
+    if outputs.json:
+        outputs.json.results = in_order(distributed.gather((outputs.json.results, results)))
+    return whole
 
 
 def ahead(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:

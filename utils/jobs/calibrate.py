@@ -21,6 +21,7 @@ from models.quantize import calibration, placement
 from models.quantize.finetune import as_input, seed_everything
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Calibration, Recipe, parse_method
+from utils.core import distributed
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
 from utils.core.run_folder import new_run
@@ -112,9 +113,10 @@ def _run(options: CalibrateOptions, recipe: Recipe, inputs: Inputs, folder: Path
         found = sweep(model, inputs, recipe, options.as_quantize(), options.num_image)
     content = {"schema_version": 1, "command": command, **asdict(found), "options": options.to_dict()}
     chosen = replace(recipe, calibration=found.chosen)
-    report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
-    with atomic_path(folder / "calibration.json") as temporary:  # last: where it lies, all is written
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if distributed.is_main():
+        report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
+        with atomic_path(folder / "calibration.json") as temporary:  # last: where it lies, all is written
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     logger.info("\n%s\n", "\n".join(found.lines()))
     logger.info("python qat.py quantize --recipe %s applies it", folder / report.RECIPE_FILE)
     return found
@@ -155,10 +157,13 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
         settings = replace(settings, percentile=percentile)
     found = Sweep(settings, methods[best], limit, methods, seconds)
     calibration.load(model, ranges[best])
-    loader = inputs.validation_loader(options.batch_size, options.workers, limit=BATCHES * options.batch_size)
-    found.exceptions = _exceptions(
-        model, ranges, best, [as_input(batch, inputs.device) for batch in image_batches(loader)]
-    )
+
+    def exceptions() -> dict[str, str]:
+        loader = inputs.validation_loader(options.batch_size, options.workers, limit=BATCHES * options.batch_size)
+        batches = [as_input(batch, inputs.device) for batch in image_batches(loader)]
+        return _exceptions(model, ranges, best, batches)
+
+    found.exceptions = distributed.from_main(exceptions)
     if found.exceptions:
         tried = replace(settings, scales=found.exceptions)
         found.with_exceptions = measured(statistics.settled(tried), describe(tried), EXCEPTIONS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from models.quantize import checkpoint
 from utils import upstream
+from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.log_levels import at_least
 from utils.core.run_folder import new_run
@@ -48,7 +49,7 @@ class Measurer:
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
         """A report row; without a result its scores are unknown."""
-        return make_row(self._device, self._config, result, file, stage, seconds)
+        return distributed.from_main(lambda: make_row(self._device, self._config, result, file, stage, seconds))
 
     def samples(self, models: Mapping[str, nn.Module]) -> list[Sample]:
         """What each of `models` (by stage) detects on a few images, see `samples.collect`."""
@@ -94,6 +95,8 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
         if result.coco:
             report.notes.append(f"pycocotools: {', '.join(f'{key} {value:.4f}' for key, value in result.coco.items())}")
             logger.info("%s", report.notes[-1])
-        path = report.save(folder / "report.json")
+        path = folder / "report.json"
+        if distributed.is_main():
+            report.save(path)
     logger.info("\n%s\nreport: %s", terminal_table(report), path)
     return report

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from models.quantize import backend, placement, recipe_fit
 from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
+from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.file_schema import Mismatch, number, record
@@ -22,6 +23,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.find_images import find_images
 from utils.evaluation.fingerprint import Fingerprint
+from utils.evaluation.shares import ShareOfBatches, whole_batch
 from utils.jobs.options import QuantizeOptions
 
 if TYPE_CHECKING:
@@ -130,11 +132,12 @@ class Inputs:
     def _training_loader(self, options: QuantizeOptions, shuffle: bool = True, **more: Any) -> DataLoader[Any]:
         return make_loader(
             self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
-            workers=options.workers, shuffle=shuffle, seed=options.seed, progress=True, **more,
+            workers=options.workers, shuffle=shuffle, seed=options.seed, progress=True, share=True,
+            **more,
         )  # fmt: skip
 
     def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
-        """Validation images in a fixed order, at most `limit` of them, evenly spread."""
+        """Validation images in a fixed order, at most `limit` of them, evenly spread; every process loads them all."""
         return make_loader(
             self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
             limit=limit, progress=True,
@@ -182,7 +185,7 @@ def _bins(model: Any) -> int:
 
 
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
-    """The images of each batch, uint8 `[B, 3, H, W]`.
+    """The images of each batch, uint8 `[B, 3, H, W]`; where several processes share them, this one's, maybe none.
 
     Those that cannot be decoded are left out. Their number among all that were asked for is said where the pass ends,
     or the caller ends it, and only in the first pass of a loader.
@@ -191,11 +194,13 @@ def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
         DataError: at the end, if not one of them could be decoded.
     """
     found, batches = 0, 0
+    shared = isinstance(loader.batch_sampler, ShareOfBatches)
     try:
         for images, *_ in loader:
             batches += 1
-            found += len(images)
-            if len(images):
+            count, images = whole_batch(images) if shared else (len(images), images)
+            found += count
+            if count:
                 yield images
     finally:
         _warn_of_undecodable(loader, batches, found)
@@ -208,7 +213,7 @@ def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
 def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
     """Say how many images `batches` batches lack, if this loader's were not said before."""
     asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
-    if 0 < found < asked and not getattr(loader, "undecodable_said", False):
+    if 0 < found < asked and distributed.is_main() and not getattr(loader, "undecodable_said", False):
         loader.undecodable_said = True
         logger.warning("%d of %d images cannot be decoded and are left out", asked - found, asked)
 

@@ -5,6 +5,8 @@ images is reported after every epoch, and chooses nothing: the best of several d
 
 Each step ends with the state being saved (`run_state.py`), so that a run killed at any moment continues with the step
 that was interrupted. `start` begins a run, `resume` continues one.
+
+Several processes all take every step, and come to the same numbers; the main one writes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from models.quantize.finetune import DivergedError, as_input, seed_everything
 from models.quantize.ranges import tensor_ranges
 from models.quantize.recipe import AUTO, Recipe
 from utils import upstream
+from utils.core import distributed
 from utils.core.errors import InputError
 from utils.core.files import atomic_path, copy_file, file_hash
 from utils.core.run_folder import held, new_run
@@ -74,7 +77,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
 
 
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
-    state = RunState.load(folder)
+    state = distributed.from_main(lambda: RunState.load(folder))
     options = resumed_options(state.options, given, QuantizeOptions)
     recipe = with_epochs(state, folder, Recipe.from_dict(state.recipe), options.epochs)
     state.options, state.recipe = options.to_dict(), recipe.to_dict()
@@ -138,7 +141,8 @@ class Session:
             student = self._calibrated()
             if not self.options.ptq_only:
                 self._finetune(student)
-            self._finish()
+            if distributed.is_main():
+                self._finish()
         logger.info("\n%s\n%s", terminal_table(self.report), self._verdict())
         return self.report
 
@@ -190,6 +194,8 @@ class Session:
         """The placement in words: all of it as a file, without the long lists of shared scales in the log."""
         text = placement.describe(plan)
         path = self.folder / "placement.txt"
+        if not distributed.is_main():
+            return
         with atomic_path(path) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
         lines = [line for line in text.splitlines() if not line.startswith("  one scale")]
@@ -301,16 +307,17 @@ class Session:
     def _write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
         source = self._inputs.source
         origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
-        checkpoint.save(
-            weights_folder(self.folder) / name,
-            student,
-            recipe=self.recipe,
-            names=source.names,
-            nc=source.nc,
-            stride=source.stride,
-            yaml=source.yaml,
-            extra={**extra, **origin, "imgsz": self._inputs.imgsz},
-        )
+        if distributed.is_main():
+            checkpoint.save(
+                weights_folder(self.folder) / name,
+                student,
+                recipe=self.recipe,
+                names=source.names,
+                nc=source.nc,
+                stride=source.stride,
+                yaml=source.yaml,
+                extra={**extra, **origin, "imgsz": self._inputs.imgsz},
+            )
         self.state.files.append(name)
         self.state.checkpoint = name
 
@@ -323,7 +330,8 @@ class Session:
         others = [old for old in self.report.rows if old.stage not in self.state.rows]
         self.report.rows = ours + others
         self.report.history = list(self.state.history)
-        self.report.save(self.folder / "report.json")
+        if distributed.is_main():
+            self.report.save(self.folder / "report.json")
 
     def _note(self, text: str, *, holds: bool = True) -> None:
         """Say something in the log and the report, or take it back: it may no longer hold after more epochs."""

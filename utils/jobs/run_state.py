@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from utils.core import distributed
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import damaged
 from utils.core.files import save_torch
@@ -88,13 +89,20 @@ class RunState:
     legs: list[int] = field(default_factory=lambda: [0])
 
     def save(self, folder: Path) -> None:
-        """Write the state into the run folder; a reader sees the old one or the new one."""
+        """Write the state into the run folder; a reader sees the old one or the new one.
+
+        Of several processes the main one does.
+        """
+        if not distributed.is_main():
+            return
         content = {"run_state": STATE_VERSION, **vars(self), "best": self.best and asdict(self.best)}
         save_torch(content, weights_folder(folder) / STATE_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:
         """Read a run folder's state and remove what an interrupted step left behind.
+
+        Of several processes the main one does, and the others get what it read.
 
         Raises:
             InputError: there is no run to resume in `folder`.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from models.quantize.finetune import Finetuner, seed_everything
 from models.quantize.recipe import Finetune
 from models.quantize.schedule import Schedule
+from utils.core import distributed
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 
@@ -45,7 +46,7 @@ class Training:
         self, student: nn.Module, teacher: nn.Module, inputs: Inputs, options: QuantizeOptions, settings: Finetune,
         *, legs: list[int], state: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
-        self._settings, self._seed = settings, options.seed
+        self._settings, self._seed, self._batch_size = settings, options.seed, options.batch_size
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         if state:
             self._tuner.load_state_dict(state)
@@ -79,12 +80,20 @@ class Training:
         seed_everything(seed)
         self._images.generator.manual_seed(seed)
         batches = itertools.islice(image_batches(self._images), self._settings.iters)
-        with tqdm(batches, f"QAT epoch {number}/{self._settings.epochs - 1}", self._schedule.steps) as bar:
+        quiet = not distributed.is_main()
+        with tqdm(
+            batches, f"QAT epoch {number}/{self._settings.epochs - 1}", self._schedule.steps, disable=quiet
+        ) as bar:
             trained = self._tuner.run_epoch(
                 bar,
                 partial(self._schedule.rate, number),
                 lambda loss: bar.set_postfix(loss=f"{loss:.4g}", refresh=False),
             )
+        speed = trained.iterations / trained.seconds
+        logger.info(
+            "epoch %d: %d steps in %.1f s: %.2f steps/s, %.1f images/s",
+            number, trained.iterations, trained.seconds, speed, speed * self._batch_size,
+        )  # fmt: skip
         return TrainedEpoch(trained.loss, self._schedule.mean(number), self._measure())
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from models.quantize import backend, calibration, placement
 from models.quantize.finetune import as_input, seed_everything
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import AUTO, Recipe
+from utils.core import distributed
 from utils.core.errors import InputError, RecipeError
 from utils.core.files import file_hash
 from utils.core.run_folder import held, new_run
@@ -74,7 +75,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, An
 
 
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
-    state = AnalysisState.load(folder)
+    state = distributed.from_main(lambda: AnalysisState.load(folder))
     options = resumed_options(state.options, given, SensitiveOptions)
     analysis = Analysis(options, Recipe.from_dict(state.recipe))
     if file_hash(options.weights) != state.weights_hash:
@@ -130,7 +131,8 @@ class Analysis:
             search = Search(self.options, self._units, screening, confirming, self._costs(model))
             chosen = search.run(network, notes)
         recipe = self._recipe_with(search.patterns(chosen.names))
-        report.write_recipe(recipe.to_dict(), chosen.why, self.folder / "recipe.yaml")
+        if distributed.is_main():
+            report.write_recipe(recipe.to_dict(), chosen.why, self.folder / "recipe.yaml")
         recipe_ap = self._verified(recipe) if chosen.names else None
         if recipe_ap is not None and chosen.ap >= search.ap["float"] - self.options.target_drop > recipe_ap:
             lost = search.ap["float"] - recipe_ap
@@ -141,7 +143,8 @@ class Analysis:
             recipe_ap=recipe_ap, seconds=self.state.seconds, notes=notes,
             resampled=search.resampled, recipe_resampled=self.state.resampled("recipe").get(_recipe_name(recipe)),
         )  # fmt: skip
-        report.save(summary, self.folder)
+        if distributed.is_main():
+            report.save(summary, self.folder)
         self.state.finished = True
         self.state.save(self.folder)
         logger.info("\n%s\nresult: %s", "\n".join(report.lines(summary, self.folder)), self.folder)

@@ -2,13 +2,15 @@
 
 Both hold a batch at a time, ask a `Layerwise` network for many states of it, and write down each result at once, so
 that a run that is killed repeats one unit on one batch.
+
+Several processes take turns with the units and states of a batch, and write down what they found at its end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ import torch
 
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
+from utils.core import distributed
 from utils.core.errors import CheckpointError
 from utils.core.file_schema import damaged
 from utils.core.files import save_torch
@@ -69,8 +72,11 @@ class Clock:
         self._minutes, self._began = minutes, time.perf_counter()
 
     def over(self, share: float = 1.0) -> bool:
-        """Whether this share of the budget is used."""
-        return self._minutes is not None and time.perf_counter() - self._began > 60 * self._minutes * share
+        """Whether this share of the budget is used, by the main process's clock."""
+        if self._minutes is None:
+            return False
+        end = self._began + 60 * self._minutes * share
+        return distributed.from_main(lambda: time.perf_counter() > end)
 
 
 @dataclass(frozen=True)
@@ -125,32 +131,54 @@ class Confirming:
         began = time.perf_counter()
         results = {name: Statistics() for name in states}
         whole = True
-        for index, batch in enumerate(tqdm(self._work.loader, f"AP of {len(states)} networks", unit="batch")):
+        title = f"AP of {len(states)} networks"
+        for index, batch in enumerate(tqdm(self._work.loader, title, unit="batch", disable=not distributed.is_main())):
             if index and self._work.clock.over():
                 whole = False
                 break
             if batch[2]:
                 part = self._batch(batch, states, self._part(stage, index))
-                for name, statistics in results.items():
-                    statistics.extend(part[name])
+                for name, found in part.items():
+                    if name in results:
+                        results[name].extend(found)
         self._work.state.add_seconds(f"AP of {stage}", time.perf_counter() - began)
         self._work.state.save(self._work.folder)
+        return distributed.from_main(lambda: self._scored(stage, results, whole)), whole
+
+    def _scored(self, stage: str, results: Mapping[str, Statistics], whole: bool) -> dict[str, float]:
+        """AP by name of the state; of all images, those on resampled ones are kept too."""
         if whole:
             for name, statistics in results.items():
                 self._work.state.keep_resampled(stage, name, statistics.resampled())
-        return {name: statistics.scores().mean()[3] for name, statistics in results.items()}, whole
+        return {name: statistics.scores().mean()[3] for name, statistics in results.items()}
 
     def resampled(self, stage: str) -> dict[str, Resampled]:
         """Those AP of `stage` on resampled images, by name of the state, for standard errors of their differences."""
         return self._work.state.resampled(stage)
 
-    def keep(self, stage: str, index: int, batch: Any, runs: Mapping[str, Run]) -> None:
-        """Take in what another pass over the images has run already, so that it is not run again."""
-        path = self._part(stage, index)
-        known, measured = self._load(path), self._work.state.ap.get(stage, {})
-        new = {name: self._statistics(batch, run) for name, run in runs.items() if name not in {*known, *measured}}
-        if new:
-            save_torch({**known, **new}, path)
+    def keep(self, stage: str, index: int, mine: Mapping[str, Any]) -> None:
+        """Take in what another pass over the images has found by `statistics`, so that it is not run again.
+
+        Each process gives what it has; the main one writes.
+        """
+        measured = self._work.state.ap.get(stage, {})
+        self._add(self._part(stage, index), {name: one for name, one in mine.items() if name not in measured})
+
+    def _known(self, path: Path) -> set[str]:
+        """The names of what a file holds."""
+        return distributed.from_main(lambda: set(self._load(path)))
+
+    def _add(self, path: Path, mine: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to a file what all processes have found; returns what it holds then, in the main one."""
+        parts = distributed.gather(dict(mine))
+        if not distributed.is_main():
+            return {}
+        found = self._load(path)
+        if any(part.keys() - found for part in parts):
+            for part in parts:
+                found = {**part, **found}
+            save_torch(found, path)
+        return found
 
     @staticmethod
     def _load(path: Path) -> dict[str, Any]:
@@ -169,21 +197,27 @@ class Confirming:
         return self._work.folder / PARTS / f"{_stage_name(stage)}-{index}.pt"
 
     def _batch(self, batch: Any, states: Mapping[str, State], path: Path) -> dict[str, Any]:
-        """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated."""
-        found = self._load(path)
+        """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated.
+
+        All of it is given in the main process.
+        """
         images, everything = as_input(batch[0], self._work.device), self._network.everything
+        world, have = distributed.world(), self._known(path)
+        missing = [name for name in states if name not in have]
+        mine: dict[str, Any] = {}
         known: Run | None = None
-        for name, state in states.items():
-            if name in found:
-                continue
+        for name in missing[world.rank :: world.size]:
+            state = states[name]
             if known is None and len(states) > 1:
                 known = self._network.run(images, everything)
             run = known if known is not None and state == everything else self._network.run(images, state, known)
-            found[name] = self._statistics(batch, run)
-            save_torch(found, path)
-        return found
+            mine[name] = self.statistics(batch, run)
+            if world.size == 1:
+                self._add(path, mine)
+        return self._add(path, {} if world.size == 1 else mine)
 
-    def _statistics(self, batch: Any, run: Run) -> dict[str, Any]:
+    def statistics(self, batch: Any, run: Run) -> dict[str, Any]:
+        """What a network detects in a batch, as the evaluation loop keeps it."""
         images, targets, paths, shapes = batch
         config, statistics = EvalConfig(), Statistics()
         found = non_max_suppression(run.prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
@@ -193,8 +227,9 @@ class Confirming:
 
 
 def forget_parts(folder: Path, stage: str | None = None) -> None:
-    """Remove the detections that a stage has kept in a run's folder, or all of them."""
-    for path in (folder / PARTS).glob(f"{_stage_name(stage) if stage else '*'}-*.pt"):
+    """Remove the detections that a stage has kept in a run's folder, or all of them; the main process does."""
+    found = (folder / PARTS).glob(f"{_stage_name(stage) if stage else '*'}-*.pt") if distributed.is_main() else ()
+    for path in found:
         path.unlink(missing_ok=True)
 
 
@@ -224,7 +259,8 @@ class Screening:
         count = len(getattr(loader.dataset, "images", loader.dataset))
         turn = 1 if self._thorough else max(1, min(LARGEST_TURN, count // IMAGES_A_UNIT, len(loader)))
         done = state.screened.setdefault(stage, {})
-        for index, batch in enumerate(tqdm(loader, f"screening {len(units)} units", unit="batch")):
+        title = f"screening {len(units)} units"
+        for index, batch in enumerate(tqdm(loader, title, unit="batch", disable=not distributed.is_main())):
             rows = done.setdefault(str(index), {})
             todo = [unit for place, unit in enumerate(units) if (index + place) % turn == 0 and unit.name not in rows]
             if todo and batch[2]:
@@ -233,7 +269,7 @@ class Screening:
                 self._batch(index, batch, todo, rows, stage)
         return True
 
-    def _batch(self, index: int, batch: Any, units: Iterable[Unit], rows: dict[str, list[float]], stage: str) -> None:
+    def _batch(self, index: int, batch: Any, units: Sequence[Unit], rows: dict[str, list[float]], stage: str) -> None:
         state, began = self._work.state, time.perf_counter()
         images = as_input(batch[0], self._work.device)
         origin = self._network.run(images, State())
@@ -241,16 +277,34 @@ class Screening:
         base, scale = float(distance(origin.prediction, whole.prediction)), float(weight(origin.prediction))
         state.add_seconds("whole networks", time.perf_counter() - began)
         began = self._spent(stage, began)
-        self._confirming.keep(stage, index, batch, {"float": origin, "INT8": whole})
-        for unit in units:
+        whole_networks = {"float": origin, "INT8": whole} if distributed.is_main() else {}
+        detected = {name: self._confirming.statistics(batch, run) for name, run in whole_networks.items()}
+        self._confirming.keep(stage, index, detected)
+        world, mine, detected = distributed.world(), {}, {}
+        for unit in units[world.rank :: world.size]:
             in_float = self._network.run(images, unit.in_float, whole)
             alone = self._network.run(images, unit.alone, origin)
             far = [float(distance(origin.prediction, run.prediction)) for run in (in_float, alone)]
-            rows[unit.name] = [len(images), scale, base, *far]
+            mine[unit.name] = [len(images), scale, base, *far]
             if self._thorough:
-                self._confirming.keep(stage, index, batch, {unit.name: in_float})
-            began = self._spent(stage, began)
-            state.save(self._work.folder)
+                detected[unit.name] = self._confirming.statistics(batch, in_float)
+            if world.size == 1:
+                began = self._written(stage, index, rows, mine, detected, began)
+                mine, detected = {}, {}
+        if world.size > 1:
+            self._written(stage, index, rows, mine, detected, began)
+
+    def _written(
+        self, stage: str, index: int, rows: dict[str, list[float]], mine: Mapping[str, list[float]],
+        detected: Mapping[str, Any], began: float,
+    ) -> float:  # fmt: skip
+        """Write down what all processes have found about units since `began`; returns now."""
+        rows.update(distributed.united(mine))
+        if self._thorough:
+            self._confirming.keep(stage, index, detected)
+        began = self._spent(stage, began)
+        self._work.state.save(self._work.folder)
+        return began
 
     def _spent(self, stage: str, began: float) -> float:
         """Count the time since `began`, also of a process that is killed before the batch is done; returns now."""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from utils.core import distributed
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import damaged
 from utils.core.files import atomic_path
@@ -53,7 +54,9 @@ class AnalysisState:
     ap_resampled: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write the state; a reader sees the old one or the new one."""
+        """Write the state, in the main process; a reader sees the old one or the new one."""
+        if not distributed.is_main():
+            return
         with atomic_path(folder / STATE_FILE) as temporary:
             temporary.write_text(json.dumps({"analysis_state": VERSION, **asdict(self)}), encoding="utf-8")
 

@@ -1,0 +1,166 @@
+"""What tests let one process and several do, to compare the results (`together.py`)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from known_images import KnowingModel
+from small_networks import ADown, Concat, Conv, Network, RepNBottleneck
+from torch import Tensor, nn
+
+from models.quantize import calibration, placement
+from models.quantize.finetune import Finetuner
+from models.quantize.recipe import Calibration, Finetune, Recipe
+from utils.core import distributed
+from utils.core.errors import InputError
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import make_loader
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.shares import in_order
+from utils.jobs.inputs import image_batches
+from utils.runners.pytorch import TorchRunner
+
+CPU = torch.device("cpu")
+CLASSES, BINS = 2, 4
+FORMS: dict[str, dict[str, Any]] = {
+    "task": {}, "layers": {"supervision": "layers"}, "features": {"features": 0.5}, "ranges only": {"train": "ranges"},
+}  # fmt: skip
+NAMES = ("cat", "dog", "owl")
+
+
+class RawHead(nn.Module):
+    """One level: raw maps while it trains, otherwise predictions too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nc, self.conv = CLASSES, nn.Conv2d(8, 4 * BINS + CLASSES, 1)
+        self.unused = nn.Parameter(torch.ones(3))  # networks may hold what takes no part
+
+    def forward(self, x: Tensor) -> Any:
+        raw = self.conv(x)
+        return [raw] if self.training else (raw.flatten(2), [raw])
+
+
+def toy() -> Network:
+    """A detector of a few channels."""
+    torch.manual_seed(0)
+    return Network(
+        [
+            (-1, Conv(3, 8, 3, 2)),
+            (-1, ADown(8, 8)),
+            (-1, RepNBottleneck(8)),
+            (-1, nn.Upsample(None, 2, "nearest")),
+            ([-1, 0], Concat()),
+            (-1, Conv(16, 8)),
+            (-1, RawHead()),
+        ]
+    ).eval()
+
+
+def whole_batches(sizes: list[int]) -> list[Tensor]:
+    """Batches of random images, of so many each; later ones are brighter, so that ranges grow."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.rand(size, 3, 16, 16, generator=generator) * (place + 1) / len(sizes) for place, size in enumerate(sizes)
+    ]
+
+
+def parts(batches: list[Tensor]) -> list[Tensor]:
+    """This process's parts of batches."""
+    return [batch[distributed.world().share(len(batch))] for batch in batches]
+
+
+def calibrated(sizes: list[int]) -> tuple[Network, Any]:
+    """The toy with quantizers, and the statistics that it was calibrated with."""
+    model = toy()
+    placement.apply(model, placement.plan(model, Recipe()))
+    statistics = calibration.calibrate(model, parts(whole_batches(sizes)), Calibration(batches=9), progress=False)
+    return model, statistics
+
+
+def ranges(sizes: list[int]) -> dict[str, Any]:
+    """Counts and ranges of a calibration."""
+    _, statistics = calibrated(sizes)
+    amax = {text: statistics.amax(text) for text in ("max", "percentile", "mse", "entropy")}
+    return {"counts": {name: one.counts for name, one in statistics.histograms.items()}, "amax": amax}
+
+
+def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
+    """The gradients of a first step, the parameters after one pass, the losses."""
+    student, _ = calibrated([3, 3])
+    tuner = Finetuner(student, copy.deepcopy(toy()), replace(Finetune(), grad_clip=1e6, **changes), device=CPU)
+    steps: list[list[Tensor]] = []
+    optimizer_step = tuner.optimizer.step
+
+    def step(*arguments: Any) -> Any:
+        steps.append([torch.zeros(()) if p.grad is None else p.grad.clone() for p in tuner._parameters])
+        return optimizer_step(*arguments)
+
+    tuner.optimizer.step = step  # type: ignore[method-assign]
+    batches = parts(whole_batches(sizes))
+    found = tuner.run_epoch(batches, lambda _: 1e-3)
+    held_out = tuner.held_out_loss(batches)
+    parameters = [p.detach().clone() for p in tuner._parameters]
+    return {"gradients": steps[0], "parameters": parameters, "loss": found.loss, "steps": found.iterations,
+            "held_out": held_out}  # fmt: skip
+
+
+def everything(sizes: list[int]) -> dict[str, Any]:
+    """All of the above, so that processes are started once."""
+    return {"ranges": ranges(sizes), **{name: trained(sizes, changes) for name, changes in FORMS.items()}}
+
+
+def evaluated(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Evaluations of the network that knows its images, each with its predictions as JSON."""
+    model, data, found = KnowingModel(samples, NAMES, 64), load_data(folder / "data.yaml"), []
+    for place, case in enumerate(cases):
+        config = EvalConfig(imgsz=64, workers=0, save_json=True, **case)
+        with TorchRunner(model, CPU) as runner:
+            result = evaluate(runner, data, config, out_dir=out / str(place), progress=False)
+        clocks = {"ms", "seconds", "parts", "statistics", "measured_on"}
+        numbers = {name: value for name, value in vars(result).items() if name not in clocks}
+        paths = result.statistics.paths if result.statistics else None
+        found.append({"numbers": numbers, "paths": paths, "measured_on": result.measured_on})
+    return found
+
+
+def loaded(folder: Path, batch_size: int, workers: int) -> list[list[int]]:
+    """Of two passes over a shuffled loader, the images of each batch as sums of their pixels."""
+    options = {"imgsz": 64, "batch_size": batch_size, "shuffle": True, "seed": 5, "workers": workers, "share": True}
+    loader = make_loader(load_data(folder / "data.yaml"), "train", **options)
+    return [[int(image.sum()) for image in batch] for _ in range(2) for batch in image_batches(loader)]
+
+
+def of_images(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+    """All that is done with images, so that processes are started once."""
+    return {
+        "evaluated": evaluated(folder, samples, cases, out),
+        "loaded": [loaded(folder, 4, workers) for workers in (0, 1)],
+        "collectives": collectives(),
+    }
+
+
+def collectives() -> dict[str, Any]:
+    """What the functions of `distributed` give."""
+    world = distributed.world()
+
+    def refuse() -> None:
+        raise InputError(f"only {world.rank} can see it")
+
+    try:
+        distributed.from_main(refuse)
+        refused = ""
+    except InputError as error:
+        refused = str(error)
+    rows = (["abe", "cd", ""][world.rank], [[2, 3, 3], [1, 1, 2], [0, 0, 0]][world.rank])
+    return {
+        "world": (world.rank, world.size, world.local_rank), "main": distributed.is_main(), "refused": refused,
+        "sum": distributed.all_sum(torch.tensor([world.rank, 1.0])).tolist(),
+        "numbers": distributed.all_numbers([world.rank, 2**53]), "gathered": distributed.gather(world.rank),
+        "from_main": distributed.from_main(lambda: {"rank": world.rank}),
+        "united": distributed.united({str(world.rank): world.rank}), "rows": in_order(distributed.gather(rows)),
+    }  # fmt: skip

@@ -1,0 +1,41 @@
+"""Run a function in several processes that work together through Gloo, as torchrun would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing as mp
+
+
+def together(work: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
+    """What `work(*arguments)` returns in each of `size` processes, by rank; `folder` is for their results.
+
+    `work` is a function of a module in tests/support/, which the new processes can import.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_work, (size, port, folder, list(sys.path), work, arguments), nprocs=size)
+    import torch
+
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _work(
+    rank: int, size: int, port: int, folder: Path, path: list[str], work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    import torch
+
+    from utils.core import distributed
+
+    torch.set_num_threads(1)  # sums depend on it
+    with distributed.joined():
+        torch.save(work(*arguments), folder / f"{rank}.pt")

@@ -1,0 +1,105 @@
+"""Who am I among several processes: the environment, parts of a batch, devices, and programs that are one process.
+
+What processes do together is in tests/unit/evaluation/test_shares.py and tests/unit/quantize/test_shared_batch.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+import pytest
+import torch
+
+from utils import cli
+from utils.core import device, distributed
+from utils.core.distributed import VARIABLES, World
+from utils.core.errors import InputError
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """Set what torchrun sets."""
+
+    def launch(rank, size, local=0):
+        for name, value in zip(VARIABLES, (rank, size, local, "localhost", 1), strict=True):
+            monkeypatch.setenv(name, str(value))
+
+    return launch
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")  # as other launchers leave it behind
+    assert distributed.launched() == World(0, 1, 0)
+    with distributed.joined() as world:
+        assert world == World()
+    assert distributed.is_main()
+    assert not torch.distributed.is_initialized()
+
+
+def test_torchrun_says_which_process_this_is(torchrun):
+    torchrun(5, 8, 1)
+    assert distributed.launched() == World(5, 8, 1)
+
+
+@pytest.mark.parametrize("values", [(2, 2, 0), (-1, 2, 0), (0, 2, 2), ("first", 2, 0)])
+def test_an_environment_that_makes_no_sense_is_refused(torchrun, values):
+    torchrun(*values)
+    with pytest.raises(InputError, match="RANK"):
+        distributed.launched()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 10])
+def test_parts_are_neighbours_in_order_and_of_almost_one_size(size, count):
+    parts = [list(range(count))[World(rank, size).share(count)] for rank in range(size)]
+    assert sum(parts, []) == list(range(count))  # noqa: RUF017
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_one_process_changes_nothing():
+    values = torch.rand(3)
+    assert distributed.all_sum(values) is values
+    assert distributed.all_numbers([1.5, 2]) == [[1.5, 2]]
+    assert distributed.gather("thing") == ["thing"]
+    assert distributed.from_main(lambda: 3) == 3
+    assert distributed.united({"a": 1}) == {"a": 1}
+
+
+def test_every_process_takes_the_gpu_of_its_own_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(distributed._State, "world", World(1, 3, 1))
+    assert [device.select_device(text) for text in ("", "cuda")] == [torch.device("cuda:1")] * 2
+    assert device.select_device("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match="GPU of its own number"):
+        device.select_device("0")
+    monkeypatch.setattr(distributed._State, "world", World(2, 3, 2))
+    with pytest.raises(InputError, match=r"sees 2 CUDA devices, and this is process 3 on this machine"):
+        device.select_device("")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_other_programs_are_one_process_and_one_of_them_says_so(torchrun, capsys, rank):
+    torchrun(rank, 2, rank)
+    with pytest.raises(SystemExit) as end:
+        cli.run_program(argparse.ArgumentParser("export_qat.py"), lambda args: None, [])
+    assert end.value.code == 2
+    expected = "" if rank else "error: export_qat.py is one process; start it without torchrun\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_other_ranks_say_their_number_and_only_what_is_wrong(torchrun, capsys):
+    torchrun(1, 2, 1)
+
+    def work(_: argparse.Namespace) -> None:
+        logging.getLogger("utils.somewhere").info("told by rank 0")
+        logging.getLogger("utils.somewhere").warning("odd")
+        raise InputError("cannot be used")
+
+    assert cli.run_program(argparse.ArgumentParser("qat.py"), work, [], together=True) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("rank 1: odd\n", "rank 1: error: cannot be used\n")
+    cli.setup_logging()

@@ -1,0 +1,82 @@
+"""Three processes read and evaluate images as one does: the same order, the same AP, the same predictions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import shared_work
+from known_images import MIXED, write_set
+from together import together
+
+CASES = [
+    {"batch_size": 7},
+    {"batch_size": 2},  # smaller than the number of processes
+    {"batch_size": 8, "rect": True},
+    {"batch_size": 4, "limit": 2},  # a dataset that is smaller than it
+]
+IMAGES, SIZE = 23, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("set")
+
+
+@pytest.fixture(scope="module")
+def samples(folder):
+    found = write_set(folder, IMAGES, MIXED)
+    found[5].path.write_bytes(found[5].path.read_bytes()[:200])  # its header can be read, and it not be decoded
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(folder, samples):
+    return shared_work.of_images(folder, samples, CASES, folder / "alone")
+
+
+@pytest.fixture(scope="module")
+def three(folder, samples, tmp_path_factory):
+    results = tmp_path_factory.mktemp("three")
+    return together(shared_work.of_images, SIZE, results, folder, samples, CASES, folder / "three")
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_every_process_gets_the_numbers_of_one(alone, three, case):
+    expected = alone["evaluated"][case]
+    assert expected["numbers"]["ap"] > 0.1
+    for one in three:
+        assert one["evaluated"][case]["numbers"] == expected["numbers"]
+    assert three[0]["evaluated"][case]["paths"] == expected["paths"]
+    assert three[0]["evaluated"][case]["measured_on"].endswith("3 processes")
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_one_file_of_predictions_in_the_order_of_one_process(folder, alone, three, case):
+    ours, theirs = (json.loads((folder / who / str(case) / "model_predictions.json").read_text())
+                    for who in ("three", "alone"))  # fmt: skip
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_parts_put_together_are_the_batches_of_one_process(alone, three, workers):
+    batches = zip(*(one["loaded"][workers] for one in three), strict=True)
+    assert [[image for part in parts for image in part] for parts in batches] == alone["loaded"][workers]
+    passes = alone["loaded"][workers]
+    assert sorted(itertools.chain(*passes[:6])) == sorted(itertools.chain(*passes[6:]))
+    assert passes[:6] != passes[6:]
+
+
+def test_collectives(three):
+    found = [one["collectives"] for one in three]
+    assert [one["world"] for one in found] == [(0, 3, 0), (1, 3, 1), (2, 3, 2)]
+    assert [one["main"] for one in found] == [True, False, False]
+    assert [one["gathered"] for one in found] == [[0, 1, 2], [], []]
+    assert [one["rows"] for one in found] == [["a", "b", "c", "e", "d"], [], []]
+    for one in found:
+        assert one["sum"] == [3.0, 3.0]
+        assert one["numbers"] == [[0, 2**53], [1, 2**53], [2, 2**53]]
+        assert one["from_main"] == {"rank": 0}
+        assert one["united"] == {"0": 0, "1": 1, "2": 2}
+        assert one["refused"] == "only 0 can see it"

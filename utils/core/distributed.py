@@ -1,0 +1,175 @@
+"""Several processes work on one job: `torchrun --nproc-per-node 2 qat.py quantize ...`, on one machine or several.
+
+torchrun says in the environment which of them this process is. `joined` opens the process group (Gloo for what lies in
+memory, NCCL for what lies on a GPU); what is below asks it. Every process runs the same program on its share of each
+batch, so that all of them call the same collectives in the same order; the main one writes and speaks.
+
+In a process by itself torch.distributed is never touched: sums are what they are, and everybody is the main one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from utils.core.errors import InputError, QatError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Thing = TypeVar("Thing")
+
+TIMEOUT = timedelta(minutes=30)  # the longest that one process may let the others wait
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
+LOST = "another process of this run has ended or does not answer; what it says above, or its log, says why"
+# what Gloo and NCCL say when another process is gone, or too late
+_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "timed out", "broken pipe")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is: number `rank` of `size`, and number `local_rank` of those on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    def share(self, count: int) -> slice:
+        """This process's part of `count` things: runs of neighbours, the first ones longer by one where it must be.
+
+        >>> [World(rank, 3).share(7) for rank in range(3)]
+        [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
+        """
+        each, more = divmod(count, self.size)
+        start = self.rank * each + min(self.rank, more)
+        return slice(start, start + each + (self.rank < more))
+
+
+class _State:
+    world = World()  # of the process group that is open
+
+
+def launched() -> World:
+    """What torchrun's environment says; a process by itself without it.
+
+    Raises:
+        InputError: it makes no sense.
+    """
+    if any(name not in os.environ for name in VARIABLES):
+        return World()
+    try:
+        rank, size, local = (int(os.environ[name]) for name in VARIABLES[:3])
+    except ValueError as error:
+        raise InputError(f"RANK, WORLD_SIZE and LOCAL_RANK are no numbers, as torchrun sets them ({error})") from error
+    if not (0 <= rank < size and 0 <= local < size):
+        raise InputError(f"RANK {rank}, WORLD_SIZE {size} and LOCAL_RANK {local} do not fit together")
+    return World(rank, size, local)
+
+
+def world() -> World:
+    """The processes that work together now."""
+    return _State.world
+
+
+def is_main() -> bool:
+    """Is this the process that writes files, logs and shows progress?"""
+    return _State.world.rank == 0
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """Work together with the other processes that torchrun has started, if there are any.
+
+    Raises:
+        QatError: another process has ended, or does not answer.
+    """
+    found = launched()
+    if found.size == 1 or _State.world.size > 1:
+        yield _State.world
+        return
+    import torch
+    from torch import distributed
+
+    on_gpu = torch.cuda.is_available() and found.local_rank < torch.cuda.device_count()
+    if on_gpu:
+        torch.cuda.set_device(found.local_rank)
+    try:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+        _State.world = found
+        yield found
+        wait()
+        distributed.destroy_process_group()  # not after an error: it would wait for the others
+    except RuntimeError as error:
+        if isinstance(error, distributed.DistError) or any(sign in str(error).lower() for sign in _SIGNS):
+            raise QatError(LOST) from error
+        raise
+    finally:
+        _State.world = World()
+
+
+def all_sum(values: Tensor) -> Tensor:
+    """The sum over all processes, the same in each of them; the tensor itself, changed in place."""
+    if _State.world.size > 1:
+        from torch import distributed
+
+        distributed.all_reduce(values)
+    return values
+
+
+def all_numbers(values: Sequence[float]) -> list[list[float]]:
+    """A few numbers of every process, by rank; float64, so that integers up to 2**53 stay exact."""
+    if _State.world.size == 1:
+        return [list(values)]
+    import torch
+    from torch import distributed
+
+    mine = torch.tensor(values, dtype=torch.float64)
+    found = [torch.empty_like(mine) for _ in range(_State.world.size)]
+    distributed.all_gather(found, mine)
+    return [one.tolist() for one in found]
+
+
+def gather(thing: Thing) -> list[Thing]:
+    """What every process has, by rank, in the main one; nothing elsewhere."""
+    if _State.world.size == 1:
+        return [thing]
+    from torch import distributed
+
+    found: list[Any] | None = [None] * _State.world.size if is_main() else None
+    distributed.gather_object(thing, found)
+    return found or []
+
+
+def united(mine: Mapping[str, Thing]) -> dict[str, Thing]:
+    """The entries of all processes' mappings, in each of them."""
+    parts = gather(dict(mine))
+    return from_main(lambda: {name: thing for part in parts for name, thing in part.items()})
+
+
+def from_main(work: Callable[[], Thing]) -> Thing:
+    """Let the main process do the work, and give its result to all, or raise there the error of ours that it raised."""
+    if _State.world.size == 1:
+        return work()
+    import torch
+    from torch import distributed
+
+    box: list[Any] = [None, None]
+    if is_main():
+        try:
+            box[0] = work()
+        except QatError as error:
+            box[1] = error
+    distributed.broadcast_object_list(box, device=torch.device("cpu"))
+    if box[1] is not None:
+        raise box[1]
+    result: Thing = box[0]
+    return result
+
+
+def wait() -> None:
+    """Go on when every process has come here."""
+    all_numbers([0])
