@@ -71,8 +71,11 @@ def task_terms(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: in
     sides = ours.shape[1] - classes
     our_logits, their_logits = ours[:, sides:], theirs[:, sides:]
     probability = their_logits.sigmoid()
-    entropy = functional.binary_cross_entropy_with_logits(their_logits, probability, reduction="sum")
-    distance = functional.binary_cross_entropy_with_logits(our_logits, probability, reduction="sum") - entropy
+    cross, entropy = (
+        functional.binary_cross_entropy_with_logits(logits, probability, reduction="none")
+        for logits in (our_logits, their_logits)
+    )
+    distance = (cross - entropy).sum()  # not of sums: they are large, and nearly equal
     best = probability.amax(1)  # [B, anchors]
     our_bins, their_bins = (one[:, :sides].unflatten(1, (4, -1)).log_softmax(2) for one in (ours, theirs))
     boxes = (their_bins.exp() * (their_bins - our_bins)).sum((1, 2))

@@ -75,11 +75,14 @@ def ap_per_epoch(report: Report) -> Figure:
     epochs, scores = zip(*points, strict=True)
     figure, (axes,) = new_figure(9.0, 3.4, 1)
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
-    best = _chosen([entry for entry in report.history if entry.get("ap") is not None])
-    axes.plot(
-        epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9, zorder=4
-    )
-    labels = [(scores[best], f"chosen {scores[best]:.4f}", BLUE)]
+    best = _chosen(report)
+    labels = []
+    if best is not None:
+        axes.plot(
+            epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9,
+            zorder=4,
+        )  # fmt: skip
+        labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
     for row in report.rows:
         if row.stage.lower() in STAGE_LINES and row.ap is not None:
             colour, line = STAGE_LINES[row.stage.lower()]
@@ -94,11 +97,18 @@ def ap_per_epoch(report: Report) -> Figure:
     return figure
 
 
-def _chosen(history: Sequence[dict[str, Any]]) -> int:
-    """Index of the epoch with the smallest loss on held-out images; of the best AP in reports without such losses."""
+def _chosen(report: Report) -> int | None:
+    """Index of the epoch that became the result, among those with an AP; None where that is the PTQ state.
+
+    It is the one with the smallest loss on held-out images, or with the best AP in reports without such losses.
+    """
+    history = [entry for entry in report.history if entry.get("ap") is not None]
     if all(entry.get("held_out") is not None for entry in history):
-        return min(range(len(history)), key=lambda index: history[index]["held_out"])
-    return max(range(len(history)), key=lambda index: history[index]["ap"])
+        best = min(range(len(history)), key=lambda index: history[index]["held_out"])
+    else:
+        best = max(range(len(history)), key=lambda index: history[index]["ap"])
+    result = next((row.ap for row in report.rows if row.stage == "QAT"), None)
+    return best if result is None or result == history[best]["ap"] else None
 
 
 def ap_per_step(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], origin: float) -> Figure:

@@ -68,6 +68,13 @@ def test_the_terms_are_those_of_the_definition():
     assert float(task_loss(ours, theirs, CLASSES)) == pytest.approx(distance / weight, rel=1e-5)
 
 
+def test_a_small_distance_is_no_difference_of_large_sums():
+    theirs = maps(1, sizes=(40, 20))
+    ours = [one + 1e-2 * noise for one, noise in zip(theirs, maps(0, sizes=(40, 20)), strict=True)]
+    distance, _ = reference(ours, theirs)
+    assert float(task_terms(ours, theirs, CLASSES)[0]) == pytest.approx(distance, rel=1e-4)
+
+
 def test_equal_maps_are_no_distance_and_give_no_gradient():
     ours = [one.requires_grad_() for one in maps(0)]
     loss = task_loss(ours, maps(0), CLASSES)

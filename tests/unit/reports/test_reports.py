@@ -318,6 +318,16 @@ class TestFigures:
         assert axes.get_xlabel()
         assert axes.get_ylabel()
 
+    def test_no_epoch_is_marked_where_ptq_is_the_result(self, report):
+        report.rows = [make_row(), make_row("PTQ", ap=0.7401), make_row("QAT", ap=0.7401)]
+        axes = figures.ap_per_epoch(report).axes[0]
+        assert not any("chosen" in text.get_text() for text in axes.texts)
+        report.rows[-1] = make_row("QAT", ap=0.7365)
+        for entry, loss in zip(report.history, (0.1, 0.2), strict=True):
+            entry["held_out"] = loss
+        axes = figures.ap_per_epoch(report).axes[0]
+        assert "chosen 0.7365" in {text.get_text() for text in axes.texts}, "the loss chooses, and not AP"
+
     def test_labels_do_not_overlap(self, report):
         report.rows = [make_row(), make_row("PTQ", ap=0.74119)]
         axes = figures.ap_per_epoch(report).axes[0]
