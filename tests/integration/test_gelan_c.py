@@ -49,7 +49,7 @@ def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
     run("qat.py", "eval", "--weights", best, *options, "--project", folder, "--name", "eval")
     said = run("export_qat.py", "--weights", best, "--imgsz", "320", "--batch-size", "2", "--check", "1",
                "--include", "onnx", "onnx_end2end", "--nms", "onnx")  # fmt: skip
-    assert said.count(": PTQ, DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 320, 320] -> ") == 2
+    assert said.count(": QAT, DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 320, 320] -> ") == 2
     for name in ("qat_best_gelan-c.onnx", "qat_best_gelan-c-end2end.onnx"):
         assert "hold" in run("export_qat.py", "--verify", best.with_name(name))
     report = json.loads((folder / "eval/report.json").read_text())

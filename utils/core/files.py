@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def save_torch(content: Any, path: str | Path) -> None:
     """`torch.save` to `path`: a reader sees the old file or the whole new one.
 
     The bytes are made in memory first: torch's writer hides the system's error, such as a full disk, behind a
-    RuntimeError about file positions.
+    RuntimeError about file positions. Equal content gives equal bytes.
 
     Raises:
         OSError: the file cannot be written.
@@ -72,9 +73,20 @@ def save_torch(content: Any, path: str | Path) -> None:
     import torch
 
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save(_with_shared_texts(content), buffer)
     with atomic_path(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
+
+
+def _with_shared_texts(value: Any) -> Any:
+    """`value` with one object for each text: pickle writes a second object of the same text in full."""
+    if isinstance(value, str):
+        return sys.intern(str(value))
+    if type(value) is dict:
+        return {_with_shared_texts(key): _with_shared_texts(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_shared_texts(item) for item in value)
+    return value
 
 
 def copy_file(source: Path, target: Path) -> None:
