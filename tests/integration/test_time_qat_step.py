@@ -55,7 +55,7 @@ def test_the_table(checkout):
                             cwd=checkout, capture_output=True, text=True, timeout=280)  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = re.findall(r"^([\w-]+) .* ([\d.]+) +([\d.]+) +-$", result.stdout, re.MULTILINE)
-    assert [name for name, *_ in rows] == ["float", "fixed-operators", "operators", "cudnn-float", "graph-operators", "graph-float"]
+    assert [name for name, *_ in rows] == ["float", "fixed-operators", "operators", "graph-operators", "graph-float"]
     for _, milliseconds, rate in rows:
         assert float(milliseconds) * float(rate) == pytest.approx(2000, rel=0.1)
 
