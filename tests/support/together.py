@@ -5,11 +5,24 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.multiprocessing as mp
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What is computed here is to be compared with what `together`'s processes compute, each on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums depend on it
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def together(work: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
@@ -21,8 +34,6 @@ def together(work: Callable[..., Any], size: int, folder: Path, *arguments: Any)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(_work, (size, port, folder, list(sys.path), work, arguments), nprocs=size)
-    import torch
-
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
@@ -32,10 +43,7 @@ def _work(
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    import torch
-
     from utils.core import distributed
 
-    torch.set_num_threads(1)  # sums depend on it
-    with distributed.joined():
+    with one_thread(), distributed.joined():
         torch.save(work(*arguments), folder / f"{rank}.pt")

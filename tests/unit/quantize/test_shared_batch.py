@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import shared_work
 import torch
-from together import together
+from together import one_thread, together
 
 SIZES = [5, 4, 1]  # of a batch of one image the second process has none
 FORMS = list(shared_work.FORMS)
@@ -13,7 +13,8 @@ FORMS = list(shared_work.FORMS)
 
 @pytest.fixture(scope="module")
 def alone():
-    return shared_work.everything(SIZES)
+    with one_thread():
+        return shared_work.everything(SIZES)
 
 
 @pytest.fixture(scope="module")
