@@ -25,7 +25,15 @@ from models.quantize.learned_ranges import LearnedRanges
 from models.quantize.recipe import Finetune
 from models.quantize.shared_batch import in_step, part_of_layer_loss, part_of_task_loss, placeholder
 from models.quantize.step_graph import StepGraph
-from models.quantize.supervision import LayerTaps, head_inputs, raw_head, supervised_layers, task_terms, top_layers
+from models.quantize.supervision import (
+    SMALLEST_WEIGHT,
+    LayerTaps,
+    head_inputs,
+    raw_head,
+    supervised_layers,
+    task_terms,
+    top_layers,
+)
 from utils.core import distributed
 from utils.core.device import full_float32
 from utils.core.errors import CheckpointError
@@ -247,7 +255,7 @@ class Finetuner:
         distance, weight, count = distributed.all_sum(torch.stack((distance, weight, count)))
         if not count:
             raise ValueError("no images to measure the loss on")
-        return float(distance / weight.clamp(min=1))
+        return float(distance / weight.clamp(min=SMALLEST_WEIGHT))
 
     def _classes(self) -> int:
         return int(top_layers(self.student)[-1].nc)

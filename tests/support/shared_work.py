@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from known_images import KnowingModel
-from small_networks import ADown, Concat, Conv, Network, RepNBottleneck
+from small_networks import Network, chain
 from torch import Tensor, nn
 
 from models.quantize import calibration, placement
@@ -46,19 +46,8 @@ class RawHead(nn.Module):
 
 
 def toy() -> Network:
-    """A detector of a few channels."""
-    torch.manual_seed(0)
-    return Network(
-        [
-            (-1, Conv(3, 8, 3, 2)),
-            (-1, ADown(8, 8)),
-            (-1, RepNBottleneck(8)),
-            (-1, nn.Upsample(None, 2, "nearest")),
-            ([-1, 0], Concat()),
-            (-1, Conv(16, 8)),
-            (-1, RawHead()),
-        ]
-    ).eval()
+    """`chain` with a head, a detector of a few channels."""
+    return Network([*((layer.f, layer) for layer in chain().model[:6]), (-1, RawHead())]).eval()
 
 
 def whole_batches(sizes: list[int]) -> list[Tensor]:

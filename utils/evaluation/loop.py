@@ -22,9 +22,10 @@ from utils.core.text_tables import Column, aligned
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
-from utils.evaluation.detector import Detector, InputPlan, check_shapes
+from utils.evaluation.detector import Detector, InputPlan, check_shapes, in_images
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.metrics import ClassScores
+from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 from utils.evaluation.shares import in_order
 from utils.evaluation.statistics import Statistics
@@ -303,6 +304,20 @@ def _arrived(images: Tensor, rest: Sequence[Any], copied: Any) -> Batch:
     current.wait_event(copied)
     images.record_stream(current)
     return (images, *rest)
+
+
+def add_predictions(statistics: Statistics, prediction: Tensor, batch: Batch) -> None:
+    """Take in what a network predicts for a batch, with the usual thresholds of AP.
+
+    Args:
+        prediction: `[B, 4 + nc, anchors]`, in the pixels of the batch's images.
+        batch: as the loader gives it.
+    """
+    images, targets, paths, shapes = batch
+    config = EvalConfig()
+    found = non_max_suppression(prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
+    labels = labels_in_images(targets, images.shape, shapes, prediction.device)
+    statistics.add(in_images(found, shapes), labels, paths)
 
 
 def labels_in_images(

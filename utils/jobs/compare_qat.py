@@ -26,12 +26,10 @@ from models.quantize.recipe import Recipe, parse_method
 from models.quantize.schedule import Schedule
 from utils.core.files import atomic_path
 from utils.core.text_tables import aligned, columns
-from utils.evaluation.loop import EvalConfig, labels_in_images
-from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.loop import add_predictions
 from utils.evaluation.statistics import Statistics
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.sensitivity.screening import in_images
 from utils.runners.pytorch import TorchRunner
 
 logger = logging.getLogger(__name__)
@@ -159,15 +157,11 @@ class Comparison:
         return self._ptq_ap[start]
 
     def _ap(self, model: nn.Module) -> float:
-        statistics, config = Statistics(), EvalConfig()
+        statistics = Statistics()
         with TorchRunner(model, self._inputs.device) as runner:
-            for images, targets, paths, shapes in self._validation:
-                found = runner.infer({"images": as_input(images, self._inputs.device)})
-                boxes = non_max_suppression(
-                    next(iter(found.values())), config.conf_thres, config.iou_thres, max_det=config.max_det
-                )
-                labels = labels_in_images(targets, images.shape, shapes, self._inputs.device)
-                statistics.add(in_images(boxes, shapes), labels, paths)
+            for batch in self._validation:
+                found = runner.infer({"images": as_input(batch[0], self._inputs.device)})
+                add_predictions(statistics, next(iter(found.values())), batch)
         return statistics.scores().mean()[3]
 
     @staticmethod

@@ -25,9 +25,7 @@ from utils.core.file_schema import damaged
 from utils.core.files import save_torch
 from utils.core.resampled import Resampled
 from utils.core.torch_files import check_archive
-from utils.evaluation.detector import in_images
-from utils.evaluation.loop import EvalConfig, labels_in_images
-from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.loop import add_predictions
 from utils.evaluation.proxy import distance, weight
 from utils.evaluation.statistics import Statistics
 from utils.jobs.sensitivity.state import AnalysisState
@@ -218,11 +216,8 @@ class Confirming:
 
     def statistics(self, batch: Any, run: Run) -> dict[str, Any]:
         """What a network detects in a batch, as the evaluation loop keeps it."""
-        images, targets, paths, shapes = batch
-        config, statistics = EvalConfig(), Statistics()
-        found = non_max_suppression(run.prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
-        labels = labels_in_images(targets, images.shape, shapes, self._work.device)
-        statistics.add(in_images(found, shapes), labels, paths)
+        statistics = Statistics()
+        add_predictions(statistics, run.prediction, batch)
         return statistics.to_plain()
 
 
