@@ -23,6 +23,7 @@ from models.quantize import backend
 from models.quantize.modules import QuantConv2d, Site
 from models.quantize.placement import Plan
 from utils.core.device import full_float32
+from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Run:
         raw: before the quantizer of the layer's result.
         results: what other layers read; the last is the head's output.
         layers: how many layers were run for it.
+        task: of the network.
     """
 
     images: Tensor
@@ -71,14 +73,12 @@ class Run:
     raw: tuple[Any, ...]
     results: tuple[Any, ...]
     layers: int
+    task: Task
 
     @property
-    def prediction(self) -> Tensor:
-        """The head's predictions, `[B, 4 + nc, anchors]`."""
-        output = self.results[-1]
-        while isinstance(output, (tuple, list)):
-            output = output[0]
-        return output
+    def prediction(self) -> Prediction:
+        """The head's."""
+        return prediction_of(self.task, self.results[-1])
 
 
 class Layerwise:
@@ -100,6 +100,7 @@ class Layerwise:
         self.model = model
         self.everything = State.of(model.quantization_plan)
         self._layers = list(model.model)
+        self._task = task_of_head(self._layers[-1])
         self._switches = _switches(model)
         self._result = model.quantization_plan.results
         self._inner = [self._inside(index) for index in range(len(self._layers))]
@@ -152,7 +153,7 @@ class Layerwise:
                 results.append(known.results[index])
             else:
                 results.append(self._rounded(name, raw[-1], state))
-        return Run(images, state, tuple(raw), tuple(results), count)
+        return Run(images, state, tuple(raw), tuple(results), count, self._task)
 
     def _holds(self, index: int, layer: Any, inputs: Any, known: Run, state: State, images: Tensor) -> bool:
         """Whether a layer computes in `state` what it computed in a known run."""

@@ -18,6 +18,7 @@ from torch import nn
 
 from utils.core.device import device_name
 from utils.core.errors import DependencyError, InputError, QatError
+from utils.core.tasks import DETECT, SEGMENT
 from utils.jobs.open import open_runner
 from utils.runners.base import Runner, TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner
@@ -40,10 +41,22 @@ class OneConv(nn.Module):
         return raw.flatten(2), [raw]  # as upstream: predictions first, feature maps beside
 
 
-def build_engine(folder, api=None):
+class OneConvWithPrototypes(OneConv):
+    """One class, one mask coefficient, and a prototype, as upstream's segment heads give them."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.nm = ["cat"], 1
+
+    def forward(self, images):
+        raw = self.conv(images)
+        return raw.flatten(2), ([raw], raw[:, 5:].flatten(2), raw[:, 5:])
+
+
+def build_engine(folder, api=None, **more):
     """A float32 engine of the same network for any batch up to 4 and sizes up to 64."""
     about = {key: value for key, value in METADATA.items() if key != "stride"}  # the sizes here are no multiples of it
-    file = write_onnx(folder / "a.onnx", metadata=about)
+    file = write_onnx(folder / "a.onnx", metadata=about, **more)
     config = BuildConfig(batch=(1, 2, 4), height=(1, 8, 64), width=(1, 8, 64), precision="fp32", progress=False)
     return build(file, folder / "a.engine", config, api).path
 
@@ -77,6 +90,27 @@ def runner(request, tmp_path, monkeypatch):
         yield made
 
 
+@pytest.fixture(scope="session")
+def segment_engine_on_gpu(tmp_path_factory):
+    return build_engine(tmp_path_factory.mktemp("engine"), prototypes=True)
+
+
+@pytest.fixture(params=["torch", "onnxruntime", "tensorrt stand-in", pytest.param("tensorrt", marks=ON_GPU)])
+def segment_runner(request, tmp_path, monkeypatch):
+    """The same network with a second output."""
+    if request.param == "torch":
+        made: Runner = TorchRunner(OneConvWithPrototypes(), "cpu")
+    elif request.param == "onnxruntime":
+        made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True))
+    elif request.param == "tensorrt":
+        made = open_runner(request.getfixturevalue("segment_engine_on_gpu"), "cuda")
+    else:
+        api = stand_in(monkeypatch)
+        made = TensorRTRunner(build_engine(tmp_path, api, prototypes=True), "cpu", api=api)
+    with made:
+        yield made
+
+
 def images(*shape):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
@@ -85,6 +119,7 @@ class TestEveryRunner:
     def test_says_what_it_takes_and_gives(self, runner):
         assert runner.inputs == (TensorSpec("images", (None, 3, None, None), "float32"),)
         assert runner.outputs == (TensorSpec("output0", (None, 6, None), "float32"),)
+        assert runner.task is DETECT
         assert runner.names == NAMES
         assert runner.stride == 32
         assert device_name(runner.device) in runner.description
@@ -133,6 +168,23 @@ class TestEveryRunner:
             runner.infer({"images": images(1, 3, 4, 4)})
         with pytest.raises(QatError, match="is closed"), runner:
             pass
+
+
+class TestEveryRunnerOfMasks:
+    def test_says_what_it_gives(self, segment_runner):
+        assert segment_runner.task is SEGMENT
+        assert segment_runner.outputs == (
+            TensorSpec("output0", (None, 6, None), "float32"), TensorSpec("output1", (None, 1, None, None), "float32"),
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (3, 3, 8, 8)])
+    def test_both_outputs_agree_with_numpy(self, segment_runner, shape):
+        feed = images(*shape)
+        result = segment_runner.infer({"images": feed})
+        assert list(result) == ["output0", "output1"]
+        expected = reference(feed.numpy())
+        np.testing.assert_allclose(result["output0"].cpu(), expected, atol=1e-5)
+        np.testing.assert_allclose(result["output1"].cpu().flatten(2), expected[:, 5:], atol=1e-5)
 
 
 # PyTorch

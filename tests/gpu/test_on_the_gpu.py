@@ -9,6 +9,7 @@ import torch
 from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
+from utils.core.tasks import Prediction
 from utils.evaluation.loop import ahead
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
@@ -22,8 +23,8 @@ def test_nms_keeps_what_it_keeps_on_the_cpu(conf, iou, max_det):
     middle, size = torch.rand(16, 2, 2000, generator=generator), torch.rand(16, 2, 2000, generator=generator)
     scores = torch.rand(16, 10, 2000, generator=generator) ** 6
     raw = torch.cat([middle * 300, size * 60 + 10, (scores * 128).round() / 128], 1)  # with ties
-    expected = non_max_suppression(raw, conf, iou, max_det=max_det)
-    found = non_max_suppression(raw.cuda(), conf, iou, max_det=max_det)
+    expected = non_max_suppression(Prediction.of_boxes(raw), conf, iou, max_det=max_det)
+    found = non_max_suppression(Prediction.of_boxes(raw.cuda()), conf, iou, max_det=max_det)
     for one, same in zip(found, expected, strict=True):
         assert len(one) == len(same) > 10
         torch.testing.assert_close(one.cpu(), same, atol=1e-3, rtol=0)

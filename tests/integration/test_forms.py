@@ -25,6 +25,7 @@ from torch import nn
 import export_qat
 import export_yoloV9
 from utils import upstream
+from utils.core.tasks import Prediction
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
@@ -116,7 +117,8 @@ def test_detections_are_the_loops(
     raw = run(tmp_path / "net.onnx", images())["output0"]
     found = run(tmp_path / "net-end2end.onnx", images())
     overlap = 0.6 if nms == "onnx" else 1.0
-    for index, expected in enumerate(non_max_suppression(torch.from_numpy(raw), LOW, overlap, max_det=40)):
+    prediction = Prediction.of_boxes(torch.from_numpy(raw))
+    for index, expected in enumerate(non_max_suppression(prediction, LOW, overlap, max_det=40)):
         count = found["num_dets"][index, 0]
         assert count == len(expected) > 10
         np.testing.assert_allclose(found["det_boxes"][index, :count], expected[:, :4], atol=1e-2)

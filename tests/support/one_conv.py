@@ -20,9 +20,12 @@ def reference(images):
 
 def write_onnx(
     path, shape=("batch", 3, "height", "width"), dtype=TensorProto.FLOAT, *, extra_output=False, metadata=None,
-    quantized=False, opset=17,
+    quantized=False, opset=17, prototypes=False,
 ):  # fmt: skip
-    """Write the file; `quantized` puts Q/DQ with scales of `dtype` in front of the convolution."""
+    """Write the file; `quantized` puts Q/DQ with scales of `dtype` in front of the convolution.
+
+    With `prototypes` the last row is also a second output, as of a segmentation network with one of them.
+    """
     kind = helper.tensor_dtype_to_np_dtype(dtype)
     stored = [numpy_helper.from_array(WEIGHT[..., None, None].astype(kind), "weight"),
               numpy_helper.from_array(np.array([0, 6, -1], np.int64), "target")]  # fmt: skip
@@ -37,6 +40,11 @@ def write_onnx(
     outputs = [helper.make_tensor_value_info("output0", dtype, [shape[0], 6, "anchors"])]
     if extra_output:
         outputs.append(helper.make_tensor_value_info("raw", dtype, [shape[0], 6, *shape[2:]]))
+    if prototypes:
+        stored += [numpy_helper.from_array(np.array([number], np.int64), name)
+                   for name, number in (("start", 5), ("end", 6), ("axis", 1))]  # fmt: skip
+        nodes.append(helper.make_node("Slice", ["raw", "start", "end", "axis"], ["output1"]))
+        outputs.append(helper.make_tensor_value_info("output1", dtype, [shape[0], 1, *shape[2:]]))
     inputs = [helper.make_tensor_value_info("images", dtype, shape)]
     graph = helper.make_graph(nodes, "one_conv", inputs, outputs, stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)

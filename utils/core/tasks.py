@@ -1,10 +1,23 @@
-"""What differs between the tasks of a network; nothing else branches on the task."""
+"""What differs between the tasks of a network; nothing else branches on the task.
+
+A `Task` says which outputs a network has, a `Layout` how the rows of its prediction are divided, and a `Prediction`
+holds both together with the tensors. It is chosen once, from a head or from the outputs of a file, and passed on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from utils.core.errors import InputError
+from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGES = "images"  # name of the network's input, `[B, 3, H, W]`
+BOX = 4  # rows of a box: cx, cy, w, h
 
 
 @dataclass(frozen=True)
@@ -12,22 +25,149 @@ class Task:
     """One task, such as detection: the names of its outputs and what is compared.
 
     Attributes:
-        name: as in `--task` and in an ONNX file's metadata.
-        prediction: name of the network's output with boxes and class scores, `[B, 4 + nc, anchors]`.
+        name: as in an ONNX file's metadata.
+        prediction: name of the network's output with boxes, class scores and, where there are masks, their
+            coefficients, `[B, 4 + nc + nm, anchors]`.
         detections: names of the outputs of a file with NMS inside: how many, `[B, 1]`; corners in pixels of the input,
             `[B, K, 4]`; scores and classes, `[B, K]`.
         iou_type: what pycocotools compares.
+        nms_iou: of NMS, where nothing else is asked for: upstream's default for AP.
+        prototypes: name of the output that masks are sums of, `[B, nm, h, w]`; empty where there are no masks.
+        masks: name of the output with masks of a file with NMS inside; empty where there are none.
     """
 
     name: str
     prediction: str
     detections: tuple[str, ...]
     iou_type: str
+    nms_iou: float
+    prototypes: str = ""
+    masks: str = ""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what a network without NMS gives."""
+        return (self.prediction, self.prototypes) if self.prototypes else (self.prediction,)
+
+    def named(self, result: Any) -> dict[str, Tensor]:
+        """What a network of upstream's returns in evaluation mode, by name.
+
+        A detector returns `(prediction, maps)`, or only the prediction for export; a segmentation network
+        `(prediction, (maps, coefficients, prototypes))`, or `(prediction, prototypes)` for export.
+        """
+        first = result
+        while isinstance(first, (tuple, list)):
+            first = first[0]
+        if not self.prototypes:
+            return {self.prediction: first}
+        last = result[1]
+        while isinstance(last, (tuple, list)):
+            last = last[-1]
+        return {self.prediction: first, self.prototypes: last}
 
 
-DETECT = Task(
-    name="detect",
-    prediction="output0",
-    detections=("num_dets", "det_boxes", "det_scores", "det_classes"),
-    iou_type="bbox",
-)
+DETECTIONS = ("num_dets", "det_boxes", "det_scores", "det_classes")
+DETECT = Task("detect", "output0", DETECTIONS, "bbox", AP_NMS_IOU)
+SEGMENT = Task("segment", "output0", DETECTIONS, "segm", MASK_AP_NMS_IOU, prototypes="output1", masks="det_masks")
+
+
+def task_of_head(head: Any) -> Task:
+    """The task of a network that ends in `head`: a segment head has a number of mask coefficients, `nm`."""
+    return SEGMENT if getattr(head, "nm", 0) else DETECT
+
+
+def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> Task:
+    """The task of a file, as its metadata say it, or else its outputs.
+
+    Args:
+        outputs: name → number of dimensions, in the file's order. A second and last one of four dimensions holds
+            prototypes; `det_masks` are masks.
+    """
+    said = {task.name: task for task in (DETECT, SEGMENT)}.get(metadata.get("task", ""))
+    if said is not None:
+        return said
+    dimensions = list(outputs.values())
+    return SEGMENT if SEGMENT.masks in outputs or dimensions[1:] == [4] else DETECT
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a prediction are divided: a box, `nc` class scores, `nm` mask coefficients."""
+
+    nc: int
+    nm: int = 0
+
+    @classmethod
+    def of_rows(cls, rows: int, nm: int = 0) -> Layout:
+        """Of a prediction of so many rows."""
+        return cls(rows - BOX - nm, nm)
+
+    @property
+    def rows(self) -> int:
+        """Of the prediction."""
+        return BOX + self.nc + self.nm
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each part, without parts that are not there."""
+        return (BOX, self.nc, self.nm) if self.nm else (BOX, self.nc)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a network predicts for a batch, before NMS.
+
+    Attributes:
+        raw: `[B, 4 + nc + nm, anchors]`: cx, cy, w, h in pixels, class scores in 0..1, mask coefficients.
+        layout: how its rows are divided.
+        prototypes: `[B, nm, h, w]`; None without masks.
+    """
+
+    raw: Tensor
+    layout: Layout
+    prototypes: Tensor | None = None
+
+    @classmethod
+    def of(cls, outputs: Mapping[str, Tensor], task: Task) -> Prediction:
+        """The outputs of a network by the task's names.
+
+        Raises:
+            InputError: one of them has another number of dimensions.
+        """
+        for name, axes in zip(task.outputs, (("rows", "anchors"), ("coefficients", "height", "width")), strict=False):
+            if outputs[name].ndim != 1 + len(axes):
+                found = f"the network's output {name} is {list(outputs[name].shape)}"
+                raise InputError(f"{found}; expected [batch, {', '.join(axes)}]")
+        raw, prototypes = outputs[task.prediction], outputs[task.prototypes] if task.prototypes else None
+        nm = 0 if prototypes is None else prototypes.shape[1]
+        return cls(raw, Layout.of_rows(raw.shape[1], nm), prototypes)
+
+    @classmethod
+    def of_boxes(cls, raw: Tensor) -> Prediction:
+        """A detector's: everything behind the box is a class."""
+        return cls(raw, Layout.of_rows(raw.shape[1]))
+
+    @property
+    def task(self) -> Task:
+        """What it was predicted for."""
+        return DETECT if self.prototypes is None else SEGMENT
+
+    @property
+    def boxes(self) -> Tensor:
+        """cx, cy, w, h in pixels, `[B, 4, anchors]`."""
+        return self.raw[:, :BOX]
+
+    @property
+    def scores(self) -> Tensor:
+        """In 0..1, `[B, nc, anchors]`."""
+        return self.raw[:, BOX : BOX + self.layout.nc]
+
+    @property
+    def coefficients(self) -> Tensor:
+        """Of the prototypes, `[B, nm, anchors]`."""
+        return self.raw[:, BOX + self.layout.nc :]
+
+
+def prediction_of(task: Task, result: Any) -> Prediction:
+    """What a network of upstream's returned in evaluation mode, see `Task.named`."""
+    return Prediction.of(task.named(result), task)

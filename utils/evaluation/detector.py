@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECTIONS, Layout, Prediction
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.nms import non_max_suppression, packed_detections
@@ -137,7 +137,7 @@ def image_input(runner: Runner) -> TensorSpec:
 
 def has_nms(runner: Runner) -> bool:
     """Whether the network gives detections, NMS being inside it, and not raw predictions."""
-    return set(DETECT.detections) <= {spec.name for spec in runner.outputs}
+    return set(DETECTIONS) <= {spec.name for spec in runner.outputs}
 
 
 def nms_thresholds(runner: Runner) -> dict[str, float]:
@@ -174,9 +174,9 @@ class Detector:
         self._runner = runner
         self._input = image_input(runner)
         self._batch = _batch_range(runner)
-        given = [spec.name for spec in runner.outputs]
-        self._output = DETECT.prediction if DETECT.prediction in given else given[0]
+        self._task = runner.task
         self._suppressed = has_nms(runner)
+        self._outputs = {} if self._suppressed else _outputs(runner)
         if self._suppressed and data is not None:
             settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
             logger.warning(
@@ -238,25 +238,38 @@ class Detector:
             return images
         return images.to(getattr(torch, self._input.dtype)).div_(255)
 
-    def _infer(self, images: Tensor) -> Tensor:
-        """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped."""
+    def _infer(self, images: Tensor) -> dict[str, Tensor]:
+        """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped.
+
+        Returns:
+            The outputs by the task's names; of a network with NMS inside, its table of detections by no name.
+        """
         min_batch, max_batch = self._batch
         parts = []
         for part in images.split(max_batch or len(images)):
             filler = part[-1:].expand(max(min_batch - len(part), 0), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
-            result = packed_detections(raw) if self._suppressed else self._check_output(raw[self._output])
-            parts.append(result[: len(part)])
+            result = {"": packed_detections(raw)} if self._suppressed else self._named(raw)
+            result = {name: tensor[: len(part)] for name, tensor in result.items()}
             # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
-            self._bad += (~parts[-1].sum(dim=(1, 2), dtype=torch.float32).isfinite()).sum()
+            sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in result.values()]
+            self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
             if len(part) < len(images):
-                parts[-1] = parts[-1].clone()  # the next call may overwrite it
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+                result = {name: tensor.clone() for name, tensor in result.items()}  # the next call may overwrite it
+            parts.append(result)
+        if len(parts) == 1:
+            return parts[0]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _detections(self, raw: Tensor) -> list[Tensor]:
-        """The network's output → xyxy in pixels of the input, score, class, for each image; best first."""
+    def _detections(self, raw: dict[str, Tensor]) -> list[Tensor]:
+        """The network's outputs → xyxy in pixels of the input, score, class, for each image; best first."""
         if not self._suppressed:
-            return non_max_suppression(raw, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+            prediction = Prediction.of(raw, self._task)
+            return non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        return self._best(raw[""])
+
+    def _best(self, raw: Tensor) -> list[Tensor]:
+        """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first."""
         raw = raw.gather(1, raw[..., 4].argsort(dim=1, descending=True, stable=True)[..., None].expand_as(raw))
         valid = raw[..., 4] > self._thresholds[0]
         valid &= valid.cumsum(1) <= self._max_det
@@ -268,9 +281,9 @@ class Detector:
                 "the network's output has DeepStream's form, [batch, anchors, 6]; give a file of export_qat.py's"
             )
         names = self._runner.names
-        spec = next(spec for spec in self._runner.outputs if spec.name == self._output)
-        rows = spec.shape[1] if len(spec.shape) == 3 and not self._suppressed else None
-        nc = rows - 4 if rows is not None else len(names) if names else None
+        rows, nm = (self._rows(name) for name in (self._task.prediction, self._task.prototypes))
+        known = rows is not None and (nm is not None or not self._task.prototypes)
+        nc = Layout.of_rows(rows or 0, nm or 0).nc if known else len(names) if names else None
         if self._data is None or self._nc is None or nc is None:
             return
         if nc != self._nc:
@@ -282,12 +295,28 @@ class Detector:
             ours, theirs = _few(names), _few(self._data.names)
             logger.warning("the network's class names%s differ from those of %s%s", ours, self._data.file, theirs)
 
-    def _check_output(self, raw: Tensor) -> Tensor:
-        if raw.ndim != 3 or (self._nc is not None and raw.shape[1] != 4 + self._nc):
-            wanted = f"[batch, {'4 + classes' if self._nc is None else 4 + self._nc}, anchors]"
-            found = f"the network's output {self._output} is {list(raw.shape)}"
-            raise InputError(f"{found}; expected {wanted}{f' for {self._data.file}' if self._data else ''}")
-        return raw
+    def _rows(self, name: str) -> int | None:
+        """Rows of the output that the task calls so, as far as the file says it."""
+        spec = next((spec for spec in self._runner.outputs if spec.name == self._outputs.get(name)), None)
+        return spec.shape[1] if spec and len(spec.shape) > 2 else None
+
+    def _named(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The runner's outputs by the task's names, if they can be what the task and the dataset want.
+
+        Raises:
+            InputError: their shapes are others.
+        """
+        found = {name: raw[own] for name, own in self._outputs.items()}
+        prediction = found[self._task.prediction]
+        nm = found[self._task.prototypes].shape[1] if self._task.prototypes else 0
+        wanted = None if self._nc is None else Layout(self._nc, nm).rows
+        if prediction.ndim != 3 or (wanted is not None and prediction.shape[1] != wanted):
+            parts = "4 + classes + masks" if nm else "4 + classes"
+            shape = f"[batch, {parts if wanted is None else wanted}, anchors]"
+            beside = f" ({nm} of them for masks)" if nm and wanted is not None else ""
+            output = f"the network's output {self._outputs[self._task.prediction]} is {list(prediction.shape)}"
+            raise InputError(f"{output}; expected {shape}{beside}{f' for {self._data.file}' if self._data else ''}")
+        return found
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -309,6 +338,26 @@ def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: boo
     if single_cls:
         rows[:, 5] = 0
     return list(rows.split(counts))
+
+
+def _outputs(runner: Runner) -> dict[str, str]:
+    """The task's names of the outputs → the runner's: the same, or else the first of as many dimensions.
+
+    Raises:
+        InputError: a network for segmentation has no prototypes.
+    """
+    task, given = runner.task, [spec.name for spec in runner.outputs]
+    found = {task.prediction: task.prediction if task.prediction in given else given[0]}
+    if task.prototypes:
+        maps = [spec.name for spec in runner.outputs if len(spec.shape) == 4]
+        if not maps:
+            outputs = ", ".join(map(str, runner.outputs))
+            raise InputError(
+                f"a network for segmentation gives {task.prototypes} [batch, masks, height, width] too; this one gives "
+                f"{outputs}"
+            )
+        found[task.prototypes] = task.prototypes if task.prototypes in maps else maps[0]
+    return found
 
 
 def _batch_range(runner: Runner) -> tuple[int, int | None]:

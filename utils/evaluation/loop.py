@@ -33,6 +33,7 @@ from utils.evaluation.statistics import Statistics
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from utils.core.tasks import Prediction
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -306,17 +307,17 @@ def _arrived(images: Tensor, rest: Sequence[Any], copied: Any) -> Batch:
     return (images, *rest)
 
 
-def add_predictions(statistics: Statistics, prediction: Tensor, batch: Batch) -> None:
+def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch) -> None:
     """Take in what a network predicts for a batch, with the usual thresholds of AP.
 
     Args:
-        prediction: `[B, 4 + nc, anchors]`, in the pixels of the batch's images.
+        prediction: in the pixels of the batch's images.
         batch: as the loader gives it.
     """
     images, targets, paths, shapes = batch
     config = EvalConfig()
     found = non_max_suppression(prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
-    labels = labels_in_images(targets, images.shape, shapes, prediction.device)
+    labels = labels_in_images(targets, images.shape, shapes, prediction.raw.device)
     statistics.add(in_images(found, shapes), labels, paths)
 
 

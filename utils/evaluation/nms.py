@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECTIONS
 from utils.core.thresholds import EVERYDAY_NMS_IOU
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from utils.core.tasks import Prediction
 
 MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first
@@ -21,7 +23,7 @@ CLASS_OFFSET = 7680.0  # pixels: moves the boxes of different classes apart, so 
 
 
 def non_max_suppression(
-    prediction: Tensor,
+    prediction: Prediction,
     conf_thres: float,
     iou_thres: float,
     *,
@@ -31,7 +33,7 @@ def non_max_suppression(
     """Detections of each image, best first. A box counts once for each class whose score suffices.
 
     Args:
-        prediction: `[B, 4 + nc, anchors]`, float16 or float32: cx, cy, w, h in pixels, then the class scores in 0..1.
+        prediction: of a batch, float16 or float32.
         conf_thres: a score must be above it.
         iou_thres: of two boxes of a class that overlap by more, the one with the lower score goes.
         max_det: at most so many detections per image.
@@ -40,17 +42,17 @@ def non_max_suppression(
     Returns:
         B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class. Boxes that are not finite are left out.
     """
-    if prediction.is_cuda:
+    if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
-    candidate = prediction[:, 4:].amax(1) > conf_thres
+    candidate = prediction.scores.amax(1) > conf_thres
     return [
-        _suppress(_candidates(one[:, keep].T.float(), conf_thres), iou_thres, max_det, agnostic)
-        for one, keep in zip(prediction, candidate, strict=True)
+        _suppress(_candidates(boxes[:, keep], scores[:, keep], conf_thres), iou_thres, max_det, agnostic)
+        for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True)
     ]
 
 
 def suppress_together(
-    prediction: Tensor, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
+    prediction: Prediction, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
 ) -> list[Tensor]:
     """The same, computed for all images at once: many times as fast on a GPU, and slower on a CPU."""
     import torch
@@ -58,41 +60,41 @@ def suppress_together(
     from utils.core.light_torchvision import torchvision
     from utils.evaluation.batched_nms import suppress_batch
 
-    scores = prediction[:, 4:].float()
+    scores = prediction.scores.float()
     image, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
     score = scores[image, label, anchor]
-    boxes = prediction[image, :4, anchor].float()
+    boxes = prediction.boxes[image, :, anchor].float()
     corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
     rows = torch.cat([corners, score[:, None], label[:, None].float()], 1)
     finite = rows[:, :4].isfinite().all(1)
     return suppress_batch(
-        rows[finite], image[finite], len(prediction), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
+        rows[finite], image[finite], len(scores), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
         limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
         one=lambda rows: _suppress(rows, iou_thres, max_det, agnostic),
     )  # fmt: skip
 
 
 def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
-    """The outputs of a network with NMS inside (`DETECT.detections`) as one table.
+    """The outputs of a network with NMS inside (`DETECTIONS`) as one table.
 
     Returns:
         float32 `[B, K, 6]`: x1, y1, x2, y2 in pixels of the input, score, class; rows that hold no detection are zero.
     """
     import torch
 
-    counts, boxes, scores, classes = (outputs[name] for name in DETECT.detections)
+    counts, boxes, scores, classes = (outputs[name] for name in DETECTIONS)
     table = torch.cat([boxes.float(), scores[..., None].float(), classes[..., None].float()], 2)
     behind = torch.arange(table.shape[1], device=table.device) >= counts.view(-1, 1)
     return table.masked_fill(behind[..., None], 0)
 
 
-def _candidates(rows: Tensor, conf_thres: float) -> Tensor:
-    """`[anchors, 4 + nc]` cxcywh and scores → `[n, 6]` xyxy, score, class for scores above the threshold."""
+def _candidates(boxes: Tensor, scores: Tensor, conf_thres: float) -> Tensor:
+    """Cxcywh `[4, anchors]`, scores `[nc, anchors]` → `[n, 6]` xyxy, score, class for scores above the threshold."""
     import torch
 
     from utils.core.light_torchvision import torchvision
 
-    boxes, scores = torchvision.ops.box_convert(rows[:, :4], "cxcywh", "xyxy"), rows[:, 4:]
+    boxes, scores = torchvision.ops.box_convert(boxes.T.float(), "cxcywh", "xyxy"), scores.T.float()
     anchor, label = (scores > conf_thres).nonzero().unbind(1)
     found = torch.cat([boxes[anchor], scores[anchor, label, None], label[:, None].float()], 1)
     return found[found[:, :4].isfinite().all(1)]

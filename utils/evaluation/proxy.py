@@ -8,29 +8,30 @@ counts for nothing.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from utils.core.thresholds import AP_CONFIDENCE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.core.tasks import Prediction
 
 SCORES = 0.1  # a difference in score against an equal one in IoU
 
 
-def distance(reference: Tensor, other: Tensor) -> Tensor:
-    """Distance of predictions, summed over images, float32 scalar, 0 for equal ones. `weight` gives its scale.
-
-    Args:
-        reference, other: `[B, 4 + nc, anchors]`: cx, cy, w, h in pixels, and class scores in 0..1.
-    """
-    ours, theirs = reference[:, 4:].float(), other[:, 4:].float()
+def distance(reference: Prediction, other: Prediction) -> Tensor:
+    """Distance of predictions, summed over images, float32 scalar, 0 for equal ones. `weight` gives its scale."""
+    ours, theirs = reference.scores.float(), other.scores.float()
     counts = ours.maximum(theirs)
     counts = counts * (counts > AP_CONFIDENCE)  # evaluation drops scores below it
-    boxes = counts.amax(1) ** 3 * (1 - overlap(reference[:, :4], other[:, :4]))
+    boxes = counts.amax(1) ** 3 * (1 - overlap(reference.boxes, other.boxes))
     return boxes.sum() + SCORES * (counts.square() * (ours - theirs).abs()).sum()
 
 
-def weight(reference: Tensor) -> Tensor:
+def weight(reference: Prediction) -> Tensor:
     """What a distance is relative to: about 1 if no box of the float network has its place any more."""
-    return (reference[:, 4:].float().amax(1) ** 3).sum()
+    return (reference.scores.float().amax(1) ** 3).sum()
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from utils.core.errors import DependencyError
 from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECT, Prediction, prediction_of, task_of_head
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.jobs.compare_tensors import Agreement, compare
 from utils.onnx_graph.editing import drop_unused
@@ -101,7 +101,7 @@ def check(
         DependencyError: ONNX Runtime is not installed.
     """
     graph = read_onnx(path)
-    form = metadata_of(graph)
+    form, task = metadata_of(graph), task_of_head(model.model[-1])
     file = _Session(graph)
     boxes: list[float] = []
     scores: list[float] = []
@@ -114,15 +114,17 @@ def check(
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
-            expected = model(batch)[0][:count]
-        apart = (results[DETECT.prediction] - expected).abs()
-        best = expected[:, 4:].amax(1).topk(min(BEST, expected.shape[2])).indices[:, None]
-        boxes.append(float(apart[:, :4].gather(2, best.expand(-1, 4, -1)).max()))
-        scores.append(float(apart[:, 4:].max()))
+            whole = prediction_of(task, model(batch))
+        expected = Prediction(whole.raw[:count], whole.layout)
+        given = Prediction(results[task.prediction], whole.layout)
+        best = expected.scores.amax(1).topk(min(BEST, expected.raw.shape[2])).indices[:, None]
+        apart = (given.boxes - expected.boxes).abs()
+        boxes.append(float(apart.gather(2, best.expand(-1, apart.shape[1], -1)).max()))
+        scores.append(float((given.scores - expected.scores).abs().max()))
         if order:
             stretches.append(compare(model, graph, batch, order))
-        found += _detections(form, results)
-        problems += _form_problems(form, results)
+        found += _detections(form, results, given)
+        problems += _form_problems(form, results, given)
     together = _together(stretches)
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     problems += _prediction_problems(box, score, together, limits)
@@ -159,9 +161,9 @@ def _prediction_problems(box: float, score: float, stretches: Agreement | None, 
 # --- what a form makes of the predictions -----------------------------------------------------------------------------
 
 
-def _form_problems(form: dict[str, str], results: dict[str, Tensor]) -> list[str]:
+def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Prediction) -> list[str]:
     """Rows of the DeepStream form, or what the plugin reads, beside the predictions that they are made of."""
-    boxes, scores = _corners(results[DETECT.prediction])
+    boxes, scores = _corners(given)
     pairs: list[tuple[Tensor, Tensor]] = []
     if form.get("form") == "deepstream":
         rows = results["output"]
@@ -174,19 +176,21 @@ def _form_problems(form: dict[str, str], results: dict[str, Tensor]) -> list[str
     return ["the rows are not the predictions"] if wrong else []
 
 
-def _detections(form: dict[str, str], results: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _detections(form: dict[str, str], results: dict[str, Tensor], given: Prediction) -> list[tuple[Tensor, Tensor]]:
     """For each image the file's detections and the loop's, `[n, 6]`; none where NMS is not in standard operators."""
     if DETECT.detections[0] not in results:
         return []
     settings = NmsSettings(**json.loads(form["nms"]))
-    raw, overlap = results[DETECT.prediction], settings.iou_thres
+    overlap = settings.iou_thres
     if settings.kind == "none":
         overlap = 1.0
         if settings.agnostic:
-            best, label = raw[:, 4:].max(1, keepdim=True)
-            raw = torch.cat([raw[:, :4], torch.zeros_like(raw[:, 4:]).scatter(1, label, best)], 1)
+            best, label = given.scores.max(1, keepdim=True)
+            given = Prediction.of_boxes(
+                torch.cat([given.boxes, torch.zeros_like(given.scores).scatter(1, label, best)], 1)
+            )
     agnostic = settings.agnostic and settings.kind != "none"
-    expected = non_max_suppression(raw, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
+    expected = non_max_suppression(given, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
     counts = results[DETECT.detections[0]].flatten().tolist()
     found = [one[:count] for one, count in zip(packed_detections(results), counts, strict=True)]
     return list(zip(found, expected, strict=True))
@@ -201,9 +205,9 @@ def _different(found: Tensor, expected: Tensor) -> int:
     return max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
 
 
-def _corners(raw: Tensor) -> tuple[Tensor, Tensor]:
+def _corners(given: Prediction) -> tuple[Tensor, Tensor]:
     """Boxes as corners `[B, anchors, 4]` and scores `[B, anchors, classes]`."""
-    return torchvision.ops.box_convert(raw[:, :4].mT, "cxcywh", "xyxy"), raw[:, 4:].mT
+    return torchvision.ops.box_convert(given.boxes.mT, "cxcywh", "xyxy"), given.scores.mT
 
 
 class _Session:

@@ -25,6 +25,7 @@ from models.quantize.recipe import Recipe, parse_method
 from models.quantize.schedule import Schedule
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, difference_error
+from utils.core.tasks import Prediction
 from utils.core.text_tables import aligned, columns
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.statistics import Statistics
@@ -166,7 +167,7 @@ class Comparison:
         with TorchRunner(model, self._inputs.device) as runner:
             for batch in self._validation:
                 found = runner.infer({"images": as_input(batch[0], self._inputs.device)})
-                add_predictions(statistics, next(iter(found.values())), batch)
+                add_predictions(statistics, Prediction.of(found, runner.task), batch)
         return statistics
 
     @staticmethod

@@ -20,7 +20,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECT, SEGMENT, Layout
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.onnx_graph.editing import Tail, pure
 
@@ -97,12 +97,12 @@ def deepstream() -> Form:
 def attach_nms(model: ModelProto, settings: NmsSettings) -> None:
     """Turn raw predictions into detections."""
     tail = Tail(model, "end2end")
-    batch, classes, anchors = _dimensions(model)
-    boxes, scores = _boxes_and_scores(tail, classes)
+    batch, layout, anchors = _dimensions(model)
+    boxes, scores = _boxes_and_scores(tail, layout)
     if settings.kind == "efficient":
         _plugin(model, tail, boxes, scores, settings)
     else:
-        _standard(tail, boxes, scores, classes, anchors, settings)
+        _standard(tail, boxes, scores, layout.nc, anchors, settings)
     floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
     types_and_shapes = ((integers, 1), (floats, k, 4), (floats, k), (integers, k))
     tail.outputs([_output(n, t, batch, *s) for n, (t, *s) in zip(DETECT.detections, types_and_shapes, strict=True)])
@@ -112,8 +112,8 @@ def attach_nms(model: ModelProto, settings: NmsSettings) -> None:
 def attach_deepstream(model: ModelProto) -> None:
     """Turn raw predictions into rows of x1, y1, x2, y2, best score, its class."""
     tail = Tail(model, "deepstream")
-    batch, classes, anchors = _dimensions(model)
-    boxes, scores = _boxes_and_scores(tail, classes)
+    batch, layout, anchors = _dimensions(model)
+    boxes, scores = _boxes_and_scores(tail, layout)
     best, label = _best_class(tail, scores)
     (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
     columns = [tail.add("Transpose", name, perm=[0, 2, 1])[0] for name in (best, label)]
@@ -121,20 +121,23 @@ def attach_deepstream(model: ModelProto) -> None:
     tail.outputs([_output("output", TensorProto.FLOAT, batch, anchors, 6)])
 
 
-def _dimensions(model: ModelProto) -> tuple[int | str, int, int | str]:
-    """Batch, number of classes, anchors; a dynamic one is its name."""
-    (output,) = (value for value in model.graph.output if value.name == DETECT.prediction)
-    batch, rows, anchors = output.type.tensor_type.shape.dim
-    return batch.dim_param or batch.dim_value, rows.dim_value - 4, anchors.dim_param or anchors.dim_value
+def _dimensions(model: ModelProto) -> tuple[int | str, Layout, int | str]:
+    """Batch, layout of the rows, anchors; a dynamic one is its name."""
+    outputs = {value.name: value.type.tensor_type.shape.dim for value in model.graph.output}
+    batch, rows, anchors = outputs[DETECT.prediction]
+    nm = outputs[SEGMENT.prototypes][1].dim_value if SEGMENT.prototypes in outputs else 0
+    layout = Layout.of_rows(rows.dim_value, nm)
+    return batch.dim_param or batch.dim_value, layout, anchors.dim_param or anchors.dim_value
 
 
 def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _boxes_and_scores(tail: Tail, classes: int) -> tuple[str, str]:
+def _boxes_and_scores(tail: Tail, layout: Layout) -> tuple[str, str]:
     """Corners `[B, anchors, 4]` and scores `[B, classes, anchors]`."""
-    raw, scores = tail.add("Split", DETECT.prediction, tail.value([4, classes]), outputs=("", ""), axis=1)
+    sizes = layout.sizes
+    raw, scores, *_ = tail.add("Split", DETECT.prediction, tail.value(sizes), outputs=("",) * len(sizes), axis=1)
     middle, size = tail.add("Split", raw, tail.value([2, 2]), outputs=("", ""), axis=1)
     (half,) = tail.add("Mul", size, tail.value(0.5, np.float32))
     corners = [tail.add(kind, middle, half)[0] for kind in ("Sub", "Add")]

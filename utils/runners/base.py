@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
+from utils.core.tasks import Task, task_of_outputs
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +112,11 @@ class Runner(ABC):
         if not isinstance(value, dict) or not all(str(key).isdigit() for key in value):
             return None
         return {int(key): str(name) for key, name in value.items()}
+
+    @property
+    def task(self) -> Task:
+        """What the network is for, by its metadata or else by its outputs."""
+        return task_of_outputs(self.metadata, {spec.name: len(spec.shape) for spec in self.outputs})
 
     @property
     def stride(self) -> int:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from utils.core.device import device_name, full_float32
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, IMAGES
+from utils.core.tasks import IMAGES, Layout, task_of_head
 from utils.runners.base import Runner, TensorSpec
 
 
 class TorchRunner(Runner):
-    """A detector called as upstream calls it: `model(images)` gives the predictions, alone or first in a tuple.
+    """A network called as upstream calls it: `model(images)` gives what `Task.named` takes apart.
 
     It is used in evaluation mode where it is, without a copy; closing puts the mode back.
     """
@@ -25,7 +25,7 @@ class TorchRunner(Runner):
         """Move `model` to `device`.
 
         Args:
-            model: with `names` and `stride`, as upstream's have them.
+            model: with `names` and `stride`, as upstream's have them; what it ends in tells the task.
             half: run a float16 copy of it; on CUDA only.
         """
         device = torch.device(device)
@@ -35,15 +35,19 @@ class TorchRunner(Runner):
         self._model = (deepcopy(model).half() if half else model).to(device).eval()
         names = _names(model)
         stride = getattr(model, "stride", 32)
-        metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": DETECT.name}
+        head = _head(model)
+        self._task = task_of_head(head)
+        metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": self._task.name}
         if names is not None:
             metadata["names"] = json.dumps(names)
         dtype = "float16" if half else "float32"
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-        rows = None if names is None else 4 + len(names)
+        nm = int(getattr(head, "nm", 0))
+        rows = None if names is None else Layout(len(names), nm).rows
+        shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(
             inputs=[TensorSpec(IMAGES, (None, 3, None, None), dtype)],
-            outputs=[TensorSpec(DETECT.prediction, (None, rows, None), dtype)],
+            outputs=[TensorSpec(name, shape, dtype) for name, shape in zip(self._task.outputs, shapes, strict=False)],
             metadata=metadata,
             device=device,
             description=f"PyTorch {torch.__version__.split('+')[0]}, {device_name(device)}{threads}, {dtype}",
@@ -52,13 +56,17 @@ class TorchRunner(Runner):
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode(), full_float32():
             result: Any = self._model(feeds[IMAGES])
-        while isinstance(result, (tuple, list)):
-            result = result[0]
-        return {DETECT.prediction: result}
+        return self._task.named(result)
 
     def _close(self) -> None:
         self._model.train(self._mode)
         del self._model
+
+
+def _head(model: Any) -> Any:
+    """The last of a network's layers; the network itself if it is no sequence of layers."""
+    layers = getattr(model, "model", None)
+    return layers[-1] if isinstance(layers, nn.Sequential) else model
 
 
 def _names(model: nn.Module) -> dict[int, str] | None:

@@ -14,6 +14,7 @@ import yaml
 from known_images import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
 
 from utils.core.errors import DataError, InputError
+from utils.core.tasks import Prediction
 from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector, InputPlan
@@ -185,8 +186,8 @@ class Suppressed(TorchRunner):
         self.outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
 
     def _infer(self, feeds):
-        raw = super()._infer(feeds)["output0"]
-        found = non_max_suppression(raw, CONFIG.conf_thres, CONFIG.iou_thres, max_det=self._topk)
+        prediction = Prediction.of_boxes(super()._infer(feeds)["output0"])
+        found = non_max_suppression(prediction, CONFIG.conf_thres, CONFIG.iou_thres, max_det=self._topk)
         rows = torch.full((6, self._topk, 6), 0.9)
         for row, one in zip(rows, found, strict=True):
             row[: len(one)] = one

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torchvision.ops import batched_nms, box_convert
 
+from utils.core.tasks import Prediction
 from utils.evaluation import nms
-from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.evaluation.nms import packed_detections
 
 
 def predictions(batch=2, classes=4, anchors=400, seed=0):
@@ -17,6 +18,15 @@ def predictions(batch=2, classes=4, anchors=400, seed=0):
     size = torch.rand(batch, 2, anchors, generator=generator) * 60 + 40
     scores = torch.rand(batch, classes, anchors, generator=generator) ** 3
     return torch.cat([middle, size, scores], 1)
+
+
+def non_max_suppression(raw, *words, **options):
+    """Of a detector's prediction."""
+    return nms.non_max_suppression(Prediction.of_boxes(raw), *words, **options)
+
+
+def suppress_together(raw, *words):
+    return nms.suppress_together(Prediction.of_boxes(raw), *words)
 
 
 def reference(one, conf, iou):
@@ -123,7 +133,7 @@ def test_all_images_at_once_give_the_same(conf, iou, max_det, agnostic):
     raw[2, 4:] = 0  # nothing found
     raw[3, 0, :20] = torch.nan
     expected = non_max_suppression(raw, conf, iou, max_det=max_det, agnostic=agnostic)
-    found = nms.suppress_together(raw, conf, iou, max_det, agnostic)
+    found = suppress_together(raw, conf, iou, max_det, agnostic)
     assert [len(one) for one in found] == [len(one) for one in expected]
     for one, same in zip(found, expected, strict=True):
         assert torch.equal(one, same)
@@ -138,7 +148,7 @@ def test_images_with_few_and_with_many_candidates(max_det):
         raw[image, 4:, kept:] = 0
     for iou in (0.9, 0.4, 0.02):
         expected = non_max_suppression(raw, 0.001, iou, max_det=max_det)
-        found = nms.suppress_together(raw, 0.001, iou, max_det, False)
+        found = suppress_together(raw, 0.001, iou, max_det, False)
         assert all(map(torch.equal, found, expected))
         assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
 
@@ -154,12 +164,12 @@ def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatc
     from utils.evaluation import batched_nms
 
     raw = predictions(batch=3)
-    whole = nms.suppress_together(raw, 0.01, 0.5, 100, False)
+    whole = suppress_together(raw, 0.01, 0.5, 100, False)
     monkeypatch.setattr(batched_nms, "BLOCK", 1)
-    assert all(map(torch.equal, whole, nms.suppress_together(raw, 0.01, 0.5, 100, False)))
-    few = nms.suppress_together(raw, 0.01, 0.05, 20, False)  # the first candidates do not suffice
+    assert all(map(torch.equal, whole, suppress_together(raw, 0.01, 0.5, 100, False)))
+    few = suppress_together(raw, 0.01, 0.05, 20, False)  # the first candidates do not suffice
     assert all(map(torch.equal, few, non_max_suppression(raw, 0.01, 0.05, max_det=20)))
-    assert [one.shape for one in nms.suppress_together(raw, 1.0, 0.5, 100, False)] == [(0, 6)] * 3
+    assert [one.shape for one in suppress_together(raw, 1.0, 0.5, 100, False)] == [(0, 6)] * 3
 
 
 def test_a_long_chain_of_boxes_that_decide_about_each_other():
@@ -168,7 +178,7 @@ def test_a_long_chain_of_boxes_that_decide_about_each_other():
     raw[0, 0] = torch.arange(101) * 4.0
     raw[0, 1], raw[0, 2:4] = 50, 10
     raw[0, 4] = torch.linspace(0.9, 0.1, 101)
-    found = nms.suppress_together(raw, 0.05, 0.3, 300, False)[0]
+    found = suppress_together(raw, 0.05, 0.3, 300, False)[0]
     assert found[:, 0].tolist() == [8.0 * index - 5 for index in range(51)]
 
 

@@ -16,7 +16,9 @@ from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
-from utils.evaluation.proxy import distance, overlap, weight
+from utils.core.tasks import Prediction
+from utils.evaluation import proxy
+from utils.evaluation.proxy import overlap
 from utils.evaluation.statistics import Statistics
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
@@ -179,6 +181,11 @@ class TestUnits:
         assert shares["a"] == pytest.approx(16 * 16 * 8 * 3 * 9 / sum(counts.values()))
 
 
+def distance(reference, other):
+    """Of detectors' predictions."""
+    return proxy.distance(Prediction.of_boxes(reference), Prediction.of_boxes(other))
+
+
 class TestProxy:
     boxes = torch.rand(3, 4, 50, generator=torch.Generator().manual_seed(1)) * 40 + 20
     scores = torch.rand(3, 5, 50, generator=torch.Generator().manual_seed(2)) ** 4
@@ -220,7 +227,9 @@ class TestProxy:
         reference = torch.cat([self.boxes, self.scores], 1)
         other = reference.clone()
         other[:, :4] += 1000
-        assert float(distance(reference, other) / weight(reference)) == pytest.approx(1, abs=0.01)
+        assert float(distance(reference, other) / proxy.weight(Prediction.of_boxes(reference))) == pytest.approx(
+            1, abs=0.01
+        )
 
 
 class TestRankCorrelation:

@@ -9,7 +9,7 @@ import torch
 from known_images import MIXED, SQUARE, KnowingModel, write_set
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.detector import Detector, InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -65,7 +65,8 @@ class WithNms(TorchRunner):
         self.slots, self.conf = slots, conf
 
     def _infer(self, feeds):
-        found = non_max_suppression(super()._infer(feeds)[DETECT.prediction], self.conf, 0.7, max_det=self.slots)
+        prediction = Prediction.of(super()._infer(feeds), DETECT)
+        found = non_max_suppression(prediction, self.conf, 0.7, max_det=self.slots)
         table = torch.full((len(found), self.slots, 6), 0.9)
         for row, one in zip(table, found, strict=True):
             row[: len(one)] = one.flip(0)

@@ -1,0 +1,68 @@
+"""Which outputs belong to which task, and which rows of a prediction are what."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from utils.core.errors import InputError
+from utils.core.tasks import DETECT, SEGMENT, Layout, Prediction, prediction_of, task_of_head, task_of_outputs
+
+RAW, PROTOTYPES = torch.rand(2, 4 + 3 + 5, 7), torch.rand(2, 5, 6, 8)
+MAPS = [torch.rand(2, 9, 4, 4), torch.rand(2, 9, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "outputs", "task"),
+    [
+        ({"task": "segment"}, {"output0": 3, "output1": 4}, SEGMENT),
+        ({"task": "detect"}, {"output0": 3, "output1": 4}, DETECT),  # the file says it
+        ({}, {"output0": 3}, DETECT),
+        ({}, {"output0": 3, "output1": 4}, SEGMENT),  # as upstream's export.py writes it
+        ({"task": "?"}, {"a": 3, "b": 4}, SEGMENT),
+        ({}, {"output0": 3, "a": 4, "b": 4, "c": 4}, DETECT),  # feature maps beside the prediction
+        ({}, {"num_dets": 2, "det_boxes": 3, "det_scores": 2, "det_classes": 2}, DETECT),
+        ({}, {"num_dets": 2, "det_boxes": 3, "det_scores": 2, "det_classes": 2, "det_masks": 3}, SEGMENT),
+    ],
+)
+def test_the_task_of_a_file(metadata, outputs, task):
+    assert task_of_outputs(metadata, outputs) is task
+
+
+def test_the_task_of_a_head():
+    assert task_of_head(SimpleNamespace(nc=3)) is DETECT
+    assert task_of_head(SimpleNamespace(nc=3, nm=32)) is SEGMENT
+
+
+@pytest.mark.parametrize("result", [(RAW, (MAPS, RAW[:, 7:], PROTOTYPES)), (RAW, PROTOTYPES)])
+def test_what_a_segmentation_network_returns(result):
+    found = prediction_of(SEGMENT, result)
+    assert (found.task, found.layout) == (SEGMENT, Layout(3, 5))
+    assert found.prototypes is PROTOTYPES
+    assert torch.equal(found.boxes, RAW[:, 0:4])
+    assert torch.equal(found.scores, RAW[:, 4:7])  # coefficients are no scores
+    assert torch.equal(found.coefficients, RAW[:, 7:12])
+
+
+@pytest.mark.parametrize("result", [(RAW, MAPS), [RAW], RAW])
+def test_what_a_detector_returns(result):
+    found = prediction_of(DETECT, result)
+    assert (found.task, found.layout, found.prototypes) == (DETECT, Layout(8), None)
+    assert torch.equal(found.scores, RAW[:, 4:])
+    assert found.coefficients.shape == (2, 0, 7)
+    assert torch.equal(Prediction.of_boxes(RAW).scores, found.scores)
+
+
+def test_rows_of_the_parts():
+    assert (Layout(80).rows, Layout(80).sizes) == (84, (4, 80))
+    assert (Layout(80, 32).rows, Layout(80, 32).sizes) == (116, (4, 80, 32))
+    assert Layout.of_rows(116, 32) == Layout(80, 32)
+
+
+def test_outputs_of_other_dimensions():
+    with pytest.raises(InputError, match=r"output1 is \[2, 5\]; expected \[batch, coefficients, height, width\]"):
+        Prediction.of({"output0": RAW, "output1": torch.rand(2, 5)}, SEGMENT)
+    with pytest.raises(InputError, match=r"output0 is \[2, 12\]; expected \[batch, rows, anchors\]"):
+        Prediction.of({"output0": RAW[..., 0]}, DETECT)
