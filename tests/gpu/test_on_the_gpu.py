@@ -10,6 +10,7 @@ from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
 from utils.core.tasks import Prediction
+from utils.evaluation.batch import Batch
 from utils.evaluation.loop import ahead
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
@@ -56,11 +57,15 @@ def test_outputs_of_several_types(tmp_path):
 
 
 def test_batches_that_are_copied_ahead_arrive_whole():
-    batches = [(torch.full((4, 3, 640, 640), number, dtype=torch.uint8).pin_memory(), number) for number in range(9)]
+    batches = [
+        Batch(torch.full((4, 3, 640, 640), number, dtype=torch.uint8), torch.zeros(0, 6), (str(number),)).pin_memory()
+        for number in range(9)
+    ]
     seen = []
-    for images, number in ahead(iter(batches), torch.device("cuda:0")):
-        assert images.is_cuda
-        assert bool((images == number).all())
+    for batch in ahead(iter(batches), torch.device("cuda:0")):
+        number = int(batch.paths[0])
+        assert batch.images.is_cuda
+        assert bool((batch.images == number).all())
         seen.append(number)
     assert seen == list(range(9))
 

@@ -82,13 +82,11 @@ def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
         for index, (image, path, shape) in enumerate(zip(images, paths, shapes, strict=True))
     }
     count = 0
-    for images, labels, paths, shapes in make_loader(
-        data, "val", imgsz=imgsz, batch_size=5, rect=rect, pad=0.5, workers=0
-    ):
-        for index, (image, path, shape) in enumerate(zip(images, paths, shapes, strict=True)):
+    for batch in make_loader(data, "val", imgsz=imgsz, batch_size=5, rect=rect, pad=0.5, workers=0):
+        for index, (image, path, shape) in enumerate(zip(batch.images, batch.paths, batch.shapes, strict=True)):
             their_image, their_labels, their_shape = theirs[path]
             torch.testing.assert_close(image, their_image, rtol=0, atol=0)
-            mine = labels[labels[:, 0] == index, 1:]
+            mine = batch.labels[batch.labels[:, 0] == index, 1:]
             torch.testing.assert_close(by_class_and_x(mine), by_class_and_x(their_labels), atol=1e-5, rtol=0)
             assert shape == their_shape
             count += 1
@@ -263,8 +261,9 @@ def test_augmented_training_images_come_from_upstream(demo_data):
     hyp = yaml.safe_load((upstream.CHECKOUT / "data/demo/hyp.digits.yaml").read_text())
     data = load_data(demo_data)
     loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)
-    images, labels, paths, _ = next(iter(loader))
-    assert images.shape == (4, 3, 320, 320)
-    assert images.dtype == torch.uint8
-    assert labels.shape[1] == 6
-    assert len(paths) == 4
+    batch = next(iter(loader))
+    assert batch.images.shape == (4, 3, 320, 320)
+    assert batch.images.dtype == torch.uint8
+    assert batch.labels.shape[1] == 6
+    assert batch.labels[:, 0].tolist() == sorted(batch.labels[:, 0].tolist())
+    assert len(batch) == 4

@@ -12,15 +12,13 @@ from utils import upstream
 from utils.evaluation import dataset as dataset_module
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.dataset import collate, make_loader
+from utils.evaluation.dataset import make_loader
 
 COUNT = 11
 
 
 class Drawing:
     """An augmenting dataset that draws as upstream's does; how often depends on what it draws."""
-
-    collate_fn = staticmethod(collate)
 
     def __len__(self) -> int:
         return COUNT
@@ -47,7 +45,7 @@ def passes(monkeypatch, tmp_path):
         for seed in seeds:
             if seed is not None:
                 loader.generator.manual_seed(seed)
-            rows = torch.cat([batch[0] for batch in loader]).tolist()
+            rows = torch.cat([batch.images for batch in loader]).tolist()
             found.append({int(index): tuple(draws) for index, *draws in rows})
         return found
 

@@ -6,7 +6,9 @@ images.py       these, read and checked; quiet_decoders.py: without the decoders
 fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back
-dataset.py      both together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
+mask_truth.py   polygons as masks, packed to bits
+batch.py        images with their labels, as the loader gives them
+dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 shares.py       batches that several processes share
 detector.py     runner + NMS: batches of images → detections
 nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once

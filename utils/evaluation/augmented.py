@@ -20,13 +20,11 @@ class SeededImages(Dataset[Any]):
     """Items of an augmenting dataset, the generators that it draws from being seeded for each of them.
 
     Attributes:
-        collate_fn: the dataset's own.
         seed: of a pass over the images, see `begin`.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self.collate_fn = dataset.collate_fn
         self.seed = 0
 
     def begin(self, generator: torch.Generator) -> None:

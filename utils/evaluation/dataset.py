@@ -1,8 +1,7 @@
 """Images and labels of a dataset, letterboxed, in batches, read ahead by worker processes.
 
-`load_data` reads a data.yaml, `make_loader` gives batches (images uint8 `[B, 3, H, W]` RGB, labels float32 `[n, 6]`
-of image in batch, class and cxcywh as fractions of the input, paths, shapes) in the form that upstream's datasets
-give. Training images with augmentation come from upstream's own dataset, everything else from the one here.
+`load_data` reads a data.yaml, `make_loader` gives batches (`batch.py`). Training images with augmentation come from
+upstream's own dataset, everything else from the one here.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +20,15 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from utils.core import distributed
 from utils.core.errors import DataError
 from utils.evaluation.augmented import SeededImages
+from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, label_file, read_images
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
+from utils.evaluation.mask_truth import packed_truth
 from utils.evaluation.quiet_decoders import quiet_decoders
 from utils.evaluation.shares import OrNothing, ShareOfBatches
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 __all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
-
-Batch = tuple["Tensor", "Tensor", tuple[str, ...], tuple[Any, ...]]
-Item = tuple["Tensor | None", "Tensor", str, Any]
 
 
 class ImageDataset(Dataset[Item]):
@@ -57,6 +52,7 @@ class ImageDataset(Dataset[Item]):
         single_cls: bool = False,
         limit: int | None = None,
         keep: Callable[[str], bool] | None = None,
+        mask_stride: int | None = None,
         progress: bool = False,
     ) -> None:
         """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
@@ -69,7 +65,8 @@ class ImageDataset(Dataset[Item]):
             raise DataError(f"all images at {', '.join(paths)} are left out, so that none is left to be read")
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
-        self.images, self.left_out = read_images(files, nc, progress=progress)
+        self.images, self.left_out = read_images(files, nc, polygons=mask_stride is not None, progress=progress)
+        self._mask_stride = mask_stride
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
         if rect:
@@ -90,17 +87,20 @@ class ImageDataset(Dataset[Item]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
-        """(uint8 `[3, H, W]` RGB, or None when it cannot be decoded; labels float32 `[n, 6]`; path; shapes)."""
+        """The image, letterboxed, and its labels."""
         entry = self.images[index]
         image = decode(entry.path)
         if image is None:
-            return None, torch.zeros((0, 6)), entry.path, None
+            return Item(None, torch.zeros((0, 6)), entry.path, None)
         image, box = letterbox(image, self.fit, self.shapes[index])
         labels = torch.zeros((len(entry.labels), 6))
         if len(entry.labels):
             labels[:, 1:] = torch.from_numpy(self._labels(entry, image.shape, box))
         pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
-        return torch.from_numpy(pixels), labels, entry.path, box.shapes
+        masks = None
+        if self._mask_stride is not None:
+            masks = packed_truth(entry.polygons, box, image.shape[:2], self._mask_stride)
+        return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
 
     def _labels(self, entry: ImageFile, shape: tuple[int, ...], box: Any) -> np.ndarray:
         height, width = shape[:2]
@@ -119,17 +119,6 @@ def decode(path: str) -> np.ndarray | None:
             return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except (OSError, cv2.error):
         return None
-
-
-def collate(items: Sequence[Item]) -> Batch:
-    """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
-    good = [item for item in items if item[0] is not None]
-    if not good:
-        return torch.zeros((0, 3, 0, 0), dtype=torch.uint8), torch.zeros((0, 6)), (), ()
-    images, labels, paths, shapes = zip(*good, strict=True)
-    for position, rows in enumerate(labels):
-        rows[:, 0] = position
-    return torch.stack(images), torch.cat(labels), tuple(paths), tuple(shapes)
 
 
 class ShapeBatches(Sampler[list[int]]):
@@ -168,6 +157,7 @@ def make_loader(
     hyp: Mapping[str, Any] | None = None,
     limit: int | None = None,
     keep: Callable[[str], bool] | None = None,
+    mask_stride: int | None = None,
     progress: bool = False,
     share: bool = False,
 ) -> DataLoader[Any]:
@@ -181,6 +171,7 @@ def make_loader(
         augment: upstream's training augmentation with `hyp`; needs a patched checkout and a square `imgsz`.
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds.
+        mask_stride: also give masks of the labels, which must be polygons, on a grid of so many pixels.
         share: of several processes, each loads its part of every batch, see `shares.py`; otherwise all of it.
 
     Raises:
@@ -192,8 +183,8 @@ def make_loader(
     paths = data.paths(split)
     dataset: Dataset[Any]
     if augment:
-        if rect or limit is not None or not isinstance(imgsz, int):
-            raise ValueError("augmented images are square and not limited in number")
+        if rect or limit is not None or mask_stride is not None or not isinstance(imgsz, int):
+            raise ValueError("augmented images are square, not limited in number, and without masks")
         from utils import upstream
 
         dataset = SeededImages(
@@ -202,8 +193,10 @@ def make_loader(
             )
         )
     else:
-        dataset = ImageDataset(paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls,
-                                 limit=limit, keep=keep, progress=progress and distributed.is_main())  # fmt: skip
+        dataset = ImageDataset(
+            paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
+            mask_stride=mask_stride, progress=progress and distributed.is_main(),
+        )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
@@ -211,7 +204,7 @@ def make_loader(
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
-    collate_items = getattr(dataset, "collate_fn", collate)
+    collate_items: Callable[[Sequence[Any]], Batch] = collate
     if share and distributed.world().size > 1:
         batches, collate_items = ShareOfBatches(batches), OrNothing(collate_items)
     return _Loader(

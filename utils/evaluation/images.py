@@ -26,7 +26,7 @@ from utils.core.errors import DataError, no_file
 from utils.evaluation.find_images import SUFFIXES, label_file
 from utils.evaluation.find_images import find_images as find_images
 
-__all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
+__all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels", "read_polygons"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +34,35 @@ SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
 _BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
            ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
+NO_LABELS: np.ndarray = np.zeros((0, 5), np.float32)
 _TRANSPOSING = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One image: its path, `size` (width, height) as shown, and labels float32 `[n, 5]`: class, cx, cy, w, h."""
+    """One image.
+
+    Attributes:
+        size: (width, height) as shown.
+        labels: float32 `[n, 5]`: class, cx, cy, w, h.
+        labelled: it has a label file, possibly an empty one.
+        polygons: of the labels, where they were asked for: float32 `[points, 2]`, x, y as fractions of the image.
+    """
 
     path: str
     size: tuple[int, int]
     labels: np.ndarray
-    labelled: bool  # it has a label file, possibly an empty one
+    labelled: bool
+    polygons: tuple[np.ndarray, ...] = ()
 
 
-def read_images(files: Sequence[str], nc: int, *, progress: bool = False) -> tuple[list[ImageFile], list[str]]:
+def read_images(
+    files: Sequence[str], nc: int, *, polygons: bool = False, progress: bool = False
+) -> tuple[list[ImageFile], list[str]]:
     """Read the sizes and labels of `files`.
+
+    Args:
+        polygons: every label must be a polygon, and is kept.
 
     Returns:
         The readable images, in the order of `files`, and one line for each of the others: its path and why.
@@ -60,7 +74,9 @@ def read_images(files: Sequence[str], nc: int, *, progress: bool = False) -> tup
 
     good: list[ImageFile] = []
     bad: list[str] = []
-    bar = tqdm(_read_all(files, nc), "reading labels", len(files), unit="image", delay=2, disable=not progress)
+    bar = tqdm(
+        _read_all(files, nc, polygons), "reading labels", len(files), unit="image", delay=2, disable=not progress
+    )
     for result in bar:
         if isinstance(result, ImageFile):
             good.append(result)
@@ -75,19 +91,19 @@ def read_images(files: Sequence[str], nc: int, *, progress: bool = False) -> tup
     return good, bad
 
 
-def _read_all(files: Sequence[str], nc: int) -> Iterator[ImageFile | str]:
+def _read_all(files: Sequence[str], nc: int, polygons: bool) -> Iterator[ImageFile | str]:
     """Read every file, with threads where the disk is waited for; where it is not, threads are slower than none."""
     first, rest = files[:FIRST], files[FIRST:]
     began = time.perf_counter()
-    yield from (_read_image(file, nc) for file in first)
+    yield from (_read_image(file, nc, polygons) for file in first)
     if time.perf_counter() - began < SLOW * len(first):
-        yield from (_read_image(file, nc) for file in rest)
+        yield from (_read_image(file, nc, polygons) for file in rest)
         return
     with ThreadPoolExecutor(8) as pool:
-        yield from pool.map(lambda file: _read_image(file, nc), rest)
+        yield from pool.map(lambda file: _read_image(file, nc, polygons), rest)
 
 
-def _read_image(file: str, nc: int) -> ImageFile | str:
+def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
     problem = _not_a_file(file)
     if problem:
         return f"{file}: {problem}"
@@ -105,8 +121,10 @@ def _read_image(file: str, nc: int) -> ImageFile | str:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
     path = label_file(file)
     labelled = _is_there(path)
-    labels = read_labels(path, nc) if labelled else np.zeros((0, 5), np.float32)
-    return ImageFile(file, (width, height), labels, labelled)
+    if polygons and labelled:
+        labels, outlines = read_polygons(path, nc)
+        return ImageFile(file, (width, height), labels, labelled, outlines)
+    return ImageFile(file, (width, height), read_labels(path, nc) if labelled else NO_LABELS, labelled)
 
 
 def _is_there(path: Path) -> bool:
@@ -135,6 +153,40 @@ def read_labels(path: Path, nc: int) -> np.ndarray:
     Raises:
         DataError: naming the file (which may be a folder or a link to nothing), the line, and what is wrong with it.
     """
+    rows = [_box(_values(words, where, nc)) for words, where in _lines(path)]
+    if not rows:
+        return NO_LABELS
+    found = np.stack(rows)
+    return found[_unique(found)]
+
+
+def read_polygons(path: Path, nc: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Labels of one file as `read_labels` gives them, and the polygon of each, float32 `[points, 2]` in 0..1.
+
+    Of polygons with equal classes and boxes the first stays, as upstream does.
+
+    Raises:
+        DataError: as `read_labels`; also for a line that holds a box.
+    """
+    rows, polygons = [], []
+    for words, where in _lines(path):
+        values = _values(words, where, nc)
+        if len(values) == 5:
+            raise DataError(
+                f"{where}: a box, and a network for segmentation needs outlines; expected a class and a polygon "
+                "x1 y1 x2 y2 x3 y3 ..."
+            )
+        rows.append(_box(values))
+        polygons.append(values[1:].reshape(-1, 2))
+    if not rows:
+        return NO_LABELS, ()
+    found = np.stack(rows)
+    kept = _unique(found)
+    return found[kept], tuple(polygons[index] for index in kept)
+
+
+def _lines(path: Path) -> Iterator[tuple[list[str], str]]:
+    """The words of each line that is not empty, and where it stands."""
     expected = "expected a text file with one object a line, or no file for an image without objects"
     if _not_a_file(str(path)):
         raise DataError(no_file(path, expected))
@@ -142,17 +194,21 @@ def read_labels(path: Path, nc: int) -> np.ndarray:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; {expected}") from error
-    rows = [
-        _label(words, f"{path}, line {number}", nc) for number, line in enumerate(lines, 1) if (words := line.split())
-    ]
-    if not rows:
-        return np.zeros((0, 5), np.float32)
-    found = np.stack(rows)
-    found = found[np.lexsort(found.T[::-1])]  # np.unique over rows, which takes longer than all the rest
-    return found[np.r_[True, (found[1:] != found[:-1]).any(1)]]
+    for number, line in enumerate(lines, 1):
+        if words := line.split():
+            yield words, f"{path}, line {number}"
 
 
-def _label(words: list[str], where: str, nc: int) -> np.ndarray:
+def _unique(rows: np.ndarray) -> np.ndarray:
+    """Which rows remain without duplicates, in ascending order of the rows; of equal ones the first."""
+    order = np.lexsort(rows.T[::-1])  # np.unique over rows, which takes longer than all the rest
+    found = rows[order]
+    kept: np.ndarray = order[np.r_[True, (found[1:] != found[:-1]).any(1)]]
+    return kept
+
+
+def _values(words: list[str], where: str, nc: int) -> np.ndarray:
+    """The numbers of a line: a class and a box, or a class and a polygon."""
     try:
         values = np.array(words, dtype=np.float32)
     except ValueError:
@@ -163,10 +219,13 @@ def _label(words: list[str], where: str, nc: int) -> np.ndarray:
         raise DataError(f"{where}: class {words[0]} is not one of the dataset's {nc} classes (0 to {nc - 1})")
     if not (values[1:].min() >= 0 and values[1:].max() <= 1):  # nor is NaN
         raise DataError(f"{where}: coordinates must be fractions of the image, 0 to 1; found {' '.join(words)[:60]!r}")
-    return values if len(values) == 5 else _box_of_polygon(values)
+    return values
 
 
-def _box_of_polygon(values: np.ndarray) -> np.ndarray:
+def _box(values: np.ndarray) -> np.ndarray:
+    """Class, cx, cy, w, h of a line's numbers."""
+    if len(values) == 5:
+        return values
     points = values[1:].reshape(-1, 2)
     low, high = points.min(0), points.max(0)
     return np.concatenate([values[:1], (low + high) / 2, high - low])

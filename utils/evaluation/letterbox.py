@@ -73,6 +73,13 @@ def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
     return np.concatenate([middle - half, middle + half], axis=1)
 
 
+def points_to_input(points: np.ndarray, box: Letterbox) -> np.ndarray:
+    """Turn x, y as fractions of the image, float32 `[n, 2]`, into pixels of the input."""
+    (height, width), ratio = box.original, box.ratio
+    scale = np.array([round(width * ratio[1]), round(height * ratio[0])], dtype=np.float32)
+    return points * scale + np.array(box.pad, dtype=np.float32)
+
+
 def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tensor:
     """Turn xyxy in pixels of the input into pixels of the original images, clipped to them.
 

@@ -253,16 +253,15 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
         clock = time.perf_counter()
-        for images, targets, paths, shapes in ahead(loader, detector.device):
+        for batch in ahead(loader, detector.device):
             statistics.seconds["images"] += time.perf_counter() - clock
-            if paths:
-                found = detector(images, shapes)
+            if len(batch):
+                found = detector(batch.images, batch.shapes)
                 clock = time.perf_counter()
-                labels = labels_in_images(targets, images.shape, shapes, detector.device)
-                statistics.add(found, labels, paths)
+                statistics.add(found, labels_in_images(batch, detector.device), batch.paths)
                 if outputs.text or outputs.json:
-                    outputs.add(paths, [one.cpu() for one in found], [size for size, _ in shapes])
-                bar.update(len(paths))
+                    outputs.add(batch.paths, [one.cpu() for one in found], [size for size, _ in batch.shapes])
+                bar.update(len(batch))
                 statistics.seconds["metrics"] += time.perf_counter() - clock
             ends.append((len(statistics.paths), len(outputs.json.results) if outputs.json else 0))
             clock = time.perf_counter()
@@ -289,22 +288,22 @@ def ahead(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
         yield from loader
         return
     stream, waiting = torch.cuda.Stream(device), None
-    for images, *rest in loader:
+    for batch in loader:
         with torch.cuda.stream(stream):
-            images = images.to(device, non_blocking=True)
+            batch = batch.with_images(batch.images.to(device, non_blocking=True))
         copied = stream.record_event()
         if waiting is not None:
             yield _arrived(*waiting)
-        waiting = (images, rest, copied)
+        waiting = (batch, copied)
     if waiting is not None:
         yield _arrived(*waiting)
 
 
-def _arrived(images: Tensor, rest: Sequence[Any], copied: Any) -> Batch:
-    current = torch.cuda.current_stream(images.device)
+def _arrived(batch: Batch, copied: Any) -> Batch:
+    current = torch.cuda.current_stream(batch.images.device)
     current.wait_event(copied)
-    images.record_stream(current)
-    return (images, *rest)
+    batch.images.record_stream(current)
+    return batch
 
 
 def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch) -> None:
@@ -314,28 +313,20 @@ def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch
         prediction: in the pixels of the batch's images.
         batch: as the loader gives it.
     """
-    images, targets, paths, shapes = batch
     config = EvalConfig()
     found = non_max_suppression(prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
-    labels = labels_in_images(targets, images.shape, shapes, prediction.raw.device)
-    statistics.add(in_images(found, shapes), labels, paths)
+    labels = labels_in_images(batch, prediction.raw.device)
+    statistics.add(in_images(found, batch.shapes), labels, batch.paths)
 
 
-def labels_in_images(
-    targets: Tensor, shape: Sequence[int], shapes: Sequence[Any], device: torch.device
-) -> list[Tensor]:
-    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`.
-
-    Args:
-        targets: `[n, 6]` as the loader gives them, in the order of the images.
-        shape: of the batch, `[B, 3, H, W]`.
-        shapes: where the originals lie.
-    """
-    scale = targets.new_tensor([shape[-1], shape[-2]] * 2)
-    owner = targets[:, 0].long()
-    boxes = boxes_to_image(torchvision.ops.box_convert(targets[:, 2:] * scale, "cxcywh", "xyxy"), owner, shapes)
-    rows = torch.cat([targets[:, 1:2], boxes], 1).to(device)
-    return list(rows.split(owner.bincount(minlength=len(shapes)).tolist()))
+def labels_in_images(batch: Batch, device: torch.device) -> list[Tensor]:
+    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`."""
+    labels, (height, width) = batch.labels, batch.images.shape[-2:]
+    scale = labels.new_tensor([width, height] * 2)
+    owner = labels[:, 0].long()
+    boxes = boxes_to_image(torchvision.ops.box_convert(labels[:, 2:] * scale, "cxcywh", "xyxy"), owner, batch.shapes)
+    rows = torch.cat([labels[:, 1:2], boxes], 1).to(device)
+    return list(rows.split(owner.bincount(minlength=len(batch)).tolist()))
 
 
 def _per_class(scores: ClassScores, data: DataConfig, images: int, single_cls: bool) -> tuple[ClassResult, ...]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch.utils.data import Sampler
 
 from utils.core import distributed
+from utils.evaluation.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,16 +40,14 @@ class ShareOfBatches(Sampler[list[int]]):
 
 
 class OrNothing:
-    """A `collate_fn` that also takes no items, and gives no images `[0, 3, 0, 0]` then."""
+    """A `collate_fn` that also takes no items, and gives an empty batch then."""
 
     def __init__(self, collate: Any) -> None:
         self._collate = collate
 
-    def __call__(self, items: Sequence[Any]) -> Any:
+    def __call__(self, items: Sequence[Any]) -> Batch:
         """What the collate function makes of them."""
-        if items:
-            return self._collate(items)
-        return torch.zeros((0, 3, 0, 0), dtype=torch.uint8), torch.zeros((0, 6)), (), ()
+        return self._collate(items) if items else Batch.empty()
 
 
 def whole_batch(images: Tensor) -> tuple[int, Tensor]:

@@ -98,14 +98,14 @@ class Comparison:
         self._options, self._steps, self._folder = options, steps, folder
         self._inputs = Inputs.load(options, Recipe())
         self._teacher = self._inputs.teacher()
-        self._training = torch.cat([one[0] for one in self._inputs.training_loader(options)])
-        self._held_out = [one[0] for one in self._inputs.held_out_loader(options)]
+        self._training = torch.cat([one.images for one in self._inputs.training_loader(options)])
+        self._held_out = [one.images for one in self._inputs.held_out_loader(options)]
         self._validation = list(self._inputs.validation_loader(VALIDATION_BATCH, options.workers))
         self._placed = self._inputs.network()
         placement.apply(self._placed, self._inputs.plan)
         self._placed.to(self._inputs.device)
         seed_everything(options.seed)
-        images = (as_input(one[0], self._inputs.device) for one in self._inputs.calibration_loader(options))
+        images = (as_input(one.images, self._inputs.device) for one in self._inputs.calibration_loader(options))
         self._statistics = calibration.collect(self._placed, images, Recipe().calibration.batches, progress=False)
         self._float = self._measured(self._teacher)
         self._float_resampled = self._float.resampled()
@@ -166,7 +166,7 @@ class Comparison:
         statistics = Statistics()
         with TorchRunner(model, self._inputs.device) as runner:
             for batch in self._validation:
-                found = runner.infer({"images": as_input(batch[0], self._inputs.device)})
+                found = runner.infer({"images": as_input(batch.images, self._inputs.device)})
                 add_predictions(statistics, Prediction.of(found, runner.task), batch)
         return statistics
 

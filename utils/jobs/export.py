@@ -133,7 +133,7 @@ def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> 
         from utils.evaluation.dataset import make_loader
 
         split = "val" if "val" in data.splits else "train"
-        images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count)))[0]
+        images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count))).images
         if len(images):
             return images.float() / 255
     random = torch.Generator().manual_seed(0)

@@ -196,9 +196,9 @@ def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
     found, batches = 0, 0
     shared = isinstance(loader.batch_sampler, ShareOfBatches)
     try:
-        for images, *_ in loader:
+        for batch in loader:
             batches += 1
-            count, images = whole_batch(images) if shared else (len(images), images)
+            count, images = whole_batch(batch.images) if shared else (len(batch), batch.images)
             found += count
             if count:
                 yield images

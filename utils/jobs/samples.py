@@ -49,15 +49,16 @@ def collect(
     }
     samples = []
     with torch.inference_mode():
-        for images, targets, paths, shapes in loader:
-            if not paths:
+        for batch in loader:
+            if not len(batch):
                 continue  # the image cannot be decoded
-            labels = labels_in_images(targets, images.shape, shapes, targets.device)[0]
+            labels = labels_in_images(batch, batch.labels.device)[0]
             predictions = {
-                name: _boxes(best_class(detector(images, shapes)[0]), data.names)
+                name: _boxes(best_class(detector(batch.images, batch.shapes)[0]), data.names)
                 for name, detector in detectors.items()
             }
-            samples.append(Sample(paths[0], predictions, _boxes(labels[:, [1, 2, 3, 4, 0]], data.names), confidence))
+            truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names)
+            samples.append(Sample(batch.paths[0], predictions, truth, confidence))
     return samples
 
 

@@ -188,10 +188,11 @@ def test_unreadable_images_are_left_out_and_reported(tmp_path, caplog, monkeypat
     assert "40x5 pixels, smaller than 10" in dataset.left_out[2]
     assert caplog.text.count("left out") == 3
     assert dataset[0][0] is None
-    images, labels, paths, shapes = collate([dataset[0], dataset[1], dataset[2]])
+    batch = collate([dataset[0], dataset[1], dataset[2]])
+    images, labels, paths, shapes = batch.images, batch.labels, batch.paths, batch.shapes
     assert len(images) == len(paths) == len(shapes) == 2
     assert set(labels[:, 0].tolist()) <= {0.0, 1.0}
-    assert collate([dataset[0]])[0].shape[0] == 0
+    assert collate([dataset[0]]).images.shape[0] == len(collate([dataset[0]])) == 0
 
 
 def test_no_readable_image(tmp_path):
@@ -286,7 +287,8 @@ def test_rectangular_shapes_are_the_smallest_that_hold_the_group():
 
 def test_items(folder):
     dataset = ImageDataset([str(folder / "images/val")], 3, 64, single_cls=True)
-    image, labels, path, shapes = dataset[0]
+    image, labels, path, shapes, masks = dataset[0]
+    assert masks is None
     assert image.shape == (3, 64, 64)
     assert image.dtype == torch.uint8
     entry = cv2.imread(path)[:, :, ::-1]
@@ -302,10 +304,10 @@ def test_every_image_comes_once_and_batches_have_one_shape(folder, batch_size, r
     data = load_data(folder / "data.yaml")
     loader = make_loader(data, "val", imgsz=64, batch_size=batch_size, workers=0, rect=rect)
     seen = []
-    for images, labels, paths, shapes in loader:
-        assert len(images) == len(paths) == len(shapes) <= batch_size
-        assert labels[:, 0].tolist() == sorted(labels[:, 0].tolist())
-        seen += paths
+    for batch in loader:
+        assert len(batch) == len(batch.images) == len(batch.paths) == len(batch.shapes) <= batch_size
+        assert batch.labels[:, 0].tolist() == sorted(batch.labels[:, 0].tolist())
+        seen += batch.paths
     assert sorted(seen) == sorted(str(path) for path in (folder / "images/val").iterdir())
 
 
@@ -316,7 +318,7 @@ def test_shuffling_is_fixed_by_the_seed(folder):
         random.seed(state)
         torch.manual_seed(state)
         loader = make_loader(data, "train", imgsz=64, batch_size=3, workers=0, shuffle=True, seed=seed)
-        return [path for batch in loader for path in batch[2]]
+        return [path for batch in loader for path in batch.paths]
 
     assert order(1, 0) == order(1, 99)
     assert order(1, 0) != order(2, 0)
@@ -327,9 +329,9 @@ def test_workers_give_the_same_batches(folder):
     data = load_data(folder / "data.yaml")
     loaders = [make_loader(data, "val", imgsz=64, batch_size=8, workers=workers, rect=True) for workers in (0, 2)]
     for alone, helped in zip(*loaders, strict=True):
-        torch.testing.assert_close(alone[0], helped[0])
-        torch.testing.assert_close(alone[1], helped[1])
-        assert alone[2:] == helped[2:]
+        torch.testing.assert_close(alone.images, helped.images)
+        torch.testing.assert_close(alone.labels, helped.labels)
+        assert (alone.paths, alone.shapes) == (helped.paths, helped.shapes)
 
 
 def test_ctrl_c_is_left_to_the_main_process(folder, monkeypatch):
@@ -337,14 +339,14 @@ def test_ctrl_c_is_left_to_the_main_process(folder, monkeypatch):
     batches = iter(loader)
     for worker in batches._workers:
         os.kill(worker.pid, signal.SIGINT)
-    assert sum(len(paths) for _, _, paths, _ in batches) == 20  # nobody died of it
+    assert sum(map(len, batches)) == 20  # nobody died of it
     start, before = DataLoader.__iter__, signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(DataLoader, "__iter__", lambda self: (os.kill(os.getpid(), signal.SIGINT), start(self))[1])
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert signal.getsignal(signal.SIGINT) is before
     threaded = []  # signals go to the main thread
-    thread = threading.Thread(target=lambda: threaded.append(sum(len(paths) for _, _, paths, _ in loader)))
+    thread = threading.Thread(target=lambda: threaded.append(sum(map(len, loader))))
     monkeypatch.undo()
     thread.start()
     thread.join()
@@ -367,14 +369,14 @@ def test_keep_takes_only_the_images_that_it_holds_for(folder):
     loader = make_loader(
         load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=3, workers=0, shuffle=True, keep=kept.__contains__
     )
-    assert sorted(one for batch in loader for one in batch[2]) == kept
+    assert sorted(one for batch in loader for one in batch.paths) == kept
     with pytest.raises(DataError, match="none is left"):
         ImageDataset([str(folder / "images/val")], 3, 64, keep=lambda _: False)
 
 
 def test_keep_reaches_upstreams_dataset(folder, monkeypatch):
     given = {}
-    dataset = SimpleNamespace(collate_fn=collate)
+    dataset = SimpleNamespace()
     monkeypatch.setattr(upstream, "make_dataset", lambda *_, **more: given.update(more) or dataset)
     monkeypatch.setattr(SeededImages, "__len__", lambda _: 1)
     make_loader(
@@ -387,7 +389,7 @@ def test_rect_and_shuffle_exclude_each_other(folder):
     data = load_data(folder / "data.yaml")
     with pytest.raises(ValueError, match="cannot shuffle"):
         make_loader(data, "val", imgsz=64, batch_size=2, rect=True, shuffle=True)
-    with pytest.raises(ValueError, match="square and not limited"):
+    with pytest.raises(ValueError, match="square, not limited"):
         make_loader(data, "val", imgsz=64, batch_size=2, augment=True, limit=2)
 
 

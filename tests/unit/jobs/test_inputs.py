@@ -68,7 +68,7 @@ def made(tmp_path: Path, count: int) -> Inputs:
 def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path, count, held_out):
     found, options = made(tmp_path, count), QuantizeOptions(workers=0, batch_size=4, imgsz=32)
     loaders = (found.training_loader(options), found.held_out_loader(options), found.calibration_loader(options))
-    training, measured, calibration = (numbers(one for batch in loader for one in batch[2]) for loader in loaders)
+    training, measured, calibration = (numbers(one for batch in loader for one in batch.paths) for loader in loaders)
     assert training == [number for number in range(count) if number not in held_out]
     assert measured == (held_out or training)
     assert calibration == list(range(count))
@@ -76,9 +76,9 @@ def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path,
 
 def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_seed(tmp_path):
     found, options = made(tmp_path, 40), QuantizeOptions(workers=0, batch_size=4, imgsz=32)
-    order = [one for batch in found.held_out_loader(options) for one in batch[2]]
+    order = [one for batch in found.held_out_loader(options) for one in batch.paths]
     assert order == sorted(order)
-    order = [one for batch in found.training_loader(options) for one in batch[2]]
+    order = [one for batch in found.training_loader(options) for one in batch.paths]
     assert order != sorted(order)
 
 

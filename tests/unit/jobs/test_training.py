@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from models.quantize import calibration, placement
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from models.quantize.schedule import Schedule
+from utils.evaluation.batch import Batch
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.training import Training
 
@@ -40,7 +41,10 @@ class Given:
         self.read: list[int] = []
 
     def _loader(self, images: torch.Tensor, shuffle: bool) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(images), 2, shuffle=shuffle, generator=torch.Generator())
+        def collate(items: Any) -> Batch:
+            return Batch(torch.stack([one[0] for one in items]), torch.zeros(0, 6), ("",) * len(items))
+
+        return DataLoader(TensorDataset(images), 2, shuffle=shuffle, generator=torch.Generator(), collate_fn=collate)
 
     def training_loader(self, _: QuantizeOptions) -> DataLoader[Any]:
         loader = self._loader(IMAGES[:8], shuffle=True)

@@ -150,9 +150,9 @@ def test_nms_inside_the_network(known, batch):
 
 def test_thresholds_hold_for_nms_inside_too(known):
     model, data = known
-    images, _, _, shapes = next(iter(make_loader(data, "val", imgsz=64, batch_size=2, workers=0)))
-    many = Detector(WithNms(model), data, conf_thres=0.001)(images, shapes)
-    few = Detector(WithNms(model), data, conf_thres=0.3, max_det=2)(images, shapes)
+    batch = next(iter(make_loader(data, "val", imgsz=64, batch_size=2, workers=0)))
+    many = Detector(WithNms(model), data, conf_thres=0.001)(batch.images, batch.shapes)
+    few = Detector(WithNms(model), data, conf_thres=0.3, max_det=2)(batch.images, batch.shapes)
     for one, less in zip(many, few, strict=True):
         assert one[:, 4].diff().le(0).all()
         assert torch.equal(less, one[one[:, 4] > 0.3][:2])

@@ -25,6 +25,7 @@ from utils.core.file_schema import damaged
 from utils.core.files import save_torch
 from utils.core.resampled import Resampled
 from utils.core.torch_files import check_archive
+from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.proxy import distance, weight
 from utils.evaluation.statistics import Statistics
@@ -134,7 +135,7 @@ class Confirming:
             if index and self._work.clock.over():
                 whole = False
                 break
-            if batch[2]:
+            if len(batch):
                 part = self._batch(batch, states, self._part(stage, index))
                 for name, found in part.items():
                     if name in results:
@@ -194,12 +195,12 @@ class Confirming:
     def _part(self, stage: str, index: int) -> Path:
         return self._work.folder / PARTS / f"{_stage_name(stage)}-{index}.pt"
 
-    def _batch(self, batch: Any, states: Mapping[str, State], path: Path) -> dict[str, Any]:
+    def _batch(self, batch: Batch, states: Mapping[str, State], path: Path) -> dict[str, Any]:
         """What the networks detect in a batch, as the evaluation loop keeps it; what `path` holds is not repeated.
 
         All of it is given in the main process.
         """
-        images, everything = as_input(batch[0], self._work.device), self._network.everything
+        images, everything = as_input(batch.images, self._work.device), self._network.everything
         world, have = distributed.world(), self._known(path)
         missing = [name for name in states if name not in have]
         mine: dict[str, Any] = {}
@@ -214,7 +215,7 @@ class Confirming:
                 self._add(path, mine)
         return self._add(path, {} if world.size == 1 else mine)
 
-    def statistics(self, batch: Any, run: Run) -> dict[str, Any]:
+    def statistics(self, batch: Batch, run: Run) -> dict[str, Any]:
         """What a network detects in a batch, as the evaluation loop keeps it."""
         statistics = Statistics()
         add_predictions(statistics, run.prediction, batch)
@@ -258,15 +259,15 @@ class Screening:
         for index, batch in enumerate(tqdm(loader, title, unit="batch", disable=not distributed.is_main())):
             rows = done.setdefault(str(index), {})
             todo = [unit for place, unit in enumerate(units) if (index + place) % turn == 0 and unit.name not in rows]
-            if todo and batch[2]:
+            if todo and len(batch):
                 if self._work.clock.over(share):
                     return False
                 self._batch(index, batch, todo, rows, stage)
         return True
 
-    def _batch(self, index: int, batch: Any, units: Sequence[Unit], rows: dict[str, list[float]], stage: str) -> None:
+    def _batch(self, index: int, batch: Batch, units: Sequence[Unit], rows: dict[str, list[float]], stage: str) -> None:
         state, began = self._work.state, time.perf_counter()
-        images = as_input(batch[0], self._work.device)
+        images = as_input(batch.images, self._work.device)
         origin = self._network.run(images, State())
         whole = self._network.run(images, self._network.everything)
         base, scale = float(distance(origin.prediction, whole.prediction)), float(weight(origin.prediction))

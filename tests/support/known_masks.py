@@ -1,0 +1,123 @@
+"""`known_images` with outlines: labels are polygons, and the 'network' knows masks too, with errors.
+
+Its prototypes are the masks of its first answers, one each; the coefficients of the others are drawn at random.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from known_images import MIXED, KnowingModel, Sample, coco_json, write_set
+from torch import Tensor, nn
+
+PROTOTYPES = 32  # upstream's val.py assumes so many
+STRIDE = 4
+
+
+@dataclass(frozen=True)
+class OutlinedSample(Sample):
+    """A sample and the outline of each label, float64 `[points, 2]` x, y in pixels of the image."""
+
+    outlines: tuple[np.ndarray, ...] = ()
+
+
+def write_outlined_set(
+    folder: Path,
+    count: int = 40,
+    sizes: Sequence[tuple[int, int]] = MIXED,
+    names: Sequence[str] = ("cat", "dog", "owl"),
+    seed: int = 0,
+) -> list[OutlinedSample]:
+    """A set as `write_set` makes it, with polygons in label files and annotations."""
+    rng = np.random.default_rng(seed + 1)
+    samples = []
+    for sample in write_set(folder, count, sizes, names, seed):
+        outlines = tuple(_outline(rng, box) for box in sample.labels[:, 1:])
+        lines = []
+        for label, points in zip(sample.labels[:, 0], outlines, strict=True):
+            fractions = (points / sample.size).clip(0, 1).flatten()
+            lines.append(f"{int(label)} " + " ".join(f"{value:.6f}" for value in fractions) + "\n")
+        (folder / "labels/val" / f"{sample.path.stem}.txt").write_text("".join(lines))
+        samples.append(OutlinedSample(**{**vars(sample), "outlines": outlines}))
+    (folder / "annotations/instances_val.json").write_text(json.dumps(outlined_coco_json(samples, names)))
+    return samples
+
+
+def outlined_coco_json(samples: Sequence[OutlinedSample], names: Sequence[str]) -> dict:
+    """The samples as COCO annotations with polygons."""
+    content = coco_json(samples, names)
+    outlines = [points for sample in samples for points in sample.outlines]
+    for annotation, points in zip(content["annotations"], outlines, strict=True):
+        annotation["segmentation"] = [points.flatten().tolist()]
+        annotation["area"] = float(cv2.contourArea(points.astype(np.float32)))
+    return content
+
+
+def _outline(rng: np.random.Generator, box: np.ndarray) -> np.ndarray:
+    """A star-shaped polygon that touches all sides of a box."""
+    angles = np.sort(rng.uniform(0, 2 * math.pi, int(rng.integers(6, 13))))
+    points = np.stack([np.cos(angles), np.sin(angles)], 1) * rng.uniform(0.5, 1, (len(angles), 1))
+    points = (points - points.min(0)) / (points.max(0) - points.min(0))
+    return box[:2] + points * (box[2:] - box[:2])
+
+
+class _Head(nn.Module):
+    """What upstream's val.py, and ours, ask a segment head for."""
+
+    def __init__(self, nc: int) -> None:
+        super().__init__()
+        self.nc, self.nm = nc, PROTOTYPES
+
+
+class KnowingMasks(KnowingModel):
+    """`[B, 3, H, W]` → `([B, 4 + nc + 32, anchors], (maps, coefficients, prototypes [B, 32, H / 4, W / 4]))`."""
+
+    def __init__(self, samples: Sequence[OutlinedSample], names: Sequence[str], imgsz: int) -> None:
+        super().__init__(samples, names, imgsz)
+        self.model = nn.Sequential(_Head(len(names)))
+
+    def forward(self, images: Tensor, augment: bool = False) -> tuple[Tensor, tuple[list[Tensor], Tensor, Tensor]]:
+        raw = super().forward(images)
+        known = [self._masks(image) for image in images]
+        coefficients, prototypes = (torch.stack(parts).to(images) for parts in zip(*known, strict=True))
+        return torch.cat([raw, coefficients], 1), ([], coefficients, prototypes)
+
+    def _masks(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        index = self.index(image)
+        sample, shape = self.samples[index], image.shape[1:]
+        rng = np.random.default_rng(index)
+        coefficients = torch.from_numpy(rng.normal(0, 0.3, (PROTOTYPES, self.anchors))).float()
+        coefficients[:, :PROTOTYPES] = torch.eye(PROTOTYPES, self.anchors)[:, :PROTOTYPES]
+        prototypes = np.full((PROTOTYPES, shape[0] // STRIDE, shape[1] // STRIDE), -4.0)
+        scale, offset = self._placed(sample, shape)
+        for place, answer in enumerate(sample.answers[:PROTOTYPES]):
+            points = _fitted(rng, sample, answer) * scale + offset
+            filled = cv2.fillPoly(np.zeros(shape, np.uint8), [points.astype(np.int32)], 1).astype(np.float64)
+            blocks = filled.reshape(shape[0] // STRIDE, STRIDE, -1, STRIDE).mean((1, 3))
+            prototypes[place] = blocks * 8 - 4 + rng.normal(0, 1, blocks.shape)
+        return coefficients, torch.from_numpy(prototypes).float()
+
+    def _placed(self, sample: Sample, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Where the image lies in the input, as `KnowingModel` has it: scale and offset of x, y."""
+        width, height = sample.size
+        ratio = self.imgsz / max(width, height)
+        new = np.array([int(width * ratio), int(height * ratio)])
+        offset = np.ceil((np.array([shape[1], shape[0]]) - new) / 2 - 0.6)
+        return new / np.array([width, height]), offset
+
+
+def _fitted(rng: np.random.Generator, sample: OutlinedSample, answer: np.ndarray) -> np.ndarray:
+    """The outline of the label that lies nearest, in the answer's box; without labels a new one."""
+    box = answer[1:5]
+    if not len(sample.labels):
+        return _outline(rng, box)
+    nearest = np.abs(sample.labels[:, 1:] - box).sum(1).argmin()
+    low, high = sample.labels[nearest, 1:3], sample.labels[nearest, 3:]
+    return box[:2] + (sample.outlines[nearest] - low) / (high - low) * (box[2:] - box[:2])

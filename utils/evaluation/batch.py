@@ -1,0 +1,78 @@
+"""Images of one shape with what is known about them, as the loader gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from utils.evaluation.mask_truth import PackedMasks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Item(NamedTuple):
+    """One image of a dataset.
+
+    Attributes:
+        image: uint8 `[3, H, W]` RGB, letterboxed; None when it cannot be decoded.
+        labels: float32 `[n, 6]`: 0, class, and cxcywh as fractions of the input.
+        path: of the image.
+        shapes: where the original lies in the input, as `Letterbox.shapes` says it.
+        masks: of the labels, where a network for segmentation is evaluated.
+    """
+
+    image: Tensor | None
+    labels: Tensor
+    path: str
+    shapes: Any
+    masks: PackedMasks | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch, which is empty where not one of its images could be decoded.
+
+    Attributes:
+        images: uint8 `[B, 3, H, W]` RGB.
+        labels: float32 `[n, 6]`: image in the batch, class, cxcywh as fractions of the input; images in their order.
+        paths, shapes: of each image, see `Item`.
+        masks: of the labels, in their order; None for detection.
+    """
+
+    images: Tensor
+    labels: Tensor
+    paths: tuple[str, ...] = ()
+    shapes: tuple[Any, ...] = ()
+    masks: PackedMasks | None = None
+
+    @classmethod
+    def empty(cls) -> Batch:
+        """Without an image."""
+        return cls(torch.zeros((0, 3, 0, 0), dtype=torch.uint8), torch.zeros((0, 6)))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def pin_memory(self) -> Batch:
+        """The same in pinned memory; torch's loader asks for it where there is a GPU."""
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
+
+    def with_images(self, images: Tensor) -> Batch:
+        """The same with its images elsewhere."""
+        return replace(self, images=images)
+
+
+def collate(items: Sequence[Any]) -> Batch:
+    """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
+    good = [Item(*item) for item in items if item[0] is not None]
+    if not good:
+        return Batch.empty()
+    images, labels, paths, shapes, masks = zip(*good, strict=True)
+    for position, rows in enumerate(labels):
+        rows[:, 0] = position
+    truth = None if masks[0] is None else PackedMasks.together(masks)
+    return Batch(torch.stack(images), torch.cat(labels), tuple(paths), tuple(shapes), truth)
