@@ -33,6 +33,7 @@ from models.quantize import checkpoint, placement
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
+from utils.core.score import Score
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
@@ -238,14 +239,14 @@ def kinds(weights: Path, demo_data: Path) -> dict[str, Kind]:
 
 
 def run_content() -> dict[str, Any]:
-    row = asdict(Row("PTQ", "a.pt", 0.5, 0.6, 0.5, 0.5, 1.0, "CPU", {"torch": "2"}, 1, 1.0, "PyTorch"))
+    row = Row("PTQ", "a.pt", 0.5, 0.6, 0.5, 0.5, 1.0, "CPU", {"torch": "2"}, 1, 1.0, "PyTorch").to_dict()
     state = RunState(QuantizeOptions(weights="toy.pt").to_dict(), Recipe().to_dict(), "00ff")
     state.rows = {stage: {**row, "stage": stage} for stage in ("float", "PTQ", "QAT")}
     state.history = [{"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "lr": 1e-6, "seconds": 1.0}]
     state.files, state.checkpoint = ["a.pt", "b.pt"], "b.pt"
     moments = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
     state.trainer = {"optimizer": {"state": {0: moments}, "param_groups": [{"lr": 0.0, "params": [0]}]}, "scaler": {}}
-    return {"run_state": run_state.STATE_VERSION, **vars(state), "best": asdict(Best(0.5, 0, "a.pt"))}
+    return {"run_state": run_state.STATE_VERSION, **vars(state), "best": Best(Score(0.5), 0, "a.pt").to_dict()}
 
 
 def analysis_content() -> dict[str, Any]:

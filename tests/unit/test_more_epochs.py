@@ -9,6 +9,7 @@ import pytest
 from models.quantize.recipe import Recipe
 from models.quantize.schedule import Schedule
 from utils.core.errors import InputError
+from utils.core.score import Score
 from utils.jobs.more_epochs import with_epochs
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import STOPPED, Best, RunState
@@ -21,7 +22,7 @@ def ended(done: int, *, epochs: int, patience: int = 0, best: int | None = None,
     recipe = Recipe().replace(finetune_epochs=epochs, finetune_patience=patience)
     state = RunState(QuantizeOptions(weights="toy.pt").to_dict(), recipe.to_dict(), "00ff", finished=True)
     state.history = [{"epoch": epoch} for epoch in range(done)]
-    state.best = Best(0.5, best, "a.pt")
+    state.best = Best(Score(0.5), best, "a.pt")
     for name, value in more.items():
         setattr(state, name, value)
     return state, recipe

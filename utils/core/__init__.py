@@ -22,6 +22,7 @@ tasks.py            what differs between detection and other tasks
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to
 module_patterns.py  the one matcher of module patterns
+score.py            AP of boxes and masks, and what networks are compared by
 resampled.py        standard errors of AP and of AP differences
 text_tables.py      the one renderer of tables
 """

@@ -18,6 +18,7 @@ from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
 from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
+from utils.core.score import Score
 from utils.core.text_tables import Column, aligned
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
 from utils.evaluation.coco import CocoGroundTruth
@@ -81,6 +82,16 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class Averages:
+    """Means over the classes that have labels, fractions; AP is over IoU 0.50:0.95."""
+
+    ap: float
+    ap50: float
+    precision: float
+    recall: float
+
+
+@dataclass(frozen=True)
 class ClassResult:
     """One class: its labels, and scores as fractions; `images` is the number of images evaluated."""
 
@@ -114,6 +125,7 @@ class EvalResult:
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
         statistics: what AP was computed from, image by image; of several processes the main one has it.
+        masks: scores of masks; None for detection.
     """
 
     ap: float
@@ -133,6 +145,12 @@ class EvalResult:
     ap50_coco: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
     statistics: Statistics | None = field(default=None, repr=False, compare=False)
+    masks: Averages | None = None
+
+    @property
+    def score(self) -> Score:
+        """AP of boxes and masks."""
+        return Score(self.ap, self.masks.ap if self.masks else None)
 
     @property
     def mark(self) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from utils.core.errors import DataError
 from utils.core.resampled import Resampled
+from utils.core.score import Score
 from utils.evaluation.bootstrap import Outcomes, resample
 from utils.evaluation.metrics import ClassScores, match, score
 
@@ -53,6 +54,14 @@ class Statistics:
                 self.paths, owners[0], correct.numpy(), confidence.numpy(), classes.numpy(), owners[1], labels.numpy()
             )
         )
+
+    def score(self) -> Score:
+        """AP, the mean over classes.
+
+        Raises:
+            DataError: there was no image.
+        """
+        return Score(self.scores().mean()[3])
 
     def scores(self) -> ClassScores:
         """AP, precision and recall of each class.

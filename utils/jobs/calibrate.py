@@ -147,7 +147,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
         calibration.load(model, dict(amax))
         result = measurer.measure(model, f"calibration {name}")
         resampled[place] = result.statistics.resampled() if result.statistics else None
-        return result.ap
+        return result.score.decides
 
     methods = {text: measured(ranges[text], text, text) for text in METHODS}
     best = max(METHODS, key=methods.__getitem__)

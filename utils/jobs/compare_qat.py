@@ -187,7 +187,7 @@ class Comparison:
 
 
 def _ap(statistics: Statistics) -> float:
-    return statistics.scores().mean()[3]
+    return statistics.score().decides
 
 
 def _signs(like: Tensor, generator: torch.Generator) -> Tensor:

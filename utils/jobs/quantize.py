@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ from utils.core import distributed
 from utils.core.errors import InputError
 from utils.core.files import atomic_path, copy_file, file_hash
 from utils.core.run_folder import held, new_run
+from utils.core.score import Score
 from utils.evaluation.fingerprint import check_unchanged
-from utils.evaluation.loop import EvalConfig
+from utils.evaluation.loop import EvalConfig, EvalResult
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
@@ -161,13 +162,13 @@ class Session:
         began = time.perf_counter()
         student = self._calibrate()
         result = None if self.options.no_eval_ptq else self._measurer.measure(student, "PTQ")
-        ap = result.ap if result else None
-        name = ptq_name(self.options.stem, ap)
-        self._write_checkpoint(name, student, {"stage": "PTQ", "ap": ap})
+        score = result.score if result else None
+        name = ptq_name(self.options.stem, score)
+        self._write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
         if result is None:
             logger.info("PTQ is not evaluated (--no-eval-ptq), so its file has no score: %s", name)
         row = self._measurer.row("PTQ", weights / name, result, time.perf_counter() - began)
-        self.state.best = Best(ap, None, name)
+        self.state.best = Best(score, None, name)
         self._save(row)
         return student
 
@@ -239,26 +240,28 @@ class Session:
         result = self._measurer.measure(student, f"QAT epoch {epoch}")
         seconds = time.perf_counter() - began
         state.history.append(
-            {"epoch": epoch, "ap": result.ap, "ap50": result.ap50, "loss": trained.loss, "held_out": trained.held_out,
+            {"epoch": epoch, **_measured(result), "loss": trained.loss, "held_out": trained.held_out,
              "lr": trained.rate, "seconds": seconds}
         )  # fmt: skip
-        reference = state.rows.get("PTQ", {}).get("ap") or (state.best.ap if state.best else None)
-        if reference and result.ap < settings.collapse * reference:
-            state.stopped = f"epoch {epoch}: AP fell to {result.ap:.4f}, below {settings.collapse:g} of {reference:.4f}"
+        score = result.score
+        reference = Score.from_dict(state.rows.get("PTQ", {})) or (state.best.score if state.best else None)
+        if reference and score.decides < settings.collapse * reference.decides:
+            state.stopped = (
+                f"epoch {epoch}: {score.what} fell to {score.decides:.4f}, "
+                f"below {settings.collapse:g} of {reference.decides:.4f}"
+            )
             return
-        name = epoch_name(self.options.stem, epoch, result.ap)
-        self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, "ap": result.ap})
+        name = epoch_name(self.options.stem, epoch, score)
+        self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
         state.trainer = training.state_dict()
         row = None
-        if state.offer(Best(result.ap, epoch, name, trained.held_out)):
+        if state.offer(Best(score, epoch, name, trained.held_out)):
             row = self._measurer.row("QAT", weights_folder(self.folder) / name, result, seconds)
         if epoch + 1 < settings.epochs:
             state.check_patience(settings.patience)
         self._save(row)
         best = ", the best so far" if row else ""
-        logger.info(
-            "epoch %d: AP %.4f, loss %.4g, held out %.4g%s", epoch, result.ap, trained.loss, trained.held_out, best
-        )
+        logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, trained.loss, trained.held_out, best)
 
     def _finish(self) -> None:
         """Name the best state, and write what the report shows about it."""
@@ -300,7 +303,7 @@ class Session:
         best, weights = self.state.best, weights_folder(self.folder)
         if best is None or self.options.ptq_only:
             return f"quantized: {weights / best.file if best else weights}"
-        score = "" if best.ap is None else f", AP {best.ap:.4f}"
+        score = "" if best.score is None else f", {best.score}"
         origin = "the PTQ state, which no epoch beat" if best.epoch is None else f"epoch {best.epoch}"
         return f"best: {weights / best_name(self.options.stem)} ({origin}{score})"
 
@@ -324,7 +327,7 @@ class Session:
     def _save(self, row: Row | None) -> None:
         """A step is finished: write the state, then the report, which is made anew from the state."""
         if row is not None:
-            self.state.rows[row.stage] = asdict(row)
+            self.state.rows[row.stage] = row.to_dict()
         self.state.save(self.folder)
         ours = [Row(**self.state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in self.state.rows]
         others = [old for old in self.report.rows if old.stage not in self.state.rows]
@@ -342,3 +345,9 @@ class Session:
                 notes.append(text)
             if not holds and text in notes:
                 notes.remove(text)
+
+
+def _measured(result: EvalResult) -> dict[str, float]:
+    """The scores of an epoch, as the history holds them."""
+    masks = {} if result.masks is None else {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
+    return {"ap": result.ap, "ap50": result.ap50, **masks}

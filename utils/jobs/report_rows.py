@@ -36,6 +36,7 @@ def make_row(
     """
     runner = where if isinstance(where, Runner) else None
     marks = ap_with(config, result, nms_inside=runner is not None and has_nms(runner)) if result else ""
+    masks = result.masks if result else None
     return Row(
         stage=stage,
         file=str(file),
@@ -51,6 +52,10 @@ def make_row(
         measured_on="; ".join(filter(None, (result.measured_on, marks))) if result else "not evaluated",
         ap_with=marks,
         ap_resampled=_resampled(result) if result else "",
+        mask_ap=masks.ap if masks else None,
+        mask_ap50=masks.ap50 if masks else None,
+        mask_precision=masks.precision if masks else None,
+        mask_recall=masks.recall if masks else None,
     )
 
 

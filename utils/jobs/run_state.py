@@ -6,6 +6,8 @@
     {project}/{name}/weights/qat_ep_3_ap_0.5301_{stem}.pt after epoch 3 (the first is 0)
     {project}/{name}/weights/qat_best_{stem}.pt           the best of them, by the loss on held-out training images
 
+Of a segmentation network they are called ptq_ap_0.5201_mask_0.4213_{stem}.pt, and so on.
+
 A checkpoint is written before the state that names it. A kill between the two leaves a checkpoint that no state knows;
 `RunState.load` removes it, and the step is done again. Randomness is drawn anew for every epoch from the seed and the
 epoch's number, so that the state needs no generator and a resumed run is the run that was never interrupted.
@@ -14,7 +16,8 @@ epoch's number, so that the state needs no generator and a resumed run is the ru
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from utils.core import distributed
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import damaged
 from utils.core.files import save_torch
+from utils.core.score import Score
 from utils.core.torch_files import check_archive
 from utils.jobs import state_schema
 
@@ -38,16 +42,26 @@ class Best:
     """The best state so far.
 
     Attributes:
-        ap: on the validation images; None while it was not evaluated.
+        score: on the validation images; None while it was not evaluated.
         epoch: None for PTQ.
         file: name of its checkpoint.
         held_out: its loss on the training images that QAT is not trained on; None while it was not measured.
     """
 
-    ap: float | None
+    score: Score | None
     epoch: int | None
     file: str
     held_out: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the state's file holds them."""
+        score: dict[str, float | None] = {"ap": None, **(self.score.to_dict() if self.score else {})}
+        return {**score, "epoch": self.epoch, "file": self.file, "held_out": self.held_out}
+
+    @classmethod
+    def from_dict(cls, entries: Mapping[str, Any]) -> Best:
+        """The inverse of `to_dict`."""
+        return cls(Score.from_dict(entries), entries["epoch"], entries["file"], entries.get("held_out"))
 
 
 @dataclass
@@ -95,7 +109,7 @@ class RunState:
         """
         if not distributed.is_main():
             return
-        content = {"run_state": STATE_VERSION, **vars(self), "best": self.best and asdict(self.best)}
+        content = {"run_state": STATE_VERSION, **vars(self), "best": self.best and self.best.to_dict()}
         save_torch(content, weights_folder(folder) / STATE_FILE)
 
     @classmethod
@@ -125,7 +139,7 @@ class RunState:
         state_schema.check_run(content, path, STATE_VERSION, {item.name for item in fields(cls)})
         content.pop("run_state")
         best = content.pop("best")
-        state = cls(**content, best=best and Best(**best))
+        state = cls(**content, best=best and Best.from_dict(best))
         state._check_files(weights_folder(folder))
         state._remove_leftovers(weights_folder(folder))
         return state
@@ -200,14 +214,14 @@ def weights_folder(run: Path) -> Path:
     return run / "weights"
 
 
-def ptq_name(stem: str, ap: float | None) -> str:
+def ptq_name(stem: str, score: Score | None) -> str:
     """File name of the calibrated network; without a score when AP was not measured."""
-    return f"ptq_{stem}.pt" if ap is None else f"ptq_ap_{ap:.4f}_{stem}.pt"
+    return f"ptq_{stem}.pt" if score is None else f"ptq_{score.in_name}_{stem}.pt"
 
 
-def epoch_name(stem: str, epoch: int, ap: float) -> str:
+def epoch_name(stem: str, epoch: int, score: Score) -> str:
     """File name after an epoch of QAT, counted from 0."""
-    return f"qat_ep_{epoch}_ap_{ap:.4f}_{stem}.pt"
+    return f"qat_ep_{epoch}_{score.in_name}_{stem}.pt"
 
 
 def best_name(stem: str) -> str:

@@ -44,10 +44,11 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
     Raises:
         CheckpointError: naming the first field that does not fit.
     """
-    best = record({"ap": maybe(FRACTION), "epoch": maybe(COUNT), "file": FILE, "held_out": maybe(number(0))},
-                  ("held_out",))  # fmt: skip
-    history = record({"epoch": COUNT, "ap": FRACTION, "ap50": FRACTION, "loss": number(0), "lr": number(0),
-                      "held_out": number(0), "seconds": number(0)}, ("held_out",))  # fmt: skip
+    best = record({"ap": maybe(FRACTION), "mask_ap": FRACTION, "epoch": maybe(COUNT), "file": FILE,
+                   "held_out": maybe(number(0))}, ("mask_ap", "held_out"))  # fmt: skip
+    history = record({"epoch": COUNT, "ap": FRACTION, "ap50": FRACTION, "mask_ap": FRACTION, "mask_ap50": FRACTION,
+                      "loss": number(0), "lr": number(0), "held_out": number(0), "seconds": number(0)},
+                     ("mask_ap", "mask_ap50", "held_out"))  # fmt: skip
     trainer = record({"optimizer": record({"state": mapping(COUNT, _entries), "param_groups": listing(_entries, 1, 3)}),
                       "scaler": _scaler, "log_amax": _anything}, ("log_amax",))  # fmt: skip
     rules = {

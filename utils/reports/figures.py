@@ -77,6 +77,10 @@ def ap_per_epoch(report: Report) -> Figure:
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
     best = _chosen(report)
     labels = []
+    masks = [entry["mask_ap"] for entry in report.history if entry.get("mask_ap") is not None]
+    if len(masks) == len(epochs):
+        axes.plot(epochs, masks, "-s", color=ORANGE, linewidth=1.8, markersize=4, label="QAT, masks", zorder=3)
+        labels.append((masks[-1], f"masks {masks[-1]:.4f}", ORANGE))
     if best is not None:
         axes.plot(
             epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9,

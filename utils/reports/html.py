@@ -12,9 +12,10 @@ from typing import Any
 
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
+from utils.core.resampled import Difference
 from utils.reports import detections, figures
 from utils.reports.schema import Report, Row, Sample
-from utils.reports.tables import DASH, HEADERS, cells, difference, fraction, remarks
+from utils.reports.tables import DASH, cells, difference, fraction, headers, mask_difference, remarks
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
@@ -38,8 +39,8 @@ def page(report: Report) -> str:
     baseline = report.baseline()
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
-        headers=HEADERS,
-        rows=[(row, cells(row, baseline), _tone(report, row)) for row in report.rows],
+        headers=headers(report),
+        rows=[(row, cells(row, baseline, masks=report.has_masks), _tones(report, row)) for row in report.rows],
         remarks=remarks(report),
         cards=list(_cards(report)),
         history_chart=_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
@@ -55,9 +56,13 @@ def _has_history(report: Report) -> bool:
     return any(entry.get("ap") is not None for entry in report.history)
 
 
-def _tone(report: Report, row: Row) -> str:
-    """The style of a row's AP difference: none for one that its standard error may explain."""
-    found = report.difference(row)
+def _tones(report: Report, row: Row) -> dict[int, str]:
+    """The styles of a row's AP differences, by column: of boxes, and of masks."""
+    return {2: _tone(report.difference(row)), 5: _tone(report.mask_difference(row))}
+
+
+def _tone(found: Difference | None) -> str:
+    """The style of an AP difference: none for one that its standard error may explain."""
     if found is None or not found.beyond_error or f"{found.value:.4f}" in ("0.0000", "-0.0000"):
         return ""
     return "up" if found.value > 0 else "down"
@@ -72,6 +77,13 @@ def _cards(report: Report) -> Iterator[dict[str, str]]:
             yield {
                 "label": f"{row.stage} AP",
                 "value": fraction(row.ap),
+                "remark": f"{change} to float" if change else "the reference",
+            }
+        if row.mask_ap is not None:
+            change = mask_difference(row, baseline)
+            yield {
+                "label": f"{row.stage} mask AP",
+                "value": fraction(row.mask_ap),
                 "remark": f"{change} to float" if change else "the reference",
             }
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from utils.core.file_schema import Mismatch, Rule, plain, record
 from utils.core.resampled import Difference, Resampled
+from utils.core.score import Score
+
+MASK_FIELDS = ("mask_ap", "mask_ap50", "mask_precision", "mask_recall", "mask_ap_resampled")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Row:
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
         ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
+        mask_ap, ...: the same of masks, of a segmentation network.
 
     Raises:
         ValueError: a value of the wrong type or out of its range.
@@ -49,18 +53,24 @@ class Row:
     measured_on: str
     ap_with: str = ""
     ap_resampled: str = ""
+    mask_ap: float | None = None
+    mask_ap50: float | None = None
+    mask_precision: float | None = None
+    mask_recall: float | None = None
+    mask_ap_resampled: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("stage", "file", "device", "measured_on", "ap_with", "ap_resampled"):
+        for name in ("stage", "file", "device", "measured_on", "ap_with", "ap_resampled", "mask_ap_resampled"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"'{name}' is {getattr(self, name)!r}, expected a text")
         if not self.stage:
             raise ValueError("'stage' is empty, expected a text")
-        try:
-            self.resampled()
-        except ValueError as error:
-            raise ValueError(f"'ap_resampled' is damaged: {error}") from None
-        for name in ("ap", "ap50", "precision", "recall"):
+        for name, read in (("ap_resampled", self.resampled), ("mask_ap_resampled", self.mask_resampled)):
+            try:
+                read()
+            except ValueError as error:
+                raise ValueError(f"'{name}' is damaged: {error}") from None
+        for name in ("ap", "ap50", "precision", "recall", "mask_ap", "mask_ap50", "mask_precision", "mask_recall"):
             self._make_number(name, upper=1.0)
         for name in ("seconds", "size_bytes", "ms_per_image"):
             self._make_number(name, upper=math.inf)
@@ -92,9 +102,23 @@ class Row:
         """What tells one row from another: the stage, the file, and what it was measured on."""
         return self.stage, self.file, self.measured_on
 
+    @property
+    def score(self) -> Score | None:
+        """AP of boxes and masks; None where it was not measured."""
+        return Score.from_dict({"ap": self.ap, "mask_ap": self.mask_ap})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as files hold them; those of masks only where there are any."""
+        masks = self.mask_ap is not None
+        return {name: value for name, value in asdict(self).items() if masks or name not in MASK_FIELDS}
+
     def resampled(self) -> Resampled | None:
         """AP on resamplings of the images, if it is known."""
         return Resampled.from_text(self.ap_resampled) if self.ap_resampled else None
+
+    def mask_resampled(self) -> Resampled | None:
+        """AP of masks on resamplings of the images, if it is known."""
+        return Resampled.from_text(self.mask_ap_resampled) if self.mask_ap_resampled else None
 
     def difference(self, other: Row) -> Difference | None:
         """AP of this row minus that of another; None where they do not compare.
@@ -102,19 +126,27 @@ class Row:
         They do if both are measured in the usual way, or in the same other one, and not known to be of different
         images or labels. An image that only one of the two could read makes them different.
         """
-        if self.ap is None or other.ap is None or self.ap_with != other.ap_with:
+        return self._apart(other, self.ap, other.ap, self.resampled(), other.resampled())
+
+    def mask_difference(self, other: Row) -> Difference | None:
+        """The same of masks."""
+        return self._apart(other, self.mask_ap, other.mask_ap, self.mask_resampled(), other.mask_resampled())
+
+    def _apart(
+        self, other: Row, ours: float | None, theirs: float | None, mine: Resampled | None, its: Resampled | None
+    ) -> Difference | None:
+        if ours is None or theirs is None or self.ap_with != other.ap_with:
             return None
-        mine, its = self.resampled(), other.resampled()
         if mine is None or its is None:
-            return Difference(self.ap - other.ap, None)
-        return Difference(self.ap - other.ap, mine.difference_error(its)) if mine.same_images(its) else None
+            return Difference(ours - theirs, None)
+        return Difference(ours - theirs, mine.difference_error(its)) if mine.same_images(its) else None
 
 
 def row_rule(*optional: str) -> Rule:
-    """The fields of a `Row`, from which one can be made; those that are `optional` may be missing."""
+    """The fields of a `Row`, from which one can be made; those that are `optional`, and of masks, may be missing."""
 
     def rule(value: Any, field: str) -> None:
-        record({item.name: plain for item in fields(Row)}, optional)(value, field)
+        record({item.name: plain for item in fields(Row)}, (*optional, *MASK_FIELDS))(value, field)
         try:
             Row(**value)
         except (TypeError, ValueError, OverflowError) as error:

@@ -40,8 +40,10 @@ from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
 from utils.reports.rows import Row, row_rule
 
-SCHEMA_VERSION = 1
-AP_DIFFERENCE_ERROR = "ap_difference_error"  # in JSON only: what follows from a row and the float row
+SCHEMA_VERSION = 2  # 2 has masks
+READ = range(1, SCHEMA_VERSION + 1)
+# in JSON only: what follows from a row and the float row
+AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR = "ap_difference_error", "mask_ap_difference_error"
 
 # What is shown for each library, and the distributions that can bring it (the first one found is reported).
 _LIBRARIES = {
@@ -136,8 +138,8 @@ class Report:
     Attributes:
         command: the command line that was run.
         rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with.
-        history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, `loss`, `held_out` (loss on training images that QAT
-            does not see), `lr`, `seconds`.
+        history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, of segmentation `mask_ap`, `mask_ap50`, then `loss`,
+            `held_out` (loss on training images that QAT does not see), `lr`, `seconds`.
         ranges: one entry per quantizer, as `models.quantize.ranges.tensor_ranges` gives them.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
@@ -172,15 +174,29 @@ class Report:
         baseline = self.baseline()
         return None if baseline is None or row is baseline else row.difference(baseline)
 
+    def mask_difference(self, row: Row) -> Difference | None:
+        """The same of masks."""
+        baseline = self.baseline()
+        return None if baseline is None or row is baseline else row.mask_difference(baseline)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether masks were measured."""
+        return any(row.mask_ap is not None for row in self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON holds it; numbers that are not finite become None.
 
         Each row also says the standard error of its AP difference to the float row, for those who read the JSON.
         """
         content = {"schema_version": SCHEMA_VERSION, **_plain(asdict(self))}
+        content["rows"] = [_plain(row.to_dict()) for row in self.rows]
         for row, stored in zip(self.rows, content["rows"], strict=True):
             found = self.difference(row)
             stored[AP_DIFFERENCE_ERROR] = found.error if found else None
+            if row.mask_ap is not None:
+                found = self.mask_difference(row)
+                stored[MASK_DIFFERENCE_ERROR] = found.error if found else None
         return content
 
     def save(self, path: str | Path) -> Path:
@@ -216,10 +232,10 @@ class Report:
         """The inverse of `to_dict`; `source` names the origin in errors (InputError)."""
         if not isinstance(value, dict) or "schema_version" not in value or "rows" not in value:
             raise InputError(f"{source} is no report: expected a JSON object with 'schema_version' and 'rows'")
-        if value["schema_version"] != SCHEMA_VERSION:
+        if value["schema_version"] not in READ:
             raise InputError(
-                f"{source} has report schema {shown(value['schema_version'])}, this version reads {SCHEMA_VERSION}: "
-                "use the version that wrote it, or run it again"
+                f"{source} has report schema {shown(value['schema_version'])}, this version reads "
+                f"{READ[0]} to {READ[-1]}: use the version that wrote it, or run it again"
             )
         check(value, _report_rule(), source, "run it again", InputError)
         known = {"created": "", "hardware": {}} | {key: item for key, item in value.items() if key != "schema_version"}
@@ -234,13 +250,13 @@ def _report_rule() -> Rule:
     box = record({"xyxy": listing(number(), 4, 4), "name": text(), "score": some}, ("score",))
     sample = record({"image": text(), "predictions": mapping(text(), listing(box)), "truth": listing(box),
                      "confidence": number(0, 1)}, ("truth", "confidence"))  # fmt: skip
-    history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "loss": some, "lr": some,
-                      "held_out": some, "seconds": positive},
-                     ("ap", "ap50", "loss", "lr", "held_out", "seconds"))  # fmt: skip
+    history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "mask_ap": score, "mask_ap50": score,
+                      "loss": some, "lr": some, "held_out": some, "seconds": positive},
+                     ("ap", "ap50", "mask_ap", "mask_ap50", "loss", "lr", "held_out", "seconds"))  # fmt: skip
     ranges = record({"name": text(), "kind": choice("activation", "weight"), "amax": positive, "min": positive,
                      "max": positive, "channels": plain, "tensors": plain},
                     ("min", "max", "channels", "tensors"))  # fmt: skip
-    rules = {"schema_version": integer(SCHEMA_VERSION, SCHEMA_VERSION), "command": text(),
+    rules = {"schema_version": integer(1, SCHEMA_VERSION), "command": text(),
              "rows": listing(_stored_row), "history": listing(history), "ranges": listing(ranges),
              "samples": listing(sample), "notes": listing(text()), "title": text(), "data": text(), "created": text(),
              "hardware": mapping(text(), text())}  # fmt: skip
@@ -250,14 +266,15 @@ def _report_rule() -> Rule:
 def _stored_row(value: Any, field: str) -> None:
     """A row of a report's JSON."""
     if isinstance(value, Mapping):
-        maybe(number(0))(value.get(AP_DIFFERENCE_ERROR), f"{field}.{AP_DIFFERENCE_ERROR}")
+        for name in (AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR):
+            maybe(number(0))(value.get(name), f"{field}.{name}")
         value = _without_derived(value)
     row_rule("ap_with", "ap_resampled")(value, field)
 
 
 def _without_derived(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row's own values: what follows from it and the float row is computed anew."""
-    return {name: value for name, value in row.items() if name != AP_DIFFERENCE_ERROR}
+    return {name: value for name, value in row.items() if name not in (AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR)}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from utils.core.text_tables import aligned, columns
 from utils.reports.schema import Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
+MASK_HEADERS = ("stage", "AP", "vs float", "AP50", "mask AP", "vs float", "mask AP50", "size", "ms/image")
 DASH = "-"
 WIDTH = 80  # of the terminal
 
@@ -31,6 +32,18 @@ def difference(row: Row, baseline: Row | None) -> str:
     return str(row.difference(baseline) or DASH)
 
 
+def mask_difference(row: Row, baseline: Row | None) -> str:
+    """The same of masks."""
+    if baseline is None or row is baseline:
+        return ""
+    return str(row.mask_difference(baseline) or DASH)
+
+
+def headers(report: Report) -> tuple[str, ...]:
+    """The columns of a report's table: without precision and recall where there are masks, so that it stays narrow."""
+    return MASK_HEADERS if report.has_masks else HEADERS
+
+
 def size(size_bytes: int | None) -> str:
     """Bytes in kB or MB (powers of ten, as file managers show them)."""
     if size_bytes is None:
@@ -45,8 +58,20 @@ def milliseconds(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}"
 
 
-def cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
-    """The texts of one row, one for each of `HEADERS`."""
+def cells(row: Row, baseline: Row | None, *, masks: bool = False) -> tuple[str, ...]:
+    """The texts of one row, one for each of `HEADERS`, or of `MASK_HEADERS`."""
+    if masks:
+        return (
+            row.stage,
+            fraction(row.ap),
+            difference(row, baseline),
+            fraction(row.ap50),
+            fraction(row.mask_ap),
+            mask_difference(row, baseline),
+            fraction(row.mask_ap50),
+            size(row.size_bytes),
+            milliseconds(row.ms_per_image),
+        )
     return (
         row.stage,
         fraction(row.ap),
@@ -65,8 +90,9 @@ def terminal_table(report: Report) -> str:
         return "(no results)"
     baseline = report.baseline()
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
-    rows = [(*cells(row, baseline), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
-    heads = columns((*HEADERS, "on"), left=["stage"])
+    masks = report.has_masks
+    rows = [(*cells(row, baseline, masks=masks), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
+    heads = columns((*headers(report), "on"), left=["stage"])
     lines = aligned(heads, rows, rule=True)
     if max(map(len, lines)) > WIDTH:
         lines = aligned(heads, rows, rule=True, gap=" ")

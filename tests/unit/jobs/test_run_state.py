@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 
 from utils.core import files
 from utils.core.errors import CheckpointError, InputError
+from utils.core.score import Score
 from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import Best, RunState
@@ -27,7 +27,7 @@ def state() -> RunState:
 
 def row(stage: str, ap: float | None = 0.5) -> dict:
     """A row of results, as a run keeps it."""
-    return asdict(Row(stage, "a.pt", ap, ap, ap, ap, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch"))
+    return Row(stage, "a.pt", ap, ap, ap, ap, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch").to_dict()
 
 
 def write(path: Path, age: float = 0.0) -> Path:
@@ -41,7 +41,7 @@ def test_a_state_comes_back_equal(tmp_path, state):
     weights = run_state.weights_folder(tmp_path)
     state.rows |= {"PTQ": row("PTQ"), "QAT": row("QAT")}
     state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0})
-    state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(0.5, 0, "a.pt", 0.2)
+    state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5), 0, "a.pt", 0.2)
     optimizer = {"state": {0: {"exp_avg": torch.arange(3.0)}}, "param_groups": [{"lr": 0.0}]}
     state.trainer, state.legs = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}, [0, 1]
     state.save(tmp_path)
@@ -51,6 +51,28 @@ def test_a_state_comes_back_equal(tmp_path, state):
     assert torch.equal(loaded.trainer["optimizer"]["state"][0]["exp_avg"], torch.arange(3.0))
     loaded.trainer = state.trainer
     assert loaded == state
+
+
+def test_a_state_of_segmentation_comes_back_equal(tmp_path, state):
+    weights = run_state.weights_folder(tmp_path)
+    state.rows |= {"PTQ": {**row("PTQ"), "mask_ap": 0.4, "mask_ap50": 0.6, "mask_precision": 0.5, "mask_recall": 0.5,
+                           "mask_ap_resampled": ""}}  # fmt: skip
+    state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5, 0.4), None, "a.pt", 0.2)
+    state.save(tmp_path)
+    write(weights / "a.pt")
+    assert RunState.load(tmp_path) == state
+    assert Row(**state.rows["PTQ"]).score == state.best.score
+
+
+def test_the_state_of_a_detector_is_what_it_was(tmp_path, state):
+    """Programs of earlier versions read it, and this one reads theirs."""
+    state.rows["PTQ"], state.files, state.checkpoint = row("PTQ"), ["a.pt"], "a.pt"
+    state.best = Best(Score(0.5), None, "a.pt")
+    state.save(tmp_path)
+    stored = torch.load(run_state.weights_folder(tmp_path) / run_state.STATE_FILE)
+    assert stored["best"] == {"ap": 0.5, "epoch": None, "file": "a.pt", "held_out": None}
+    assert not [name for name in stored["rows"]["PTQ"] if "mask" in name]
+    assert stored["run_state"] == 1
 
 
 def test_a_state_needs_a_run(tmp_path):
@@ -76,7 +98,7 @@ def test_a_foreign_file_is_no_state(tmp_path):
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):
-    state.files, state.checkpoint, state.best = ["ptq_toy.pt"], "ptq_toy.pt", Best(0.5, None, "ptq_toy.pt")
+    state.files, state.checkpoint, state.best = ["ptq_toy.pt"], "ptq_toy.pt", Best(Score(0.5), None, "ptq_toy.pt")
     state.rows["PTQ"] = row("PTQ")
     state.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"ptq_toy\.pt is gone"):
@@ -88,7 +110,7 @@ def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state):
     weights.mkdir()
     older = write(weights / "qat_ep_7_ap_0.9000_toy.pt", age=3600)
     ours = write(weights / "ptq_ap_0.5000_toy.pt")
-    state.files, state.checkpoint, state.best = [ours.name], ours.name, Best(0.5, None, ours.name)
+    state.files, state.checkpoint, state.best = [ours.name], ours.name, Best(Score(0.5), None, ours.name)
     state.rows["PTQ"] = row("PTQ")
     state.save(tmp_path)
     left = [write(weights / "qat_ep_0_ap_0.5000_toy.pt", age=-5), write(weights / ".last-abc.pt", age=-5)]
@@ -118,18 +140,20 @@ def test_a_full_disk_leaves_the_old_state(tmp_path, state, monkeypatch):
 
 def test_the_best_is_replaced_only_by_a_better_one(state):
     assert state.offer(Best(None, None, "ptq"))
-    assert state.offer(Best(0.3, 0, "first", 2.0)), "nothing is known of what was there"
-    assert not state.offer(Best(0.4, 1, "equal", 2.0))
-    assert not state.offer(Best(0.5, 2, "worse", 2.1))
-    assert not state.offer(Best(0.5, 2, "unknown"))
-    assert state.offer(Best(0.2, 3, "better", 1.9)), "AP chooses nothing"
-    assert state.best == Best(0.2, 3, "better", 1.9)
+    assert state.offer(Best(Score(0.3), 0, "first", 2.0)), "nothing is known of what was there"
+    assert not state.offer(Best(Score(0.4), 1, "equal", 2.0))
+    assert not state.offer(Best(Score(0.5), 2, "worse", 2.1))
+    assert not state.offer(Best(Score(0.5), 2, "unknown"))
+    assert state.offer(Best(Score(0.2), 3, "better", 1.9)), "AP chooses nothing"
+    assert state.best == Best(Score(0.2), 3, "better", 1.9)
 
 
 def test_file_names_carry_the_score():
-    assert run_state.ptq_name("yolov9-c", 0.52968) == "ptq_ap_0.5297_yolov9-c.pt"
+    assert run_state.ptq_name("yolov9-c", Score(0.52968)) == "ptq_ap_0.5297_yolov9-c.pt"
+    assert run_state.ptq_name("yolov9-c-dseg", Score(0.5201, 0.42131)) == "ptq_ap_0.5201_mask_0.4213_yolov9-c-dseg.pt"
     assert run_state.ptq_name("yolov9-c", None) == "ptq_yolov9-c.pt"
-    assert run_state.epoch_name("yolov9-c", 3, 0.5) == "qat_ep_3_ap_0.5000_yolov9-c.pt"
+    assert run_state.epoch_name("yolov9-c", 3, Score(0.5)) == "qat_ep_3_ap_0.5000_yolov9-c.pt"
+    assert run_state.epoch_name("seg", 3, Score(0.5, 0.4)) == "qat_ep_3_ap_0.5000_mask_0.4000_seg.pt"
     assert run_state.best_name("yolov9-c") == "qat_best_yolov9-c.pt"
 
 

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import check, listing, number, record
 from utils.core.resampled import Resampled
+from utils.core.score import Score
 from utils.jobs import run_state, state_schema
 from utils.jobs.inputs import AUGMENTATION, read_hyp
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
@@ -25,7 +25,7 @@ from utils.jobs.sensitivity.state import AnalysisState
 from utils.reports.schema import Report, Row
 
 DELETED = object()
-ROW = asdict(Row("PTQ", "a.pt", 0.5, 0.6, 0.5, 0.5, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch"))
+ROW = Row("PTQ", "a.pt", 0.5, 0.6, 0.5, 0.5, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch").to_dict()
 MOMENTS = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
 
 
@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         {"epoch": epoch, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0}
         for epoch in range(2)
     ]
-    state.files, state.checkpoint, state.best = ["a.pt", "b.pt"], "b.pt", Best(0.5, 0, "a.pt", 0.2)
+    state.files, state.checkpoint, state.best = ["a.pt", "b.pt"], "b.pt", Best(Score(0.5), 0, "a.pt", 0.2)
     state.trainer = {
         "optimizer": {"state": {0: MOMENTS}, "param_groups": [{"lr": 0.0}]},
         "scaler": {},

@@ -19,6 +19,7 @@ from PIL import Image
 
 from utils.core.errors import InputError
 from utils.core.resampled import Resampled
+from utils.core.score import Score
 from utils.core.text_tables import code, columns, markdown
 from utils.reports import detections, figures
 from utils.reports.html import page, write_html
@@ -63,6 +64,20 @@ def compared() -> Report:
         make_row("old", ap=0.7500),
         make_row("TensorRT INT8", ap=0.7, ap_with="30 images", ap_resampled=resampled(0.7, 0.7)),
     ])  # fmt: skip
+
+
+@pytest.fixture
+def segmented() -> Report:
+    """A float network and its INT8 form with masks; and a detector beside them."""
+    masks = {"mask_ap": 0.4412, "mask_ap50": 0.7, "mask_precision": 0.8, "mask_recall": 0.6}
+    report = Report("x", rows=[
+        make_row(ap_resampled=resampled(0.74, 0.75, 0.73), mask_ap_resampled=resampled(0.44, 0.45, 0.43), **masks),
+        make_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73),
+                 mask_ap_resampled=resampled(0.43, 0.45, 0.41), **masks | {"mask_ap": 0.43}),
+        make_row("detector"),
+    ])  # fmt: skip
+    report.history = [{"epoch": 0, "ap": 0.73, "ap50": 0.9, "mask_ap": 0.43, "mask_ap50": 0.69, "held_out": 1.0}]
+    return report
 
 
 @pytest.fixture
@@ -122,7 +137,7 @@ class TestSchema:
 
     def test_rows_have_exactly_the_documented_keys(self, report):
         stored = json.loads(json.dumps(report.to_dict()))
-        assert stored["schema_version"] == 1
+        assert stored["schema_version"] == 2
         assert [list(row) for row in stored["rows"]] == [ROW_KEYS, ROW_KEYS]
 
     def test_the_error_of_a_difference_is_in_the_json_and_computed_anew_when_read(self, compared, tmp_path):
@@ -157,6 +172,24 @@ class TestSchema:
             del row["ap_resampled"], row["ap_difference_error"]
         (tmp_path / "r.json").write_text(json.dumps(content))
         assert Report.load(tmp_path / "r.json").rows[1] == make_row("PTQ", ap=0.7361)
+
+    def test_a_report_of_schema_1_is_read(self, compared, tmp_path):
+        (tmp_path / "r.json").write_text(json.dumps({**compared.to_dict(), "schema_version": 1}))
+        assert Report.load(tmp_path / "r.json") == compared
+
+    def test_masks_are_stored_where_they_were_measured(self, segmented, tmp_path):
+        stored = json.loads(segmented.save(tmp_path / "r.json").read_text())
+        assert Report.load(tmp_path / "r.json") == segmented
+        keys = ["mask_ap", "mask_ap50", "mask_precision", "mask_recall", "mask_ap_resampled"]
+        assert list(stored["rows"][0]) == [*ROW_KEYS[:-1], *keys, ROW_KEYS[-1], "mask_ap_difference_error"]
+        errors = [row.get("mask_ap_difference_error") for row in stored["rows"]]
+        assert errors == [None, pytest.approx(0.01), None]
+        assert "mask_ap" not in stored["rows"][2]
+        assert segmented.rows[1].score == Score(0.7361, 0.43)
+        stored["rows"][1]["mask_ap_difference_error"] = -1
+        (tmp_path / "r.json").write_text(json.dumps(stored))
+        with pytest.raises(InputError, match=r"rows\[1\].mask_ap_difference_error is -1"):
+            Report.load(tmp_path / "r.json")
 
     def test_numpy_numbers_are_stored_as_numbers_and_a_diverged_loss_as_null(self, report, tmp_path):
         report.add(make_row("QAT", ap=np.float32(0.5), size_bytes=np.int64(7)))
@@ -276,6 +309,14 @@ class TestTables:
         assert lines[5:] == ["[a] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[b] somewhere else", "[c] ONNX Runtime"]
         assert len({len(line) for line in lines[:5]}) == 1
         assert max(map(len, lines)) <= 80
+
+    def test_masks_have_their_columns(self, segmented):
+        lines = [line.split() for line in terminal_table(segmented).splitlines()]
+        assert " ".join(lines[0]) == "stage AP vs float AP50 mask AP vs float mask AP50 size ms/image on"
+        assert lines[2][1:5] == ["0.7412", "0.9521", "0.4412", "0.7000"]
+        assert lines[3][1:] == ["0.7361", "-0.0051", "±", "0.0058", "0.9521", "0.4300", "-0.0112", "±", "0.0100",
+                                "0.7000", "1.81", "MB", "18.21", "[a]"]  # fmt: skip
+        assert lines[4][1:6] == ["0.7412", "+0.0000", "0.9521", "-", "-"]  # a detector beside them
 
     def test_differences_have_standard_errors_where_the_images_are_the_same(self, compared):
         lines = terminal_table(compared).splitlines()

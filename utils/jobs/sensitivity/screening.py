@@ -149,7 +149,7 @@ class Confirming:
         if whole:
             for name, statistics in results.items():
                 self._work.state.keep_resampled(stage, name, statistics.resampled())
-        return {name: statistics.scores().mean()[3] for name, statistics in results.items()}
+        return {name: statistics.score().decides for name, statistics in results.items()}
 
     def resampled(self, stage: str) -> dict[str, Resampled]:
         """Those AP of `stage` on resampled images, by name of the state, for standard errors of their differences."""
