@@ -29,6 +29,7 @@ from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite_in
+from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
 from utils.jobs.dependencies import need
 from utils.jobs.options import (
     GRANULARITIES,
@@ -224,7 +225,11 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
         help=f"lowest score (default: {EvalOptions.conf_thres})",
     )
     parser.add_argument(
-        "--iou-thres", type=bounded("iou_thres"), metavar="F", help=f"IoU of NMS (default: {EvalOptions.iou_thres})"
+        "--iou-thres", type=bounded("iou_thres"), metavar="F",
+        help=f"IoU of NMS (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--upsample-masks", action="store_true", help="compare masks at the input's size, not on the prototypes' grid"
     )
     parser.add_argument(
         "--save-json", action="store_true", help="write detections as COCO JSON, and score them with pycocotools"

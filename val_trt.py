@@ -23,7 +23,7 @@ from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
-from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, MASK_AP_NMS_IOU
 from utils.jobs.dependencies import need_for
 from utils.jobs.file_options import TASKS, FileOptions
 
@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--iou-thres",
         type=bounded("iou_thres"),
         metavar="P",
-        help=f"NMS IoU (default: {AP_NMS_IOU}; --source: {EVERYDAY_NMS_IOU})",
+        help=f"NMS IoU (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU}; --source: {EVERYDAY_NMS_IOU})",
     )
     parser.add_argument(
         "--max-det", type=bounded("max_det"), default=300, metavar="N", help="detections per image (default: 300)"
@@ -80,6 +80,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--save-json", action="store_true", help="write COCO JSON, and run pycocotools if it can")
     parser.add_argument(
         "--limit", type=bounded("limit"), metavar="N", help="only N images, evenly spread over the split"
+    )
+    parser.add_argument(
+        "--upsample-masks", action="store_true", help="compare masks at the input's size, not on the prototypes' grid"
     )
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")
@@ -108,7 +111,7 @@ def draw(options: FileOptions, source: str) -> int:
     from utils.evaluation.sources import check_readable, check_source, target_names
 
     files = check_source(source)
-    for name in ("save_txt", "save_json", "limit", "rect", "single_cls"):
+    for name in ("save_txt", "save_json", "limit", "rect", "single_cls", "upsample_masks"):
         if getattr(options, name):
             raise InputError(
                 f"--{name.replace('_', '-')} belongs to evaluation; --source draws, and writes nothing else"

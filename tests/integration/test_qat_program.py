@@ -20,7 +20,7 @@ from models.quantize.finetune import DivergedError, Finetuner
 from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
-from utils.evaluation.loop import EvalResult
+from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate
 from utils.reports.rows import Row
 

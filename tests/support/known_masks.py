@@ -89,6 +89,10 @@ class KnowingMasks(KnowingModel):
         coefficients, prototypes = (torch.stack(parts).to(images) for parts in zip(*known, strict=True))
         return torch.cat([raw, coefficients], 1), ([], coefficients, prototypes)
 
+    def index(self, image: Tensor) -> int:
+        """Which sample this is; an image without a colour, as it is asked about its prototypes with, counts as one."""
+        return max(super().index(image), 0)
+
     def _masks(self, image: Tensor) -> tuple[Tensor, Tensor]:
         index = self.index(image)
         sample, shape = self.samples[index], image.shape[1:]

@@ -10,7 +10,9 @@ mask_truth.py   polygons as masks, packed to bits
 batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 shares.py       batches that several processes share
+input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections
+masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
 nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
 metrics.py      detections and labels → precision, recall, AP
 statistics.py   what is kept of each image, until there is AP
@@ -18,5 +20,6 @@ bootstrap.py    AP on resamplings of the images: standard errors
 coco.py         predictions as COCO JSON, pycocotools; coco_annotations.py: annotations, checked
 predictions.py  detections as files
 loop.py         evaluate(runner, data, config) → EvalResult
+results.py      what an evaluation found, and how it is printed
 proxy.py        distance of predictions without labels and without NMS
 """

@@ -26,7 +26,7 @@ def suppress_batch(
     """Detections of each image, best first.
 
     Args:
-        rows: `[n, 6]` xyxy, score, class, of all images together.
+        rows: `[n, 6]` xyxy, score, class, of all images together; further columns are kept.
         image: int64 `[n]`, the image that each row belongs to, ascending.
         images: how many there are.
         shift: pixels between the boxes of two classes, 0 for suppression across classes.
@@ -48,11 +48,11 @@ def suppress_batch(
         index = torch.tensor(group, device=rows.device)
         column = torch.arange(width, device=rows.device)
         valid = column < counts[index, None]
-        table = rows[(starts[index, None] + column).clamp_(max=len(rows) - 1)]  # [images, width, 6]
+        table = rows[(starts[index, None] + column).clamp_(max=len(rows) - 1)]  # [images, width, 6 or more]
         each = max(BLOCK // (width * width), 1)
         keep = torch.cat(
             [
-                _stays(boxes[..., :4] + boxes[..., 5:] * shift, mask, iou_thres)
+                _stays(boxes[..., :4] + boxes[..., 5:6] * shift, mask, iou_thres)
                 for boxes, mask in zip(table.split(each), valid.split(each), strict=True)
             ]
         )

@@ -13,6 +13,7 @@ from typing import Any
 from utils.core.errors import DataError
 from utils.evaluation.coco_annotations import read_annotations
 from utils.evaluation.data_yaml import DataConfig
+from utils.evaluation.mask_files import check_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +33,18 @@ class CocoGroundTruth:
         category_ids: category id of each class.
     """
 
-    def __init__(self, data: DataConfig, split: str, *, single_cls: bool = False) -> None:
-        """Read the annotations of a split.
+    def __init__(self, data: DataConfig, split: str, *, single_cls: bool = False, masks: bool = False) -> None:
+        """Read the annotations of a split; with `masks` each must have a segmentation.
 
         Raises:
             DataError: the annotations cannot be read, or lack a category that the dataset names.
+            DependencyError: masks cannot be written.
         """
+        if masks:
+            check_encoder()
         self.file = data.annotations_of(split)
         self._single_cls = single_cls
-        self._content = read_annotations(self.file) if self.file else {}
+        self._content = read_annotations(self.file, masks=masks) if self.file else {}
         self._ids = {Path(image["file_name"]).stem: image["id"] for image in self._content.get("images", ())}
         self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
 
@@ -78,8 +82,14 @@ class CocoGroundTruth:
             if other != path:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 
-    def evaluate(self, results: list[dict[str, Any]], paths: Sequence[str]) -> dict[str, float] | None:
-        """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run."""
+    def evaluate(
+        self, results: list[dict[str, Any]], paths: Sequence[str], iou_type: str = "bbox"
+    ) -> dict[str, float] | None:
+        """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
+
+        Args:
+            iou_type: what it compares, `bbox` or `segm`.
+        """
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
             return None
@@ -96,7 +106,9 @@ class CocoGroundTruth:
             truth = COCO()
             truth.dataset = self._content
             truth.createIndex()
-            evaluator = COCOeval(truth, truth.loadRes(results), "bbox")
+            if iou_type != "bbox":  # the areas of results with boxes would be those of the boxes
+                results = [{key: value for key, value in one.items() if key != "bbox"} for one in results]
+            evaluator = COCOeval(truth, truth.loadRes(results), iou_type)
             evaluator.params.imgIds = [self.image_id(path) for path in paths]
             evaluator.params.useCats = int(not self._single_cls)
             evaluator.evaluate()

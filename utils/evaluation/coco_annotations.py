@@ -12,8 +12,8 @@ from utils.core.input_files import read_json
 from utils.core.shown import shown
 
 
-def read_annotations(file: Path) -> dict[str, Any]:
-    """COCO annotations, with what pycocotools relies on filled in.
+def read_annotations(file: Path, *, masks: bool = False) -> dict[str, Any]:
+    """COCO annotations, with what pycocotools relies on filled in; with `masks` each must have a segmentation.
 
     Raises:
         DataError: no such file, or an entry lacks a field or holds something else in it.
@@ -21,7 +21,8 @@ def read_annotations(file: Path) -> dict[str, Any]:
     content = read_json(file, "expected COCO's annotations", DataError)
     if not isinstance(content, dict):
         raise DataError(f"{file} is no COCO annotation file: it holds {shown(content)}; expected an object")
-    for key, check in (("images", _image), ("categories", _category), ("annotations", _annotation)):
+    checks = (("images", _image), ("categories", _category), ("annotations", _outlined if masks else _annotation))
+    for key, check in checks:
         entries = content.get(key)
         if not isinstance(entries, list):
             raise DataError(f"{file} is no COCO annotation file: its '{key}' is {shown(entries)}; expected a list")
@@ -61,6 +62,24 @@ def _annotation(entry: Mapping[str, Any]) -> str:
     if not isinstance(entry.get("iscrowd", 0), int):
         return f"has the iscrowd {shown(entry['iscrowd'])}; expected 0 or 1"
     return _wrong_id(entry, "image_id") or _wrong_id(entry, "category_id")
+
+
+def _outlined(entry: Mapping[str, Any]) -> str:
+    """An annotation with polygons, or run lengths of a size."""
+    found = entry.get("segmentation")
+    polygons = isinstance(found, list) and bool(found) and all(map(_is_polygon, found))
+    lengths = isinstance(found, dict) and isinstance(found.get("counts"), (list, str)) and _is_size(found.get("size"))
+    if not (polygons or lengths):
+        return f"has the segmentation {shown(found)}; expected polygons in pixels, or run lengths"
+    return _annotation(entry)
+
+
+def _is_polygon(value: Any) -> bool:
+    return isinstance(value, list) and len(value) >= 6 and len(value) % 2 == 0 and all(map(_is_number, value))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one > 0 for one in value)
 
 
 def _wrong_id(entry: Mapping[str, Any], key: str) -> str:

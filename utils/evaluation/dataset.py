@@ -38,6 +38,7 @@ class ImageDataset(Dataset[Item]):
         images: those that can be read, sorted by path.
         left_out: one line for each of the others.
         shapes: input (height, width) for each image.
+        mask_stride: of the grid of the labels' masks; None without masks.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ImageDataset(Dataset[Item]):
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
         self.images, self.left_out = read_images(files, nc, polygons=mask_stride is not None, progress=progress)
-        self._mask_stride = mask_stride
+        self.mask_stride = mask_stride
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
         if rect:
@@ -98,8 +99,8 @@ class ImageDataset(Dataset[Item]):
             labels[:, 1:] = torch.from_numpy(self._labels(entry, image.shape, box))
         pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
         masks = None
-        if self._mask_stride is not None:
-            masks = packed_truth(entry.polygons, box, image.shape[:2], self._mask_stride)
+        if self.mask_stride is not None:
+            masks = packed_truth(entry.polygons, box, image.shape[:2], self.mask_stride)
         return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
 
     def _labels(self, entry: ImageFile, shape: tuple[int, ...], box: Any) -> np.ndarray:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,141 +13,31 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECTIONS, Layout, Prediction
+from utils.core.tasks import Layout, Prediction
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.evaluation.input_plan import batch_range, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
+from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
-    from utils.runners.base import Runner, TensorSpec
+    from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class InputPlan:
-    """The input that a network will be given: `imgsz` (height, width) in pixels, and the loader's batch size."""
+class Found:
+    """What a network detects in a batch.
 
-    imgsz: tuple[int, int]
-    batch_size: int
-
-    @classmethod
-    def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
-        """What fits both the network and the wishes.
-
-        A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
-
-        Raises:
-            InputError: the network takes no images, or has another static size than was asked for.
-        """
-        spec = image_input(runner)
-        batch, _, height, width = fixed_sizes(runner)
-        min_shape, max_shape = _limits(runner)
-        if batch is not None and batch != batch_size:
-            logger.info("the network has a static batch of %d, which is used instead of %d", batch, batch_size)
-        if batch is None and max_shape is not None and batch_size > max_shape[0]:
-            logger.info(
-                "the engine takes up to %d images at a time; using that instead of %d", max_shape[0], batch_size
-            )
-            batch_size = max_shape[0]
-        if height is None and width is None:
-            side = imgsz or max(runner.imgsz or (640,))
-            rounded = math.ceil(side / runner.stride) * runner.stride
-            if rounded != side:
-                logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
-            if min_shape and max_shape and not takes_size(runner, rounded):
-                raise InputError(
-                    f"--imgsz {rounded} was asked for, and the engine takes {min_shape[2]}x{min_shape[3]} to "
-                    f"{max_shape[2]}x{max_shape[3]}; build one for that size"
-                )
-            return cls((rounded, rounded), batch or batch_size)
-        fixed = (height or width or 0, width or height or 0)
-        if imgsz is not None and imgsz not in fixed:
-            raise InputError(f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size")
-        if rect:
-            raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        return cls(fixed, batch or batch_size)
-
-    def describe(self, rect: bool) -> str:
-        """The plan in words, such as 'batch 32, 640x640'."""
-        size = f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
-        return f"batch {self.batch_size}, {size}"
-
-
-def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
-    """The input's shape, None where several sizes go: an engine's profile may allow only one."""
-    min_shape, max_shape = _limits(runner)
-    shape = image_input(runner).shape
-    if min_shape is None or max_shape is None:
-        return shape
-    return tuple(
-        low if size is None and low == high else size
-        for size, low, high in zip(shape, min_shape, max_shape, strict=True)
-    )
-
-
-def takes_size(runner: Runner, side: int) -> bool:
-    """Whether a network of dynamic size takes images of `side` pixels, a multiple of its stride."""
-    min_shape, max_shape = _limits(runner)
-    return (
-        min_shape is None
-        or max_shape is None
-        or all(a <= side <= b for a, b in zip(min_shape[2:], max_shape[2:], strict=True))
-    )
-
-
-def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
-    """Check that an engine's profile has room for these (height, width).
-
-    Raises:
-        InputError: it has not.
+    Attributes:
+        rows: of each image float32 `[n, 6]`: xyxy in the original's pixels, score, class; best first.
+        masks: what the masks of these are made of; None for detection.
     """
-    min_shape, max_shape = _limits(runner)
-    if min_shape is None or max_shape is None:
-        return
-    for height, width in sorted(set(shapes)):
-        if not (min_shape[2] <= height <= max_shape[2] and min_shape[3] <= width <= max_shape[3]):
-            raise InputError(
-                f"rectangular inference needs {height}x{width}, and the engine takes {min_shape[2]}x{min_shape[3]} to "
-                f"{max_shape[2]}x{max_shape[3]}; build one with a wider range of --imgsz, or leave out --rect"
-            )
 
-
-def _limits(runner: Runner) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    return runner.limits.get(image_input(runner).name, (None, None))
-
-
-def image_input(runner: Runner) -> TensorSpec:
-    """The network's only input.
-
-    Raises:
-        InputError: it has several, or one that is no batch of colour images.
-    """
-    spec = runner.inputs[0]
-    if len(runner.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] not in (3, None):
-        found = ", ".join(map(str, runner.inputs))
-        raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
-    if spec.dtype not in ("float32", "float16", "uint8"):
-        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
-    return spec
-
-
-def has_nms(runner: Runner) -> bool:
-    """Whether the network gives detections, NMS being inside it, and not raw predictions."""
-    return set(DETECTIONS) <= {spec.name for spec in runner.outputs}
-
-
-def nms_thresholds(runner: Runner) -> dict[str, float]:
-    """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
-    try:
-        content = json.loads(runner.metadata.get("nms", ""))
-    except (ValueError, RecursionError):
-        return {}
-    entries = content if isinstance(content, dict) else {}
-    names = ("conf_thres",) if entries.get("kind") == "none" else ("conf_thres", "iou_thres")
-    found = {name: entries.get(name) for name in names}
-    return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+    rows: list[Tensor]
+    masks: Masks | None = None
 
 
 class Detector:
@@ -164,6 +52,7 @@ class Detector:
         iou_thres: float = EVERYDAY_NMS_IOU,
         max_det: int = 300,
         single_cls: bool = False,
+        upsample_masks: bool = False,
     ) -> None:
         """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
@@ -173,10 +62,10 @@ class Detector:
         self.device = runner.device
         self._runner = runner
         self._input = image_input(runner)
-        self._batch = _batch_range(runner)
+        self._batch = batch_range(runner)
         self._task = runner.task
         self._suppressed = has_nms(runner)
-        self._outputs = {} if self._suppressed else _outputs(runner)
+        self._outputs = {} if self._suppressed else output_names(runner)
         if self._suppressed and data is not None:
             settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
             logger.warning(
@@ -189,12 +78,13 @@ class Detector:
         self._thresholds = conf_thres, iou_thres
         self._max_det = max_det
         self._single_cls = single_cls
+        self._upsample_masks = upsample_masks
         self._times: dict[str, list[float]] = defaultdict(list)
         self._counts: list[int] = []
         self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
         self._check_classes()
 
-    def __call__(self, images: Tensor, shapes: Sequence[Any]) -> list[Tensor]:
+    def __call__(self, images: Tensor, shapes: Sequence[Any]) -> Found:
         """Detect.
 
         Args:
@@ -202,7 +92,7 @@ class Detector:
             shapes: where the originals lie in them, from the loader.
 
         Returns:
-            For each image float32 `[n, 6]` on the runner's device: xyxy in the original's pixels, score, class.
+            What is in them, on the runner's device. Prototypes may be overwritten by the next call.
         """
         self._counts.append(len(images))
         clock = self._now()
@@ -210,7 +100,7 @@ class Detector:
         clock = self._lap("preprocess", clock)
         raw = self._infer(inputs)
         clock = self._lap("inference", clock)
-        found = in_images(self._detections(raw), shapes, single_cls=self._single_cls)
+        found = self._found(raw, images.shape, shapes)
         self._lap("nms", clock)
         return found
 
@@ -261,12 +151,14 @@ class Detector:
             return parts[0]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _detections(self, raw: dict[str, Tensor]) -> list[Tensor]:
-        """The network's outputs → xyxy in pixels of the input, score, class, for each image; best first."""
-        if not self._suppressed:
-            prediction = Prediction.of(raw, self._task)
-            return non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
-        return self._best(raw[""])
+    def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> Found:
+        """What the network's outputs say is in the images."""
+        if self._suppressed:
+            return Found(in_images(self._best(raw[""]), shapes, single_cls=self._single_cls))
+        prediction = Prediction.of(raw, self._task)
+        rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
+        masks = Masks.of(prediction, rows, (shape[2], shape[3]), upsampled=self._upsample_masks)
+        return Found(in_images(rows, shapes, single_cls=self._single_cls), masks)
 
     def _best(self, raw: Tensor) -> list[Tensor]:
         """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first."""
@@ -330,43 +222,14 @@ class Detector:
 
 
 def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> list[Tensor]:
-    """Detections of NMS, `[n, 6]` in the input's pixels for each image, in the pixels of the originals."""
+    """Detections of NMS, in the input's pixels for each image, as `[n, 6]` in the pixels of the originals."""
     counts = [len(one) for one in found]
-    rows = torch.cat(list(found))
+    rows = torch.cat([one[:, :6] for one in found])
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(rows.device)
     rows[:, :4] = boxes_to_image(rows[:, :4], owner, shapes)
     if single_cls:
         rows[:, 5] = 0
     return list(rows.split(counts))
-
-
-def _outputs(runner: Runner) -> dict[str, str]:
-    """The task's names of the outputs → the runner's: the same, or else the first of as many dimensions.
-
-    Raises:
-        InputError: a network for segmentation has no prototypes.
-    """
-    task, given = runner.task, [spec.name for spec in runner.outputs]
-    found = {task.prediction: task.prediction if task.prediction in given else given[0]}
-    if task.prototypes:
-        maps = [spec.name for spec in runner.outputs if len(spec.shape) == 4]
-        if not maps:
-            outputs = ", ".join(map(str, runner.outputs))
-            raise InputError(
-                f"a network for segmentation gives {task.prototypes} [batch, masks, height, width] too; this one gives "
-                f"{outputs}"
-            )
-        found[task.prototypes] = task.prototypes if task.prototypes in maps else maps[0]
-    return found
-
-
-def _batch_range(runner: Runner) -> tuple[int, int | None]:
-    """Smallest and largest number of images that the network takes at a time; None for any."""
-    min_shape, max_shape = _limits(runner)
-    fixed = image_input(runner).shape[0]
-    if min_shape is None or max_shape is None:
-        return fixed or 1, fixed
-    return min_shape[0], max_shape[0]
 
 
 def _few(names: Any) -> str:

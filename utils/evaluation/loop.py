@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +18,18 @@ from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
 from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
-from utils.core.score import Score
-from utils.core.text_tables import Column, aligned
-from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
+from utils.core.tasks import SEGMENT, Task
+from utils.core.thresholds import AP_CONFIDENCE
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
-from utils.evaluation.detector import Detector, InputPlan, check_shapes, in_images
+from utils.evaluation.detector import Detector, Found, in_images
+from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.metrics import ClassScores
+from utils.evaluation.mask_files import run_lengths
+from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
+from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
 from utils.evaluation.statistics import Statistics
 
@@ -47,7 +49,7 @@ class EvalConfig:
     Attributes:
         imgsz: longer side of the input in pixels; None takes the network's own, or 640.
         batch_size: images at a time, unless the network has a static batch.
-        conf_thres, iou_thres, max_det: see `nms.non_max_suppression`.
+        conf_thres, iou_thres, max_det: see `nms.non_max_suppression`; without `iou_thres` it is the task's.
         workers: processes that read images ahead.
         rect: smallest input that holds an image instead of a square; only for networks of dynamic size.
         pad: border in rectangular inference, in strides; upstream's val.py has 0.5.
@@ -56,6 +58,7 @@ class EvalConfig:
         save_txt, save_conf, save_json: write detections, see `predictions.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
+        upsample_masks: compare masks at the input's size, see `masks.py`.
 
     Raises:
         InputError: a value is out of its range.
@@ -64,7 +67,7 @@ class EvalConfig:
     imgsz: int | None = None
     batch_size: int = 32
     conf_thres: float = AP_CONFIDENCE
-    iou_thres: float = AP_NMS_IOU
+    iou_thres: float | None = None
     max_det: int = 300
     workers: int = 8
     rect: bool = False
@@ -76,86 +79,14 @@ class EvalConfig:
     save_json: bool = False
     verbose: bool = False
     limit: int | None = None
+    upsample_masks: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
 
-
-@dataclass(frozen=True)
-class Averages:
-    """Means over the classes that have labels, fractions; AP is over IoU 0.50:0.95."""
-
-    ap: float
-    ap50: float
-    precision: float
-    recall: float
-
-
-@dataclass(frozen=True)
-class ClassResult:
-    """One class: its labels, and scores as fractions; `images` is the number of images evaluated."""
-
-    id: int
-    name: str
-    images: int
-    instances: int
-    precision: float
-    recall: float
-    ap50: float
-    ap: float
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """What an evaluation found.
-
-    Attributes:
-        ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over
-            IoU 0.50:0.95, and defined as upstream's val.py does.
-        per_class: those classes.
-        images, instances: images evaluated and labels on them.
-        ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; of
-            several processes those of the main one.
-        coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
-        seconds: wall time of all of it.
-        parts: seconds over all batches for `images` (waiting for the loader), `preprocess`, `inference`, `nms` and
-            `metrics`.
-        left_out: images that could not be read, one line each.
-        measured_on: what ran the network, where, at which input.
-        not_finite: images for which the network gave NaN or infinity; such boxes are left out.
-        ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
-        statistics: what AP was computed from, image by image; of several processes the main one has it.
-        masks: scores of masks; None for detection.
-    """
-
-    ap: float
-    ap50: float
-    precision: float
-    recall: float
-    per_class: tuple[ClassResult, ...]
-    images: int
-    instances: int
-    ms: dict[str, float]
-    coco: dict[str, float] | None
-    seconds: float
-    left_out: tuple[str, ...]
-    measured_on: str
-    not_finite: int = 0
-    ap_coco: float | None = None
-    ap50_coco: float | None = None
-    parts: dict[str, float] = field(default_factory=dict)
-    statistics: Statistics | None = field(default=None, repr=False, compare=False)
-    masks: Averages | None = None
-
-    @property
-    def score(self) -> Score:
-        """AP of boxes and masks."""
-        return Score(self.ap, self.masks.ap if self.masks else None)
-
-    @property
-    def mark(self) -> str:
-        """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
-        return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
+    def nms_iou(self, task: Task) -> float:
+        """IoU of NMS for a network of this task."""
+        return task.nms_iou if self.iou_thres is None else self.iou_thres
 
 
 def evaluate(
@@ -182,16 +113,20 @@ def evaluate(
     """
     start = time.perf_counter()
     plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
-    detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.iou_thres,
-                        max_det=config.max_det, single_cls=config.single_cls)  # fmt: skip
+    detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
+                        max_det=config.max_det, single_cls=config.single_cls,
+                        upsample_masks=config.upsample_masks)  # fmt: skip
+    stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, stride=runner.stride,
                          rect=config.rect, pad=config.pad, workers=config.workers, single_cls=config.single_cls,
-                         limit=config.limit, progress=progress, share=True)  # fmt: skip
+                         limit=config.limit, mask_stride=stride, progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         expected = dataset.example_label_file()
         raise DataError(f"no image of '{config.split}' has a label file; expected, for the first, {expected}")
-    truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls) if config.save_json else None
+    truth = None
+    if config.save_json:
+        truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls, masks=stride is not None)
     if truth:
         truth.check([image.path for image in dataset.images])
     outputs = _Outputs(config, truth, out_dir, [image.path for image in dataset.images])
@@ -206,7 +141,8 @@ def evaluate(
         return _result(start, statistics, dataset, data, config, detector, outputs, not_finite, name,
                        f"{runner.description}, {plan.describe(config.rect)}")  # fmt: skip
 
-    return replace(distributed.from_main(result), statistics=statistics if distributed.is_main() else None)
+    whole = statistics if distributed.is_main() else None
+    return replace(distributed.from_main(result), statistics=whole, task=runner.task)
 
 
 def _result(
@@ -215,27 +151,30 @@ def _result(
 ) -> EvalResult:  # fmt: skip
     """What follows from the detections of all images: AP, files, and the lines for the log."""
     before = time.perf_counter()
-    scores = statistics.scores()
+    scores, mask_scores = statistics.scores(), statistics.mask_scores()
     statistics.seconds["metrics"] += time.perf_counter() - before
     seen = set(statistics.paths)
     undecodable = [f"{p.path}: cannot be decoded" for p in dataset.images if p.path not in seen]
     for line in undecodable:
         logger.warning("left out: %s", line)
-    coco = None
+    coco = mask_coco = None
     if outputs.json and outputs.truth:
         outputs.json.save(outputs.folder / f"{name}_predictions.json")
         coco = outputs.truth.evaluate(outputs.json.results, statistics.paths)
+        if mask_scores:
+            mask_coco = outputs.truth.evaluate(outputs.json.results, statistics.paths, SEGMENT.iou_type)
     precision, recall, ap50, ap = scores.mean()
     processes = distributed.world().size
     result = EvalResult(
         ap=ap, ap50=ap50, precision=precision, recall=recall,
         ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,
         ap50_coco=float(np.mean(scores.ap_coco[:, 0])) if len(scores.classes) else 0.0,
-        per_class=_per_class(scores, data, len(statistics.paths), config.single_cls),
+        per_class=per_class_results(scores, mask_scores, data, len(statistics.paths), config.single_cls),
         images=len(statistics.paths), instances=int(scores.labels.sum()), ms=detector.milliseconds(), coco=coco,
         seconds=time.perf_counter() - start, left_out=(*dataset.left_out, *undecodable),
         measured_on=measured_on + (f", {processes} processes" if processes > 1 else ""),
         parts={**statistics.seconds, **detector.seconds()}, not_finite=not_finite,
+        masks=averages(mask_scores) if mask_scores else None, mask_coco=mask_coco,
     )  # fmt: skip
     if result.mark:
         logger.warning("the network %s gives %s: its AP means nothing", name, result.mark)
@@ -256,17 +195,24 @@ class _Outputs:
         self.text = TextWriter(self.folder / "labels", config.save_conf, paths) if config.save_txt else None
         self.json = JsonWriter(truth.image_id, truth.category_ids) if truth else None
 
-    def add(self, paths: Sequence[str], found: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> None:
-        for writer in (self.text, self.json):
-            if writer:
-                for path, one, size in zip(paths, found, sizes, strict=True):
-                    writer.add(path, one, size)
+    def add(self, batch: Batch, found: Found) -> None:
+        if not (self.text or self.json):
+            return
+        for index, (path, rows) in enumerate(zip(batch.paths, found.rows, strict=True)):
+            rows, size = rows.cpu(), batch.shapes[index][0]
+            if self.text:
+                self.text.add(path, rows, size)
+            if self.json:
+                masks = None
+                if found.masks is not None:
+                    masks = run_lengths(found.masks, index, batch.shapes[index])
+                self.json.add(path, rows, masks)
 
 
 def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> Statistics:
     from tqdm import tqdm
 
-    statistics = Statistics()
+    statistics = Statistics(correct_masks=None if loader.dataset.mask_stride is None else [])
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
@@ -276,9 +222,8 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
             if len(batch):
                 found = detector(batch.images, batch.shapes)
                 clock = time.perf_counter()
-                statistics.add(found, labels_in_images(batch, detector.device), batch.paths)
-                if outputs.text or outputs.json:
-                    outputs.add(batch.paths, [one.cpu() for one in found], [size for size, _ in batch.shapes])
+                add_found(statistics, found, batch)
+                outputs.add(batch, found)
                 bar.update(len(batch))
                 statistics.seconds["metrics"] += time.perf_counter() - clock
             ends.append((len(statistics.paths), len(outputs.json.results) if outputs.json else 0))
@@ -332,9 +277,19 @@ def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch
         batch: as the loader gives it.
     """
     config = EvalConfig()
-    found = non_max_suppression(prediction, config.conf_thres, config.iou_thres, max_det=config.max_det)
-    labels = labels_in_images(batch, prediction.raw.device)
-    statistics.add(in_images(found, batch.shapes), labels, batch.paths)
+    iou = config.nms_iou(prediction.task)
+    rows = non_max_suppression(prediction, config.conf_thres, iou, max_det=config.max_det)
+    height, width = batch.images.shape[2:]
+    add_found(statistics, Found(in_images(rows, batch.shapes), Masks.of(prediction, rows, (height, width))), batch)
+
+
+def add_found(statistics: Statistics, found: Found, batch: Batch) -> None:
+    """Take in what a network detects in a batch."""
+    labels = labels_in_images(batch, found.rows[0].device)
+    overlaps = None
+    if found.masks is not None and batch.masks is not None:
+        overlaps = mask_overlaps(found.masks, batch.masks, found.rows, labels)
+    statistics.add(found.rows, labels, batch.paths, overlaps)
 
 
 def labels_in_images(batch: Batch, device: torch.device) -> list[Tensor]:
@@ -345,36 +300,3 @@ def labels_in_images(batch: Batch, device: torch.device) -> list[Tensor]:
     boxes = boxes_to_image(torchvision.ops.box_convert(labels[:, 2:] * scale, "cxcywh", "xyxy"), owner, batch.shapes)
     rows = torch.cat([labels[:, 1:2], boxes], 1).to(device)
     return list(rows.split(owner.bincount(minlength=len(batch)).tolist()))
-
-
-def _per_class(scores: ClassScores, data: DataConfig, images: int, single_cls: bool) -> tuple[ClassResult, ...]:
-    return tuple(
-        ClassResult(
-            id=int(scores.classes[i]), name="object" if single_cls else data.names[int(scores.classes[i])],
-            images=images, instances=int(scores.labels[i]), precision=float(scores.precision[i]),
-            recall=float(scores.recall[i]), ap50=float(scores.ap[i, 0]), ap=float(np.mean(scores.ap[i])),
-        )
-        for i in range(len(scores.classes))
-    )  # fmt: skip
-
-
-def table(result: EvalResult, *, per_class: bool) -> list[str]:
-    """The result as upstream's val.py prints it, and what it was measured on."""
-    names = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
-    columns = [Column("Class", width=22), *(Column(name, width=11) for name in names)]
-    rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
-    lines = aligned(columns, rows, gap="")
-    if result.ap_coco is not None:
-        lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
-    if result.mark:
-        lines.append(f"The network gives {result.mark}")
-    if result.left_out:
-        lines.append(f"{len(result.left_out)} images were left out because they cannot be read")
-    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
-    lines.append(f"Speed: {speeds} per image; {result.measured_on}")
-    return lines
-
-
-def _cells(name: str, row: EvalResult | ClassResult) -> tuple[str, ...]:
-    scores = (f"{value:.3g}" for value in (row.precision, row.recall, row.ap50, row.ap))
-    return (name, str(row.images), str(row.instances), *scores)

@@ -21,7 +21,9 @@ IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _EPSILON = 1e-16
 
 
-def match(detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+def match(
+    detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
+) -> list[Tensor]:
     """Which detections are correct, at each IoU threshold, for a batch of images at once.
 
     A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
@@ -30,6 +32,7 @@ def match(detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor
     Args:
         detections: for each image float `[n, 6]`: xyxy, score, class; best score first.
         labels: for each image float `[m, 5]`: class, xyxy, in the same pixels.
+        overlaps: for each image IoU `[m, n]` of something else than the boxes, such as masks.
 
     Returns:
         For each image bool `[n, 10]`.
@@ -42,7 +45,12 @@ def match(detections: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor
     truth = pad_sequence(list(labels), batch_first=True, padding_value=-2.0)  # [B, M, 5]; no class is -1 or -2
     if not found.shape[1] or not truth.shape[1]:
         return [one.new_zeros((len(one), len(IOU_THRESHOLDS)), dtype=torch.bool) for one in detections]
-    overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
+    if overlaps is None:
+        overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
+    else:
+        overlap = found.new_zeros((len(counts), truth.shape[1], found.shape[1]))
+        for one, given in zip(overlap, overlaps, strict=True):
+            one[: given.shape[0], : given.shape[1]] = given
     overlap = overlap.where(truth[..., :1] == found[..., 5].unsqueeze(1), -1.0)
     best, label = overlap.max(1)  # [B, N]
     enough = best.unsqueeze(-1) >= best.new_tensor(IOU_THRESHOLDS)  # [B, N, 10]

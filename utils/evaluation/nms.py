@@ -40,15 +40,18 @@ def non_max_suppression(
         agnostic: boxes suppress each other across classes.
 
     Returns:
-        B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class. Boxes that are not finite are left out.
+        B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class; where there are mask coefficients `[n, 7]`:
+        the anchor too, to find them by. Boxes that are not finite are left out.
     """
     if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
     candidate = prediction.scores.amax(1) > conf_thres
-    return [
-        _suppress(_candidates(boxes[:, keep], scores[:, keep], conf_thres), iou_thres, max_det, agnostic)
-        for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True)
-    ]
+    found = []
+    for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True):
+        anchors = keep.nonzero()[:, 0] if prediction.layout.nm else None
+        rows = _candidates(boxes[:, keep], scores[:, keep], anchors, conf_thres)
+        found.append(_suppress(rows, iou_thres, max_det, agnostic))
+    return found
 
 
 def suppress_together(
@@ -65,7 +68,8 @@ def suppress_together(
     score = scores[image, label, anchor]
     boxes = prediction.boxes[image, :, anchor].float()
     corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
-    rows = torch.cat([corners, score[:, None], label[:, None].float()], 1)
+    columns = [corners, score[:, None], label[:, None].float()]
+    rows = torch.cat([*columns, anchor[:, None].float()] if prediction.layout.nm else columns, 1)
     finite = rows[:, :4].isfinite().all(1)
     return suppress_batch(
         rows[finite], image[finite], len(scores), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
@@ -88,15 +92,19 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
     return table.masked_fill(behind[..., None], 0)
 
 
-def _candidates(boxes: Tensor, scores: Tensor, conf_thres: float) -> Tensor:
-    """Cxcywh `[4, anchors]`, scores `[nc, anchors]` → `[n, 6]` xyxy, score, class for scores above the threshold."""
+def _candidates(boxes: Tensor, scores: Tensor, anchors: Tensor | None, conf_thres: float) -> Tensor:
+    """Cxcywh `[4, anchors]`, scores `[nc, anchors]` → `[n, 6]` xyxy, score, class for scores above the threshold.
+
+    With `anchors`, the numbers of these anchors, they are a seventh column.
+    """
     import torch
 
     from utils.core.light_torchvision import torchvision
 
     boxes, scores = torchvision.ops.box_convert(boxes.T.float(), "cxcywh", "xyxy"), scores.T.float()
     anchor, label = (scores > conf_thres).nonzero().unbind(1)
-    found = torch.cat([boxes[anchor], scores[anchor, label, None], label[:, None].float()], 1)
+    columns = [boxes[anchor], scores[anchor, label, None], label[:, None].float()]
+    found = torch.cat(columns if anchors is None else [*columns, anchors[anchor, None].float()], 1)
     return found[found[:, :4].isfinite().all(1)]
 
 
@@ -109,7 +117,7 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
     from utils.core.light_torchvision import torchvision
 
     found = found[found[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
-    boxes = found[:, :4] if agnostic else found[:, :4] + found[:, 5:] * CLASS_OFFSET
+    boxes = found[:, :4] if agnostic else found[:, :4] + found[:, 5:6] * CLASS_OFFSET
     size = FIRST_CANDIDATES * max_det
     while True:
         keep = torchvision.ops.nms(boxes[:size], found[:size, 4], iou_thres)

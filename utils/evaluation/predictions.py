@@ -50,20 +50,24 @@ class TextWriter:
 
 
 class JsonWriter:
-    """COCO's list of results: `image_id`, `category_id`, `bbox` (left, top, width, height in pixels), `score`."""
+    """COCO's list of results: `image_id`, `category_id`, `bbox` (left, top, width, height in pixels), `score`.
+
+    Those of a segmentation network have a `segmentation`, too, as run lengths.
+    """
 
     def __init__(self, image_id: Callable[[str], int | str], category_ids: list[int]) -> None:
         self.results: list[dict[str, Any]] = []
         self._image_id = image_id
         self._category_ids = category_ids
 
-    def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
-        """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class."""
+    def add(self, path: str, found: Tensor, masks: Sequence[dict[str, Any]] | None = None) -> None:
+        """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class; and run lengths of their masks."""
         image_id = self._image_id(path)
-        for x1, y1, x2, y2, score, label in found.tolist():
+        for index, (x1, y1, x2, y2, score, label) in enumerate(found.tolist()):
             bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
             category = self._category_ids[int(label)]
-            self.results.append({"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)})
+            entry = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)}
+            self.results.append(entry if masks is None else {**entry, "segmentation": masks[index]})
 
     def save(self, path: Path) -> None:
         """Write all results; `path` appears only when it is complete."""

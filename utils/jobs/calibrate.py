@@ -146,7 +146,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     def measured(amax: Mapping[str, Tensor], name: str, place: str) -> float:
         calibration.load(model, dict(amax))
         result = measurer.measure(model, f"calibration {name}")
-        resampled[place] = result.statistics.resampled() if result.statistics else None
+        resampled[place] = result.statistics.score_resampled() if result.statistics else None
         return result.score.decides
 
     methods = {text: measured(ranges[text], text, text) for text in METHODS}

@@ -16,8 +16,9 @@ from utils.core.device import select_device
 from utils.core.log_levels import at_least
 from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.detector import InputPlan
-from utils.evaluation.loop import EvalConfig, EvalResult, evaluate
+from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.results import EvalResult
 from utils.jobs import samples
 from utils.jobs.inputs import check_classes
 from utils.jobs.options import EvalOptions
@@ -73,7 +74,7 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     began = time.perf_counter()
     config = EvalConfig(
         imgsz=options.imgsz, batch_size=options.batch_size, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
-        workers=options.workers, save_json=options.save_json,
+        workers=options.workers, save_json=options.save_json, upsample_masks=options.upsample_masks,
     )  # fmt: skip
     source: checkpoint.QuantizedCheckpoint | upstream.FloatCheckpoint
     if checkpoint.kind(options.weights) == "quantized":
@@ -92,9 +93,11 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     with new_run(options.project, options.name, options.exist_ok) as folder:
         result = measurer.measure(model, Path(options.weights).stem, folder)
         report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
-        if result.coco:
-            report.notes.append(f"pycocotools: {', '.join(f'{key} {value:.4f}' for key, value in result.coco.items())}")
-            logger.info("%s", report.notes[-1])
+        for what, found in (("", result.coco), (" on masks", result.mask_coco)):
+            if found:
+                values = ", ".join(f"{key} {value:.4f}" for key, value in found.items())
+                report.notes.append(f"pycocotools{what}: {values}")
+                logger.info("%s", report.notes[-1])
         path = folder / "report.json"
         if distributed.is_main():
             report.save(path)

@@ -12,10 +12,11 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
-from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.thresholds import AP_CONFIDENCE, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.detector import fixed_sizes, image_input, takes_size
-from utils.evaluation.loop import EvalConfig, EvalResult, evaluate
+from utils.evaluation.input_plan import fixed_sizes, image_input, takes_size
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.results import EvalResult
 from utils.jobs.open import open_runner
 from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
 from utils.reports.schema import Report
@@ -47,8 +48,9 @@ def run(options: FileOptions, command: str) -> Report:
                 result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
                 report.add(make_row(runner, config, result, options.engine_file, stage(file), result.seconds))
                 report.notes += [f"left out: {line}" for line in result.left_out]
-                if result.coco:
-                    report.notes.append(f"pycocotools: AP {result.coco['ap']:.4f}, AP50 {result.coco['ap50']:.4f}")
+                for what, found in (("", result.coco), (" on masks", result.mask_coco)):
+                    if found:
+                        report.notes.append(f"pycocotools{what}: AP {found['ap']:.4f}, AP50 {found['ap50']:.4f}")
                 report.save(folder / "report.json")
                 results.append(result)
             if options.task == "study":
@@ -67,7 +69,7 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         imgsz=options.imgsz[0] if options.imgsz else None,
         batch_size=options.batch_size,
         conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
-        iou_thres=AP_NMS_IOU if options.iou_thres is None else options.iou_thres,
+        iou_thres=options.iou_thres,
         max_det=options.max_det,
         workers=options.workers,
         rect=options.rect,
@@ -78,6 +80,7 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         save_json=options.save_json or Path(options.data).name == "coco.yaml",  # as upstream's val.py
         verbose=options.verbose,
         limit=options.limit,
+        upsample_masks=options.upsample_masks,
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,

@@ -15,7 +15,7 @@ from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
 from utils.core.shown import shown
-from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
+from utils.core.thresholds import AP_CONFIDENCE
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
@@ -131,8 +131,9 @@ class EvalOptions(_Options):
 
     project: str = "runs/qat_eval"
     conf_thres: float = AP_CONFIDENCE
-    iou_thres: float = AP_NMS_IOU
+    iou_thres: float | None = None
     save_json: bool = False
+    upsample_masks: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

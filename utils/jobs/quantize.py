@@ -29,7 +29,8 @@ from utils.core.files import atomic_path, copy_file, file_hash
 from utils.core.run_folder import held, new_run
 from utils.core.score import Score
 from utils.evaluation.fingerprint import check_unchanged
-from utils.evaluation.loop import EvalConfig, EvalResult
+from utils.evaluation.loop import EvalConfig
+from utils.evaluation.results import EvalResult
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.core.device import device_name
-from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU
-from utils.evaluation.detector import has_nms
-from utils.evaluation.loop import EvalConfig, EvalResult
+from utils.core.resampled import Resampled
+from utils.core.thresholds import AP_CONFIDENCE
+from utils.evaluation.input_plan import has_nms
+from utils.evaluation.loop import EvalConfig
+from utils.evaluation.results import EvalResult
 from utils.reports.schema import Row, versions
 from utils.runners.base import Runner
 
@@ -51,17 +53,17 @@ def make_row(
         ms_per_image=result.ms["inference"] if result else None,
         measured_on="; ".join(filter(None, (result.measured_on, marks))) if result else "not evaluated",
         ap_with=marks,
-        ap_resampled=_resampled(result) if result else "",
+        ap_resampled=_as_text(result.statistics.resampled()) if result and result.statistics else "",
         mask_ap=masks.ap if masks else None,
         mask_ap50=masks.ap50 if masks else None,
         mask_precision=masks.precision if masks else None,
         mask_recall=masks.recall if masks else None,
+        mask_ap_resampled=_as_text(result.statistics.mask_resampled()) if result and result.statistics else "",
     )
 
 
-def _resampled(result: EvalResult) -> str:
+def _as_text(found: Resampled | None) -> str:
     """AP on resamplings of the images, which the standard error of a difference to another row needs."""
-    found = result.statistics.resampled() if result.statistics else None
     return found.to_text() if found else ""
 
 
@@ -72,10 +74,11 @@ def ap_with(config: EvalConfig, result: EvalResult, *, nms_inside: bool) -> str:
         f"{result.images} images": config.limit is not None,
         f"split {config.split}": config.split != usual.split,
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
-        f"NMS IoU {config.iou_thres:g}": config.iou_thres != AP_NMS_IOU,
+        f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,
         f"at most {config.max_det} detections": config.max_det != usual.max_det,
         "NMS in the file": nms_inside,
         "one class": config.single_cls,
+        "upsampled masks": config.upsample_masks and result.masks is not None,
         result.mark: bool(result.mark),
     }
     return ", ".join(text for text, holds in marks.items() if holds)

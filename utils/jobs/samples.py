@@ -54,7 +54,7 @@ def collect(
                 continue  # the image cannot be decoded
             labels = labels_in_images(batch, batch.labels.device)[0]
             predictions = {
-                name: _boxes(best_class(detector(batch.images, batch.shapes)[0]), data.names)
+                name: _boxes(best_class(detector(batch.images, batch.shapes).rows[0]), data.names)
                 for name, detector in detectors.items()
             }
             truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names)

@@ -151,16 +151,18 @@ def check_part(content: Any, path: Path) -> None:
 
         return rule
 
-    statistics = {"correct": rows(10, torch.bool), "detections": rows(2, torch.float32),
-                  "labels": rows(None, torch.float32), "paths": text()}  # fmt: skip
+    statistics = {"correct": rows(10, torch.bool), "correct_masks": rows(10, torch.bool),
+                  "detections": rows(2, torch.float32), "labels": rows(None, torch.float32),
+                  "paths": text()}  # fmt: skip
 
     def network(value: Any, field: str) -> None:
-        record({name: listing(rule) for name, rule in statistics.items()})(value, field)
-        for name in statistics:
+        record({name: listing(rule) for name, rule in statistics.items()}, ("correct_masks",))(value, field)
+        for name in value:
             listing(_anything, len(value["paths"]), len(value["paths"]))(value[name], f"{field}.{name}")
-        for index, (correct, detections) in enumerate(zip(value["correct"], value["detections"], strict=True)):
-            if len(correct) != len(detections):
-                raise Mismatch(f"{field}.correct[{index}]", correct, f"{len(detections)} rows")
+        for name in {"correct", "correct_masks"} & value.keys():
+            for index, (correct, detections) in enumerate(zip(value[name], value["detections"], strict=True)):
+                if len(correct) != len(detections):
+                    raise Mismatch(f"{field}.{name}[{index}]", correct, f"{len(detections)} rows")
 
     check(content, mapping(text(), network), path, "delete it, and what it holds is measured again")
 

@@ -73,7 +73,8 @@ class Artist:
         Raises:
             InputError: the network is no detector, or does not take that size.
         """
-        from utils.evaluation.detector import Detector, InputPlan
+        from utils.evaluation.detector import Detector
+        from utils.evaluation.input_plan import InputPlan
 
         _warn_of_own_thresholds(runner, conf_thres, iou_thres)
         self._plan = InputPlan.of(runner, imgsz, 1)
@@ -94,7 +95,7 @@ class Artist:
         fitted, box = letterbox(image, self._plan.imgsz, self._plan.imgsz)
         images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
         with torch.inference_mode():
-            return best_class(self._detector(images, [box.shapes])[0]).cpu()
+            return best_class(self._detector(images, [box.shapes]).rows[0]).cpu()
 
     def milliseconds(self) -> dict[str, float]:
         """Per image, see `Detector.milliseconds`."""
@@ -103,7 +104,7 @@ class Artist:
 
 def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
     """Say which of the thresholds cannot be followed where NMS is inside the network."""
-    from utils.evaluation.detector import has_nms, nms_thresholds
+    from utils.evaluation.input_plan import has_nms, nms_thresholds
 
     if not has_nms(runner):
         return

@@ -14,12 +14,14 @@ import yaml
 from known_images import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
 
 from utils.core.errors import DataError, InputError
-from utils.core.tasks import Prediction
+from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.coco import COCO_CATEGORIES
 from utils.evaluation.dataset import load_data
-from utils.evaluation.detector import Detector, InputPlan
-from utils.evaluation.loop import EvalConfig, evaluate, table
+from utils.evaluation.detector import Detector
+from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.results import table
 from utils.jobs.open import open_runner
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
@@ -132,8 +134,8 @@ def test_a_variable_batch_of_any_length_is_split_for_a_fixed_one(square, tmp_pat
     arrays = np.stack([cv2.imread(str(sample.path))[..., ::-1] for sample in square.samples[:8]])
     images = torch.from_numpy(arrays).permute(0, 3, 1, 2)
     shapes = [((64, 64), ((1.0, 1.0), (0.0, 0.0)))] * 8
-    split = Detector(runner, square.data)(images, shapes)
-    whole = Detector(TorchRunner(square.model, "cpu"), square.data)(images, shapes)
+    split = Detector(runner, square.data)(images, shapes).rows
+    whole = Detector(TorchRunner(square.model, "cpu"), square.data)(images, shapes).rows
     for one, other in zip(split, whole, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
@@ -187,7 +189,7 @@ class Suppressed(TorchRunner):
 
     def _infer(self, feeds):
         prediction = Prediction.of_boxes(super()._infer(feeds)["output0"])
-        found = non_max_suppression(prediction, CONFIG.conf_thres, CONFIG.iou_thres, max_det=self._topk)
+        found = non_max_suppression(prediction, CONFIG.conf_thres, DETECT.nms_iou, max_det=self._topk)
         rows = torch.full((6, self._topk, 6), 0.9)
         for row, one in zip(rows, found, strict=True):
             row[: len(one)] = one

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.loop import EvalConfig, evaluate, table
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.results import table
 from utils.jobs.evaluate import Measurer
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table

@@ -34,7 +34,7 @@ def test_defaults_are_those_that_users_know():
 
 def test_evaluation_defaults_are_those_that_users_know():
     options = EvalOptions(**given_options(parse("eval", "--weights", "a.pt"), EvalOptions))
-    assert (options.conf_thres, options.iou_thres, options.project) == (0.001, 0.7, "runs/qat_eval")
+    assert (options.conf_thres, options.iou_thres, options.project) == (0.001, None, "runs/qat_eval")
     assert not options.save_json
 
 

@@ -11,7 +11,8 @@ from known_images import MIXED, SQUARE, KnowingModel, write_set
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.dataset import load_data, make_loader
-from utils.evaluation.detector import Detector, InputPlan, check_shapes
+from utils.evaluation.detector import Detector
+from utils.evaluation.input_plan import InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.evaluate_file import make_configs
@@ -151,8 +152,8 @@ def test_nms_inside_the_network(known, batch):
 def test_thresholds_hold_for_nms_inside_too(known):
     model, data = known
     batch = next(iter(make_loader(data, "val", imgsz=64, batch_size=2, workers=0)))
-    many = Detector(WithNms(model), data, conf_thres=0.001)(batch.images, batch.shapes)
-    few = Detector(WithNms(model), data, conf_thres=0.3, max_det=2)(batch.images, batch.shapes)
+    many = Detector(WithNms(model), data, conf_thres=0.001)(batch.images, batch.shapes).rows
+    few = Detector(WithNms(model), data, conf_thres=0.3, max_det=2)(batch.images, batch.shapes).rows
     for one, less in zip(many, few, strict=True):
         assert one[:, 4].diff().le(0).all()
         assert torch.equal(less, one[one[:, 4] > 0.3][:2])

@@ -210,7 +210,9 @@ class Analysis:
             )  # fmt: skip
             result = Measurer(self._inputs.data, self._inputs.device, config).measure(model, "the recipe")
             self.state.ap["recipe"] = known = {**known, name: result.score.decides}
-            self.state.keep_resampled("recipe", name, result.statistics.resampled() if result.statistics else None)
+            self.state.keep_resampled(
+                "recipe", name, result.statistics.score_resampled() if result.statistics else None
+            )
             self.finished("AP of the recipe", began)
         return known.get(name)
 

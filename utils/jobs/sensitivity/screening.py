@@ -148,7 +148,7 @@ class Confirming:
         """AP by name of the state; of all images, those on resampled ones are kept too."""
         if whole:
             for name, statistics in results.items():
-                self._work.state.keep_resampled(stage, name, statistics.resampled())
+                self._work.state.keep_resampled(stage, name, statistics.score_resampled())
         return {name: statistics.score().decides for name, statistics in results.items()}
 
     def resampled(self, stage: str) -> dict[str, Resampled]:

@@ -1,0 +1,177 @@
+"""Masks of detections and their overlaps, against NumPy, detection by detection, and pycocotools."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask as coco_mask
+
+from utils.core.tasks import Layout, Prediction
+from utils.evaluation import masks as masks_module
+from utils.evaluation import nms
+from utils.evaluation.mask_files import check_encoder, image_pixels, run_lengths
+from utils.evaluation.mask_truth import PackedMasks
+from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.nms import non_max_suppression
+
+SIZE, GRID, CLASSES, COEFFICIENTS = (48, 64), (12, 16), 3, 6
+SHAPES = ((96, 128), ((0.5, 0.5), (0.0, 0.0)))  # the original has twice the input's pixels
+
+
+def prediction(batch=3, anchors=40, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    middle = torch.rand(batch, 2, anchors, generator=random) * torch.tensor([64.0, 48.0])[:, None]
+    size = torch.rand(batch, 2, anchors, generator=random) * 30 + 8
+    scores = torch.rand(batch, CLASSES, anchors, generator=random) ** 2
+    coefficients = torch.randn(batch, COEFFICIENTS, anchors, generator=random)
+    raw = torch.cat([middle, size, scores, coefficients], 1)
+    return Prediction(raw, Layout(CLASSES, COEFFICIENTS), torch.randn(batch, COEFFICIENTS, *GRID, generator=random))
+
+
+def detected(batch=3, upsampled=False):
+    found = prediction(batch)
+    rows = non_max_suppression(found, 0.3, 0.6)
+    return found, rows, Masks.of(found, rows, SIZE, upsampled=upsampled)
+
+
+def plain_mask(found, image, row, upsampled=False):
+    """The mask of one row of NMS, without any batching: sum, sigmoid, then cropped pixel by pixel."""
+    sums = np.einsum("k,khw->hw", found.coefficients[image, :, int(row[6])].numpy(), found.prototypes[image].numpy())
+    share = torch.from_numpy(1 / (1 + np.exp(-sums.astype(np.float64))))
+    scale = 1 if upsampled else 4
+    if upsampled:
+        share = torch.nn.functional.interpolate(share[None, None], SIZE, mode="bilinear", align_corners=False)[0, 0]
+    x1, y1, x2, y2 = (float(value) / scale for value in row[:4])
+    mask = np.zeros(share.shape, bool)
+    for y in range(mask.shape[0]):
+        for x in range(mask.shape[1]):
+            mask[y, x] = share[y, x] > 0.5 and x1 <= x < x2 and y1 <= y < y2
+    return mask
+
+
+def test_nms_says_which_anchor_a_detection_comes_from():
+    found, rows, _ = detected()
+    for image, one in enumerate(rows):
+        assert one.shape[1] == 7
+        assert len(one) > 5
+        for x1, y1, x2, y2, score, label, anchor in one.tolist():
+            cx, cy, w, h = found.boxes[image, :, int(anchor)].tolist()
+            assert [x1, y1, x2, y2] == pytest.approx([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], abs=1e-4)
+            assert score == pytest.approx(float(found.scores[image, int(label), int(anchor)]))
+
+
+def test_a_detectors_rows_have_no_anchor_and_are_the_same():
+    found = prediction()
+    plain = Prediction.of_boxes(torch.cat([found.boxes, found.scores], 1))
+    assert Masks.of(plain, [], SIZE) is None
+    for one, other in zip(non_max_suppression(plain, 0.3, 0.6), non_max_suppression(found, 0.3, 0.6), strict=True):
+        assert torch.equal(one, other[:, :6])
+
+
+def test_all_images_at_once_have_the_same_anchors():
+    found = prediction(5)
+    expected = non_max_suppression(found, 0.2, 0.5, max_det=7)
+    assert all(map(torch.equal, nms.suppress_together(found, 0.2, 0.5, 7, False), expected))
+
+
+@pytest.mark.parametrize("upsampled", [False, True])
+def test_pixels_are_those_of_each_mask_by_itself(upsampled):
+    found, rows, masks = detected(upsampled=upsampled)
+    assert masks.grid == (SIZE if upsampled else GRID)
+    for image, one in enumerate(rows):
+        inside = masks.pixels(torch.tensor([image]), torch.arange(len(one))[None])[0]
+        for mask, row in zip(inside, one, strict=True):
+            np.testing.assert_array_equal(mask, plain_mask(found, image, row, upsampled))
+        assert 0.01 < inside.float().mean() < 0.5
+
+
+def truth_of(masks, rows, seed=1):
+    """Labels of each image, and their masks: those of some detections with errors, and some of a class of no one."""
+    random = np.random.default_rng(seed)
+    labels, planes = [], []
+    for image, one in enumerate(rows):
+        chosen = torch.arange(0, len(one), 3) if image != 1 else torch.arange(0)  # the second image shows nothing
+        inside = masks.pixels(torch.tensor([image]), chosen[None])[0].numpy() if len(chosen) else []
+        planes += [mask ^ (random.random(mask.shape) < 0.05) for mask in inside]
+        labels.append(torch.cat([one[chosen, 5:6], one[chosen, :4]], 1))
+    return labels, PackedMasks.pack(np.stack(planes)), planes
+
+
+def test_overlaps_are_pycocotools(monkeypatch):
+    found, rows, masks = detected()
+    labels, truth, planes = truth_of(masks, rows)
+    labels[2] = labels[2][:1].clone()  # detections of other classes are skipped there
+    planes = planes[: len(labels[0]) + 1]
+    truth = PackedMasks.pack(np.stack(planes))
+    whole = mask_overlaps(masks, truth, rows, labels)
+    first = 0
+    for image, (one, theirs, overlap) in enumerate(zip(rows, labels, whole, strict=True)):
+        assert overlap.shape == (len(theirs), len(one))
+        encoded = [
+            coco_mask.encode(np.asfortranarray(np.stack(parts, 2).astype(np.uint8))) if len(parts) else []
+            for parts in (planes[first : first + len(theirs)], [plain_mask(found, image, row) for row in one])
+        ]
+        expected = np.zeros(overlap.shape)
+        if len(theirs):
+            expected = coco_mask.iou(encoded[0], encoded[1], [0] * len(one))
+            expected[:, ~np.isin(one[:, 5], theirs[:, 0])] = 0
+        np.testing.assert_allclose(overlap, expected, atol=1e-6)
+        first += len(theirs)
+    assert sum(float(overlap.sum()) for overlap in whole) > 3
+    assert float(whole[2].sum()) > 0
+
+
+@pytest.mark.parametrize("limit", [1, 3, 200, 1000])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # the groups of either, here on the CPU
+def test_groups_do_not_matter(monkeypatch, limit, device):
+    _, rows, masks = detected(6)
+    labels, truth, _ = truth_of(masks, rows)
+    whole = mask_overlaps(masks, truth, rows, labels)
+    groups, made = masks_module._groups, []
+
+    def as_on(wanted, _, on):
+        for images, places in groups(wanted, limit, torch.device(device)):
+            made.append(places.shape)
+            yield images.to(on), places.to(on)
+
+    monkeypatch.setattr(masks_module, "_groups", as_on)
+    monkeypatch.setattr(masks_module, "_together", lambda parts, _: together(parts, torch.device("cpu")))
+    parts = mask_overlaps(masks, truth, rows, labels)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+    assert max(count * width for count, width in made) <= max(limit, 1)
+    assert (max(count for count, _ in made) > 1) == (device == "cuda" and limit > 3)
+
+
+together = masks_module._together
+
+
+def test_memory_is_bounded(monkeypatch):
+    _, _, masks = detected()
+    assert masks.at_a_time() == (32 << 20) // (4 * 12 * 16)
+    monkeypatch.setitem(masks_module.LARGEST, "cpu", 1)
+    assert masks.at_a_time() == 1
+
+
+def test_masks_of_another_size_are_refused():
+    _, rows, masks = detected()
+    truth = PackedMasks.pack(np.zeros((0, 6, 8), bool))
+    with pytest.raises(ValueError, match=r"masks are \(6, 8\) and the network's \(12, 16\)"):
+        mask_overlaps(masks, truth, rows, [torch.zeros(0, 5)] * 3)
+
+
+def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
+    _, rows, masks = detected()
+    pixels = np.concatenate(list(image_pixels(masks, 0, SHAPES)))
+    assert pixels.shape == (len(rows[0]), 96, 128)
+    monkeypatch.setitem(masks_module.LARGEST, "cpu", 3 * 4 * SIZE[0] * SIZE[1])
+    parts = list(image_pixels(masks, 0, SHAPES))
+    assert max(map(len, parts)) == 3
+    np.testing.assert_array_equal(np.concatenate(parts), pixels)
+    found = run_lengths(masks, 0, SHAPES)
+    np.testing.assert_array_equal(coco_mask.decode(found).transpose(2, 0, 1), pixels)
+    assert all(isinstance(one["counts"], str) for one in found)
+    nothing = Masks(masks.prototypes, (masks.coefficients[0][:0],), (masks.boxes[0][:0],), SIZE)
+    assert run_lengths(nothing, 0, SHAPES) == []
+    check_encoder()

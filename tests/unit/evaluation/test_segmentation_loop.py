@@ -1,0 +1,261 @@
+"""The evaluation loop on a segmentation network whose answers are known; what it writes, and what it refuses.
+
+That AP is upstream's is tested in tests/integration/test_segmentation_evaluation.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from known_images import SQUARE, KnowingModel
+from known_masks import KnowingMasks, write_outlined_set
+from pycocotools import mask as coco_mask
+
+from utils.core.errors import DataError, DependencyError, InputError
+from utils.core.score import Score
+from utils.core.tasks import SEGMENT, Prediction
+from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.input_plan import mask_stride
+from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
+from utils.evaluation.results import table
+from utils.evaluation.statistics import Statistics
+from utils.jobs.report_rows import make_row
+from utils.runners.base import TensorSpec
+from utils.runners.pytorch import TorchRunner
+
+NAMES = ("cat", "dog", "owl")
+CONFIG = EvalConfig(imgsz=192, batch_size=8, workers=0)
+
+
+class Known:
+    """A set with outlines, its data configuration, and the network that knows it."""
+
+    def __init__(self, folder, count=24):
+        self.folder = folder
+        self.samples = write_outlined_set(folder, count, SQUARE)
+        self.data = load_data(folder / "data.yaml")
+        self.model = KnowingMasks(self.samples, NAMES, 192)
+
+    def evaluate(self, config=CONFIG, runner=None, **more):
+        return evaluate(runner or TorchRunner(self.model, "cpu"), self.data, config, progress=False, **more)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    return Known(tmp_path_factory.mktemp("known"))
+
+
+def of_masks(result):
+    return [result.masks.ap, result.masks.ap50, result.masks.precision, result.masks.recall]
+
+
+def test_boxes_score_as_those_of_a_detector(known):
+    """The detector is evaluated with NMS at the same IoU."""
+    result = known.evaluate()
+    detector = TorchRunner(KnowingModel(known.samples, NAMES, 192), "cpu")
+    plain = known.evaluate(replace(CONFIG, iou_thres=0.6), detector)
+    assert (result.ap, result.ap50, result.precision, result.recall) == pytest.approx(
+        (plain.ap, plain.ap50, plain.precision, plain.recall), abs=1e-9
+    )
+    assert plain.masks is plain.statistics.correct_masks is None
+    assert result.task is SEGMENT
+    assert 0.2 < result.masks.ap < 0.9
+    assert result.score == Score(result.ap, result.masks.ap)
+    assert known.evaluate(replace(CONFIG, iou_thres=0.7)).ap != result.ap
+
+
+def test_the_batch_does_not_matter(known):
+    expected = of_masks(known.evaluate())
+    for size in (1, 24):
+        assert of_masks(known.evaluate(replace(CONFIG, batch_size=size))) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_table_has_boxes_and_masks_of_each_class(known):
+    result = known.evaluate()
+    lines = [line.split() for line in table(result, per_class=True)]
+    assert lines[0] == ["Class", "Images", "Instances", "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50",
+                        "mAP50-95)"]  # fmt: skip
+    assert [line[0] for line in lines[1:5]] == ["all", *NAMES]
+    assert [float(word) for word in lines[1][3:]] == pytest.approx(
+        [result.precision, result.recall, result.ap50, result.ap, result.masks.precision, result.masks.recall,
+         result.masks.ap50, result.masks.ap], abs=1e-3
+    )  # fmt: skip
+    assert np.mean([row.masks.ap for row in result.per_class]) == pytest.approx(result.masks.ap)
+
+
+def test_coco_json_holds_the_masks_and_pycocotools_agrees(known, tmp_path):
+    """Upsampled masks are nearly those in the images' pixels; pycocotools compares the latter."""
+    result = known.evaluate(replace(CONFIG, save_json=True, upsample_masks=True), out_dir=tmp_path)
+    assert result.coco["ap50"] == pytest.approx(result.ap50_coco, abs=1e-3)
+    assert result.mask_coco["ap50"] == pytest.approx(result.masks.ap50, abs=0.05)
+    rows = json.loads((tmp_path / "model_predictions.json").read_text())
+    best = max(rows, key=lambda row: row["score"])
+    assert best["segmentation"]["size"] == [64, 64]
+    mask = coco_mask.decode(best["segmentation"])
+    x, y, w, _ = best["bbox"]
+    assert mask.any()
+    assert not mask[: int(y)].any()
+    assert not mask[:, int(x + w) + 1 :].any()
+    assert {len(row) for row in rows} == {5}
+
+
+def test_areas_of_masks_are_not_those_of_boxes(known, tmp_path, monkeypatch):
+    """pycocotools takes them from the boxes of results that have some."""
+    from pycocotools.coco import COCO
+
+    load, seen = COCO.loadRes, []
+    monkeypatch.setattr(COCO, "loadRes", lambda self, rows: (seen.append(load(self, rows)), seen[-1])[1])
+    known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
+    boxes, masks = (one.dataset["annotations"] for one in seen)
+    assert all(row["area"] == pytest.approx(row["bbox"][2] * row["bbox"][3]) for row in boxes)
+    assert all(row["area"] == coco_mask.area(row["segmentation"]) for row in masks)
+
+
+def test_a_row_of_a_report_has_masks_with_a_standard_error(known):
+    result = known.evaluate()
+    row = make_row(torch.device("cpu"), CONFIG, result, known.folder / "data.yaml", "float", 1.0)
+    assert (row.mask_ap, row.mask_ap50) == (result.masks.ap, result.masks.ap50)
+    assert (row.mask_precision, row.mask_recall) == (result.masks.precision, result.masks.recall)
+    assert row.ap_with == ""
+    assert row.mask_resampled().error > 0
+    assert row.mask_resampled() != row.resampled()
+    both = result.statistics.score_resampled()
+    assert both.ap[0] == pytest.approx((row.resampled().ap[0] + row.mask_resampled().ap[0]) / 2, abs=1e-6)
+    other = replace(CONFIG, upsample_masks=True, iou_thres=0.7)
+    row = make_row(torch.device("cpu"), other, known.evaluate(other), known.folder / "data.yaml", "float", 1.0)
+    assert row.ap_with == "NMS IoU 0.7, upsampled masks"
+
+
+def test_predictions_of_a_network_add_up_to_the_same(known):
+    """What sensitivity analysis does: no runner, and batches of its own."""
+    statistics = Statistics()
+    loader = make_loader(known.data, "val", imgsz=192, batch_size=5, workers=0, mask_stride=4)
+    with TorchRunner(known.model, "cpu") as runner, torch.inference_mode():
+        for batch in loader:
+            found = runner.infer({"images": batch.images / 255})
+            add_predictions(statistics, Prediction.of(found, runner.task), batch)
+    expected = known.evaluate()
+    assert statistics.score().box == pytest.approx(expected.ap)
+    assert statistics.score().mask == pytest.approx(expected.masks.ap)
+    copy = Statistics()
+    copy.extend(statistics.to_plain())
+    assert copy.score() == statistics.score()
+    assert copy.score_resampled() == statistics.score_resampled()
+
+
+def test_images_without_labels_and_detections(known, tmp_path):
+    found = known.evaluate(replace(CONFIG, conf_thres=1.0))
+    assert of_masks(found) == [0, 0, 0, 0]
+    empty = Known(tmp_path, 4)
+    for file in (tmp_path / "labels/val").iterdir():
+        file.write_text("")
+    result = empty.evaluate()
+    assert (result.masks.ap, result.instances) == (0, 0)
+
+
+# what is refused
+
+
+class Shell(TorchRunner):
+    """The knowing network behind other outputs than it has."""
+
+    def __init__(self, known, outputs=None, change=None):
+        super().__init__(known.model, "cpu")
+        self.outputs = outputs or self.outputs
+        self._change = change or (lambda found: found)
+
+    def _infer(self, feeds):
+        return self._change(super()._infer(feeds))
+
+
+def test_a_file_without_prototypes(known):
+    outputs = (TensorSpec("output0", (None, 39, None), "float32"),)
+    message = r"gives output1 \[batch, masks, height, width\] too; this one gives output0"
+    with pytest.raises(InputError, match=message) as caught:
+        known.evaluate(runner=Shell(known, outputs))
+    assert "\n" not in str(caught.value)
+
+
+def test_as_many_coefficients_as_prototypes(known):
+    def fewer(found):
+        return {**found, "output1": found["output1"][:, :30]}
+
+    specs = tuple(replace(spec, shape=(None,) * len(spec.shape)) for spec in TorchRunner(known.model, "cpu").outputs)
+    with pytest.raises(InputError, match=r"output output0 is \[8, 39, \d+\]; expected \[batch, 37, anchors\] \(30 of"):
+        known.evaluate(runner=Shell(known, specs, fewer))
+
+
+def test_other_numbers_of_classes_are_found(known, tmp_path):
+    content = json.loads((known.folder / "data.yaml").read_text()) | {"names": ["a", "b", "c", "d"]}
+    (tmp_path / "four.yaml").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"the network has 3 classes .*four.yaml has 4"):
+        evaluate(TorchRunner(known.model, "cpu"), load_data(tmp_path / "four.yaml"), CONFIG, progress=False)
+
+
+def test_the_stride_of_the_prototypes_is_asked_for_or_said(known):
+    runner = Shell(known)
+    assert mask_stride(runner, (192, 192)) == 4
+    assert mask_stride(runner, (192, 192), upsampled=True) == 1
+    said = (runner.outputs[0], TensorSpec("output1", (None, 32, 24, 24), "float32"))
+    assert mask_stride(Shell(known, said), (192, 192)) == 8
+    for shape in ((None, 32, 50, 50), (None, 32, 24, 48)):
+        said = (runner.outputs[0], TensorSpec("output1", shape, "float32"))
+        with pytest.raises(InputError, match=r"prototypes of \d+x\d+ do not fit an input of 192x192"):
+            mask_stride(Shell(known, said), (192, 192))
+    assert mask_stride(TorchRunner(KnowingModel(known.samples, NAMES, 192), "cpu"), (192, 192)) is None
+
+
+def test_prototypes_on_another_grid(known):
+    """Of every four in a square one: masks of a stride of 8 pixels, and truth that fits them."""
+
+    def coarser(found):
+        return {**found, "output1": torch.nn.functional.avg_pool2d(found["output1"], 2)}
+
+    result = known.evaluate(runner=Shell(known, change=coarser))
+    assert 0.1 < result.masks.ap < known.evaluate().masks.ap + 0.1
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_box_labels_are_an_error(tmp_path, place):
+    known = Known(tmp_path, 8)
+    sample = next(one for one in known.samples[place:] if len(one.labels))
+    file = tmp_path / f"labels/val/{sample.path.stem}.txt"
+    file.write_text(file.read_text() + "1 0.5 0.5 0.2 0.2\n")
+    with pytest.raises(DataError, match=rf"{file.name}, line {len(sample.labels) + 1}: a box, and"):
+        known.evaluate()
+
+
+BAD = {
+    "none": None,
+    "empty": [],
+    "two points": [[0, 0, 5, 5]],
+    "odd": [[0, 0, 5, 5, 9, 9, 1]],
+    "texts": [["a"] * 6],
+    "lengths": {"counts": 3, "size": [64, 64]},
+    "no size": {"counts": [1]},
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_annotations_without_segmentation(tmp_path, kind):
+    known = Known(tmp_path, 4)
+    file = tmp_path / "annotations/instances_val.json"
+    content = json.loads(file.read_text())
+    content["annotations"][1]["segmentation"] = BAD[kind]
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"entry 1 of 'annotations' has the segmentation .*expected polygons"):
+        known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
+    assert not (tmp_path / "model_predictions.json").exists()
+
+
+def test_json_of_masks_needs_pycocotools(known, tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pycocotools" else find(name, *a))
+    with pytest.raises(DependencyError, match="pip install pycocotools"):
+        known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)

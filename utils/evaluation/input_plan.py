@@ -1,0 +1,204 @@
+"""What a network wants to be given, and what it gives: sizes, batches, and which of its outputs is what."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from utils.core.errors import InputError
+from utils.core.tasks import DETECTIONS
+from utils.evaluation.mask_truth import USUAL_STRIDE
+
+if TYPE_CHECKING:
+    from utils.runners.base import Runner, TensorSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """The input that a network will be given: `imgsz` (height, width) in pixels, and the loader's batch size."""
+
+    imgsz: tuple[int, int]
+    batch_size: int
+
+    @classmethod
+    def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
+        """What fits both the network and the wishes.
+
+        A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
+
+        Raises:
+            InputError: the network takes no images, or has another static size than was asked for.
+        """
+        spec = image_input(runner)
+        batch, _, height, width = fixed_sizes(runner)
+        min_shape, max_shape = _limits(runner)
+        if batch is not None and batch != batch_size:
+            logger.info("the network has a static batch of %d, which is used instead of %d", batch, batch_size)
+        if batch is None and max_shape is not None and batch_size > max_shape[0]:
+            logger.info(
+                "the engine takes up to %d images at a time; using that instead of %d", max_shape[0], batch_size
+            )
+            batch_size = max_shape[0]
+        if height is None and width is None:
+            side = imgsz or max(runner.imgsz or (640,))
+            rounded = math.ceil(side / runner.stride) * runner.stride
+            if rounded != side:
+                logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
+            if min_shape and max_shape and not takes_size(runner, rounded):
+                raise InputError(
+                    f"--imgsz {rounded} was asked for, and the engine takes {min_shape[2]}x{min_shape[3]} to "
+                    f"{max_shape[2]}x{max_shape[3]}; build one for that size"
+                )
+            return cls((rounded, rounded), batch or batch_size)
+        fixed = (height or width or 0, width or height or 0)
+        if imgsz is not None and imgsz not in fixed:
+            raise InputError(f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size")
+        if rect:
+            raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
+        return cls(fixed, batch or batch_size)
+
+    def describe(self, rect: bool) -> str:
+        """The plan in words, such as 'batch 32, 640x640'."""
+        size = f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
+        return f"batch {self.batch_size}, {size}"
+
+
+def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
+    """The input's shape, None where several sizes go: an engine's profile may allow only one."""
+    min_shape, max_shape = _limits(runner)
+    shape = image_input(runner).shape
+    if min_shape is None or max_shape is None:
+        return shape
+    return tuple(
+        low if size is None and low == high else size
+        for size, low, high in zip(shape, min_shape, max_shape, strict=True)
+    )
+
+
+def takes_size(runner: Runner, side: int) -> bool:
+    """Whether a network of dynamic size takes images of `side` pixels, a multiple of its stride."""
+    min_shape, max_shape = _limits(runner)
+    return (
+        min_shape is None
+        or max_shape is None
+        or all(a <= side <= b for a, b in zip(min_shape[2:], max_shape[2:], strict=True))
+    )
+
+
+def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
+    """Check that an engine's profile has room for these (height, width).
+
+    Raises:
+        InputError: it has not.
+    """
+    min_shape, max_shape = _limits(runner)
+    if min_shape is None or max_shape is None:
+        return
+    for height, width in sorted(set(shapes)):
+        if not (min_shape[2] <= height <= max_shape[2] and min_shape[3] <= width <= max_shape[3]):
+            raise InputError(
+                f"rectangular inference needs {height}x{width}, and the engine takes {min_shape[2]}x{min_shape[3]} to "
+                f"{max_shape[2]}x{max_shape[3]}; build one with a wider range of --imgsz, or leave out --rect"
+            )
+
+
+def _limits(runner: Runner) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    return runner.limits.get(image_input(runner).name, (None, None))
+
+
+def image_input(runner: Runner) -> TensorSpec:
+    """The network's only input.
+
+    Raises:
+        InputError: it has several, or one that is no batch of colour images.
+    """
+    spec = runner.inputs[0]
+    if len(runner.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] not in (3, None):
+        found = ", ".join(map(str, runner.inputs))
+        raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
+    if spec.dtype not in ("float32", "float16", "uint8"):
+        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
+    return spec
+
+
+def has_nms(runner: Runner) -> bool:
+    """Whether the network gives detections, NMS being inside it, and not raw predictions."""
+    return set(DETECTIONS) <= {spec.name for spec in runner.outputs}
+
+
+def nms_thresholds(runner: Runner) -> dict[str, float]:
+    """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
+    try:
+        content = json.loads(runner.metadata.get("nms", ""))
+    except (ValueError, RecursionError):
+        return {}
+    entries = content if isinstance(content, dict) else {}
+    names = ("conf_thres",) if entries.get("kind") == "none" else ("conf_thres", "iou_thres")
+    found = {name: entries.get(name) for name in names}
+    return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+
+
+def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = False) -> int | None:
+    """Pixels of the input in one of the grid that masks are compared on; None for a network without masks.
+
+    Where the file does not say how large its prototypes are, the network is run once on grey.
+
+    Raises:
+        InputError: the input's size is no multiple of the prototypes'.
+    """
+    task = runner.task
+    if not task.prototypes or has_nms(runner):
+        return None
+    if upsampled:
+        return 1
+    name = output_names(runner)[task.prototypes]
+    shape = next(spec.shape for spec in runner.outputs if spec.name == name)
+    height, width = shape[2:]
+    if height is None or width is None:
+        spec = image_input(runner)
+        grey = torch.full((batch_range(runner)[0], 3, *imgsz), 0, dtype=getattr(torch, spec.dtype))
+        height, width = runner.infer({spec.name: grey})[name].shape[2:]
+    strides = {side / cells for side, cells in zip(imgsz, (height, width), strict=True)}
+    if len(strides) != 1 or not (stride := strides.pop()).is_integer():
+        raise InputError(
+            f"prototypes of {height}x{width} do not fit an input of {imgsz[0]}x{imgsz[1]}; expected one of "
+            f"{USUAL_STRIDE} pixels in each direction, or another whole number"
+        )
+    return int(stride)
+
+
+def output_names(runner: Runner) -> dict[str, str]:
+    """The task's names of the outputs → the runner's: the same, or else the first of as many dimensions.
+
+    Raises:
+        InputError: a network for segmentation has no prototypes.
+    """
+    task, given = runner.task, [spec.name for spec in runner.outputs]
+    found = {task.prediction: task.prediction if task.prediction in given else given[0]}
+    if task.prototypes:
+        maps = [spec.name for spec in runner.outputs if len(spec.shape) == 4]
+        if not maps:
+            outputs = ", ".join(map(str, runner.outputs))
+            raise InputError(
+                f"a network for segmentation gives {task.prototypes} [batch, masks, height, width] too; this one gives "
+                f"{outputs}"
+            )
+        found[task.prototypes] = task.prototypes if task.prototypes in maps else maps[0]
+    return found
+
+
+def batch_range(runner: Runner) -> tuple[int, int | None]:
+    """Smallest and largest number of images that the network takes at a time; None for any."""
+    min_shape, max_shape = _limits(runner)
+    fixed = image_input(runner).shape[0]
+    if min_shape is None or max_shape is None:
+        return fixed or 1, fixed
+    return min_shape[0], max_shape[0]

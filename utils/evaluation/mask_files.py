@@ -1,0 +1,58 @@
+"""Masks of detections in the pixels of their images, and as COCO's run lengths."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from utils.core.errors import DependencyError
+
+if TYPE_CHECKING:
+    from utils.evaluation.masks import Masks
+
+CHANNELS = 128  # OpenCV 5 resizes no more at a time
+
+
+def check_encoder() -> None:
+    """Raise `DependencyError` if masks cannot be written as run lengths."""
+    if importlib.util.find_spec("pycocotools") is None:
+        raise DependencyError("writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools")
+
+
+def run_lengths(masks: Masks, image: int, shapes: Any) -> list[dict[str, Any]]:
+    """COCO's `segmentation` of each detection of an image: `size` (height, width) and `counts`, a text."""
+    from pycocotools import mask as coco_mask
+
+    found = []
+    for pixels in image_pixels(masks, image, shapes):
+        for rle in coco_mask.encode(np.asfortranarray(pixels.transpose(1, 2, 0))):
+            found.append({"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")})
+    return found
+
+
+def image_pixels(masks: Masks, image: int, shapes: Any) -> Iterator[np.ndarray]:
+    """Masks of an image's detections in its own pixels, a few at a time: uint8 `[n, H, W]` of 0 and 1.
+
+    As upstream does it: made at the input's size, without the padding, then resized bilinearly.
+
+    Args:
+        shapes: where the image lies in the input.
+    """
+    import cv2
+
+    wide = replace(masks, upsampled=True)
+    (height, width), (_, (left, top)) = shapes
+    rows = slice(int(top), int(masks.size[0] - top))
+    columns = slice(int(left), int(masks.size[1] - left))
+    device = masks.prototypes.device
+    numbers = torch.arange(len(masks.boxes[image]), device=device)
+    for part in numbers.split(min(wide.at_a_time(), CHANNELS)) if len(numbers) else ():
+        inside = wide.pixels(torch.tensor([image], device=device), part[None])[0, :, rows, columns]
+        planes = np.ascontiguousarray(inside.permute(1, 2, 0).to(torch.uint8).cpu().numpy())
+        resized = cv2.resize(planes, (width, height))
+        yield resized.reshape(height, width, len(part)).transpose(2, 0, 1)

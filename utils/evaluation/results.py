@@ -1,0 +1,154 @@
+"""What an evaluation found, and how it is printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from utils.core.score import Score
+from utils.core.tasks import DETECT, Task
+from utils.core.text_tables import Column, aligned
+
+if TYPE_CHECKING:
+    from utils.evaluation.data_yaml import DataConfig
+    from utils.evaluation.metrics import ClassScores
+    from utils.evaluation.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Means over the classes that have labels, fractions; AP is over IoU 0.50:0.95."""
+
+    ap: float
+    ap50: float
+    precision: float
+    recall: float
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """One class: its labels, and scores as fractions; `images` is the number of images evaluated.
+
+    `masks` are the scores of its masks, None for detection.
+    """
+
+    id: int
+    name: str
+    images: int
+    instances: int
+    precision: float
+    recall: float
+    ap50: float
+    ap: float
+    masks: Averages | None = None
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What an evaluation found.
+
+    Attributes:
+        ap, ap50, precision, recall: fractions, means over the classes that have labels. AP is over
+            IoU 0.50:0.95, and defined as upstream's val.py does.
+        per_class: those classes.
+        images, instances: images evaluated and labels on them.
+        ms: milliseconds per image for `preprocess`, `inference`, `nms`, without the first batch if there are more; of
+            several processes those of the main one.
+        coco: pycocotools' statistics (see `coco.STATISTICS`), with `save_json` and annotations.
+        seconds: wall time of all of it.
+        parts: seconds over all batches for `images` (waiting for the loader), `preprocess`, `inference`, `nms` and
+            `metrics`.
+        left_out: images that could not be read, one line each.
+        measured_on: what ran the network, where, at which input.
+        not_finite: images for which the network gave NaN or infinity; such boxes are left out.
+        ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
+        statistics: what AP was computed from, image by image; of several processes the main one has it.
+        masks: scores of masks; None for detection.
+        mask_coco: as `coco`, of masks.
+        task: of the network.
+    """
+
+    ap: float
+    ap50: float
+    precision: float
+    recall: float
+    per_class: tuple[ClassResult, ...]
+    images: int
+    instances: int
+    ms: dict[str, float]
+    coco: dict[str, float] | None
+    seconds: float
+    left_out: tuple[str, ...]
+    measured_on: str
+    not_finite: int = 0
+    ap_coco: float | None = None
+    ap50_coco: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    statistics: Statistics | None = field(default=None, repr=False, compare=False)
+    masks: Averages | None = None
+    mask_coco: dict[str, float] | None = None
+    task: Task = DETECT
+
+    @property
+    def score(self) -> Score:
+        """AP of boxes and masks."""
+        return Score(self.ap, self.masks.ap if self.masks else None)
+
+    @property
+    def mark(self) -> str:
+        """What a table says beside AP where it is no AP of a network that computes; empty for nothing."""
+        return f"NaN or infinity for {self.not_finite} of {self.images} images" if self.not_finite else ""
+
+
+def averages(scores: ClassScores) -> Averages:
+    """Means over the classes that have labels."""
+    precision, recall, ap50, ap = scores.mean()
+    return Averages(ap, ap50, precision, recall)
+
+
+def _of_class(scores: ClassScores, i: int) -> Averages:
+    return Averages(
+        float(np.mean(scores.ap[i])), float(scores.ap[i, 0]), float(scores.precision[i]), float(scores.recall[i])
+    )
+
+
+def per_class_results(
+    scores: ClassScores, masks: ClassScores | None, data: DataConfig, images: int, single_cls: bool
+) -> tuple[ClassResult, ...]:
+    """The classes that have labels; `masks` are the scores of masks."""
+    return tuple(
+        ClassResult(
+            id=int(scores.classes[i]), name="object" if single_cls else data.names[int(scores.classes[i])],
+            images=images, instances=int(scores.labels[i]), precision=float(scores.precision[i]),
+            recall=float(scores.recall[i]), ap50=float(scores.ap[i, 0]), ap=float(np.mean(scores.ap[i])),
+            masks=_of_class(masks, i) if masks else None,
+        )
+        for i in range(len(scores.classes))
+    )  # fmt: skip
+
+
+def table(result: EvalResult, *, per_class: bool) -> list[str]:
+    """The result as upstream's val.py prints it, and what it was measured on."""
+    names: tuple[str, ...] = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+    if result.masks:
+        names = (*names[:2], "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50", "mAP50-95)")
+    columns = [Column("Class", width=22), *(Column(name, width=11) for name in names)]
+    rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
+    lines = aligned(columns, rows, gap="")
+    if result.ap_coco is not None:
+        lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
+    if result.mark:
+        lines.append(f"The network gives {result.mark}")
+    if result.left_out:
+        lines.append(f"{len(result.left_out)} images were left out because they cannot be read")
+    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in result.ms.items())
+    lines.append(f"Speed: {speeds} per image; {result.measured_on}")
+    return lines
+
+
+def _cells(name: str, row: EvalResult | ClassResult) -> tuple[str, ...]:
+    parts = (row, row.masks) if row.masks else (row,)
+    scores = (f"{value:.3g}" for part in parts for value in (part.precision, part.recall, part.ap50, part.ap))
+    return (name, str(row.images), str(row.instances), *scores)
