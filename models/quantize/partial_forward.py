@@ -76,6 +76,11 @@ class Run:
     task: Task
 
     @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the images."""
+        return self.images.shape[2], self.images.shape[3]
+
+    @property
     def prediction(self) -> Prediction:
         """The head's."""
         return prediction_of(self.task, self.results[-1])

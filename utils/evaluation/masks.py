@@ -86,8 +86,8 @@ class Masks:
             inside = sums > 0
         boxes = boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)
         boxes = boxes.masked_fill(rows[..., None] < 0, 0.0)
-        inside &= _between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
-        inside &= _between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
+        inside &= between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
+        inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
         return inside
 
     def at_a_time(self) -> int:
@@ -97,7 +97,7 @@ class Masks:
         return max(LARGEST[device] // (4 * height * width), 1)
 
 
-def _between(low: Tensor, high: Tensor, count: int) -> Tensor:
+def between(low: Tensor, high: Tensor, count: int) -> Tensor:
     """Which of `count` places lie in [low, high): `[..., count]`."""
     places = torch.arange(count, device=low.device, dtype=low.dtype)
     return (places >= low[..., None]) & (places < high[..., None])

@@ -25,6 +25,7 @@ from utils.core import distributed
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
 from utils.core.run_folder import new_run
+from utils.core.score import Score
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.proxy import distance
 from utils.jobs.evaluate import Measurer, without_tables
@@ -57,6 +58,7 @@ class Sweep:
         exceptions: scales that another method seemed better for → that method; `with_exceptions` is the AP with them.
         errors: standard error of a method's AP difference to the best method's; `with exceptions` is one of them.
         seconds: for the ranges of all methods, after the pass of statistics.
+        measure: what is called AP here: of segmentation the mean of box and mask AP.
     """
 
     chosen: Calibration
@@ -67,6 +69,11 @@ class Sweep:
     exceptions: dict[str, str] = field(default_factory=dict)
     with_exceptions: float | None = None
     errors: dict[str, float | None] = field(default_factory=dict)
+    measure: str = "AP"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `measure` where it is not AP itself."""
+        return {name: value for name, value in asdict(self).items() if name != "measure" or value != "AP"}
 
     def lines(self) -> list[str]:
         """For the terminal and the report's notes, best method first; the others with their difference to it."""
@@ -74,11 +81,11 @@ class Sweep:
         ap = {**self.methods, **({} if self.with_exceptions is None else {EXCEPTIONS: self.with_exceptions})}
         less = {name: Difference(ap[name] - ap[best], self.errors.get(name)) for name in ap if name != best}
         text = ", ".join([f"{best} {ap[best]:.4f}", *(f"{name} {ap[name]:.4f} ({less[name]})" for name in others)])
-        found = [f"calibration sweep, AP on {self.images} images: {text}"]
+        found = [f"calibration sweep, {self.measure} on {self.images} images: {text}"]
         if EXCEPTIONS in ap:
             scales = f"with another method for {len(self.exceptions)} scales"
             found.append(f"{scales}: {ap[EXCEPTIONS]:.4f} ({less[EXCEPTIONS]})")
-        chosen = f"chosen: {describe(self.chosen)}, AP {self.chosen_ap:.4f}"
+        chosen = f"chosen: {describe(self.chosen)}, {self.measure} {self.chosen_ap:.4f}"
         equal = [name for name in others if not less[name].beyond_error]
         if self.chosen.scales:  # with exceptions: then they are what must have gained
             equal = [] if less[EXCEPTIONS].beyond_error else [best]
@@ -111,7 +118,7 @@ def _run(options: CalibrateOptions, recipe: Recipe, inputs: Inputs, folder: Path
     model.to(inputs.device).eval()
     with without_tables():
         found = sweep(model, inputs, recipe, options.as_quantize(), options.num_image)
-    content = {"schema_version": 1, "command": command, **asdict(found), "options": options.to_dict()}
+    content = {"schema_version": 1, "command": command, **found.to_dict(), "options": options.to_dict()}
     chosen = replace(recipe, calibration=found.chosen)
     if distributed.is_main():
         report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
@@ -142,10 +149,12 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     seconds = time.perf_counter() - began
 
     resampled: dict[str, Resampled | None] = {}
+    scores: list[Score] = []
 
     def measured(amax: Mapping[str, Tensor], name: str, place: str) -> float:
         calibration.load(model, dict(amax))
         result = measurer.measure(model, f"calibration {name}")
+        scores.append(result.score)
         resampled[place] = result.statistics.score_resampled() if result.statistics else None
         return result.score.decides
 
@@ -155,7 +164,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     settings = replace(recipe.calibration, method=method, scales={})
     if method == "percentile":
         settings = replace(settings, percentile=percentile)
-    found = Sweep(settings, methods[best], limit, methods, seconds)
+    found = Sweep(settings, methods[best], limit, methods, seconds, measure=scores[0].what)
     calibration.load(model, ranges[best])
 
     def exceptions() -> dict[str, str]:
@@ -212,7 +221,9 @@ class _Distance:
     def __init__(self, network: Layerwise, batches: Sequence[Tensor]) -> None:
         self._network = network
         self._known = [(network.run(images, State()), network.run(images, network.everything)) for images in batches]
-        self.base = sum(float(distance(origin.prediction, whole.prediction)) for origin, whole in self._known)
+        self.base = sum(
+            float(distance(origin.prediction, whole.prediction, whole.size)) for origin, whole in self._known
+        )
 
     def with_amax(self, key: str, amax: Tensor, *others: str) -> float:
         """The distance with another range for a scale; `others` are scales whose range has been changed already."""
@@ -223,7 +234,7 @@ class _Distance:
         found = 0.0
         for origin, whole in self._known:
             run = self._network.run(whole.images, self._network.everything, whole, tensors)
-            found += float(distance(origin.prediction, run.prediction))
+            found += float(distance(origin.prediction, run.prediction, run.size))
         return found
 
 

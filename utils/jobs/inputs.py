@@ -19,12 +19,15 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.file_schema import Mismatch, number, record
 from utils.core.input_files import EXPECTED, read_yaml
+from utils.core.tasks import task_of_head
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.find_images import find_images
 from utils.evaluation.fingerprint import Fingerprint
+from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.shares import ShareOfBatches, whole_batch
 from utils.jobs.options import QuantizeOptions
+from utils.runners.pytorch import TorchRunner, last_layer
 
 if TYPE_CHECKING:
     import torch
@@ -140,8 +143,20 @@ class Inputs:
         """Validation images in a fixed order, at most `limit` of them, evenly spread; every process loads them all."""
         return make_loader(
             self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
-            limit=limit, progress=True,
+            limit=limit, mask_stride=self._mask_stride(), progress=True,
         )  # fmt: skip
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the network is one for segmentation."""
+        return bool(task_of_head(last_layer(self.source.model)).prototypes)
+
+    def _mask_stride(self) -> int | None:
+        """Of the grid that masks are compared on; None for a detector."""
+        if not self.has_masks:
+            return None
+        with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
+            return mask_stride(runner, (self.imgsz, self.imgsz))
 
 
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:

@@ -35,7 +35,7 @@ class TorchRunner(Runner):
         self._model = (deepcopy(model).half() if half else model).to(device).eval()
         names = _names(model)
         stride = getattr(model, "stride", 32)
-        head = _head(model)
+        head = last_layer(model)
         self._task = task_of_head(head)
         metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": self._task.name}
         if names is not None:
@@ -63,7 +63,7 @@ class TorchRunner(Runner):
         del self._model
 
 
-def _head(model: Any) -> Any:
+def last_layer(model: Any) -> Any:
     """The last of a network's layers; the network itself if it is no sequence of layers."""
     layers = getattr(model, "model", None)
     return layers[-1] if isinstance(layers, nn.Sequential) else model

@@ -39,3 +39,11 @@ def test_exceptions_that_gain_less_than_the_error_are_not_said_to_be_better():
     ]
     found.errors[EXCEPTIONS] = 0.0005
     assert found.lines()[-1].endswith("AP 0.7127")
+
+
+def test_what_is_measured_is_said_where_it_is_not_ap_itself():
+    boxes = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, 1.0)
+    assert "measure" not in boxes.to_dict()
+    both = Sweep(Calibration(method="mse"), 0.712, 200, METHODS, 1.0, measure="the mean of box and mask AP")
+    assert both.to_dict()["measure"] == "the mean of box and mask AP"
+    assert both.lines()[0].startswith("calibration sweep, the mean of box and mask AP on 200 images: ")

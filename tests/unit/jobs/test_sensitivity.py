@@ -183,7 +183,7 @@ class TestUnits:
 
 def distance(reference, other):
     """Of detectors' predictions."""
-    return proxy.distance(Prediction.of_boxes(reference), Prediction.of_boxes(other))
+    return proxy.distance(Prediction.of_boxes(reference), Prediction.of_boxes(other), (64, 64))
 
 
 class TestProxy:

@@ -124,7 +124,7 @@ class Analysis:
             self.options.batch_size, self.options.workers, limit=self.options.num_image
         )
         work = Work(loader, self._inputs.device, self.folder, self.state, self._clock)
-        notes: list[str] = []
+        notes = ["every AP here is the mean of box and mask AP"] if self._inputs.has_masks else []
         with Layerwise(model) as network, torch.inference_mode():
             confirming = Confirming(work, network)
             screening = Screening(work, network, confirming, thorough=self.options.metric == "ap")

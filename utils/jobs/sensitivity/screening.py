@@ -270,7 +270,8 @@ class Screening:
         images = as_input(batch.images, self._work.device)
         origin = self._network.run(images, State())
         whole = self._network.run(images, self._network.everything)
-        base, scale = float(distance(origin.prediction, whole.prediction)), float(weight(origin.prediction))
+        base = float(distance(origin.prediction, whole.prediction, whole.size))
+        scale = float(weight(origin.prediction))
         state.add_seconds("whole networks", time.perf_counter() - began)
         began = self._spent(stage, began)
         whole_networks = {"float": origin, "INT8": whole} if distributed.is_main() else {}
@@ -280,7 +281,7 @@ class Screening:
         for unit in units[world.rank :: world.size]:
             in_float = self._network.run(images, unit.in_float, whole)
             alone = self._network.run(images, unit.alone, origin)
-            far = [float(distance(origin.prediction, run.prediction)) for run in (in_float, alone)]
+            far = [float(distance(origin.prediction, run.prediction, run.size)) for run in (in_float, alone)]
             mine[unit.name] = [len(images), scale, base, *far]
             if self._thorough:
                 detected[unit.name] = self._confirming.statistics(batch, in_float)
