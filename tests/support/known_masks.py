@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
+import onnx
 import torch
-from known_images import MIXED, KnowingModel, Sample, coco_json, write_set
+from known_images import MIXED, KnowingModel, Sample, coco_json, colour, write_set
 from torch import Tensor, nn
 
 PROTOTYPES = 32  # upstream's val.py assumes so many
@@ -125,3 +127,41 @@ def _fitted(rng: np.random.Generator, sample: OutlinedSample, answer: np.ndarray
     nearest = np.abs(sample.labels[:, 1:] - box).sum(1).argmin()
     low, high = sample.labels[nearest, 1:3], sample.labels[nearest, 3:]
     return box[:2] + (sample.outlines[nearest] - low) / (high - low) * (box[2:] - box[:2])
+
+
+class _Table(nn.Module):
+    """The answers of a `KnowingMasks` to square images as constants, which can be exported to ONNX."""
+
+    def __init__(self, model: KnowingMasks) -> None:
+        super().__init__()
+        images = torch.empty(len(model.samples), 3, model.imgsz, model.imgsz)
+        for number in range(len(model.samples)):
+            blue, green, red = colour(number)
+            images[number] = torch.tensor([red, green, blue]).view(3, 1, 1) / 255
+        answers, (_, _, prototypes) = model(images)
+        for name, value in (("answers", answers), ("prototypes", prototypes)):
+            self.register_buffer(name, value)
+        self.register_buffer("places", torch.tensor([256.0, 16.0, 1.0]))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
+        digits = torch.floor_divide(torch.round(middle * 255) - 5, 16)
+        index = (digits * self.places).sum(1).long().clamp(min=0)
+        return self.answers[index], self.prototypes[index]
+
+
+def export_masks(model: KnowingMasks, path: Path, batch: int | None = None, task: str = "segment") -> Path:
+    """Write the answers as an ONNX file, as a segmentation network's; `batch` is fixed where it is given."""
+    axes = {name: {0: "batch"} for name in ("images", "output0", "output1")} if batch is None else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(
+            _Table(model), (torch.zeros(batch or 2, 3, model.imgsz, model.imgsz),), str(path), opset_version=17,
+            input_names=["images"], output_names=["output0", "output1"], dynamic_axes=axes, dynamo=False,
+        )  # fmt: skip
+    file = onnx.load(path)
+    entries = {"names": json.dumps(model.names), "stride": "32"} | ({"task": task} if task else {})
+    for key, value in entries.items():
+        file.metadata_props.add(key=key, value=value)
+    onnx.save(file, path)
+    return path

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel
-from known_masks import KnowingMasks, write_outlined_set
+from known_masks import KnowingMasks, export_masks, write_outlined_set
 from pycocotools import mask as coco_mask
 
 from utils.core.errors import DataError, DependencyError, InputError
@@ -23,7 +23,12 @@ from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.results import table
 from utils.evaluation.statistics import Statistics
+from utils.jobs import evaluate_file
+from utils.jobs.file_options import FileOptions
+from utils.jobs.open import open_runner
 from utils.jobs.report_rows import make_row
+from utils.reports.schema import Report
+from utils.reports.tables import terminal_table
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -155,6 +160,35 @@ def test_images_without_labels_and_detections(known, tmp_path):
         file.write_text("")
     result = empty.evaluate()
     assert (result.masks.ap, result.instances) == (0, 0)
+
+
+# ONNX Runtime
+
+
+@pytest.mark.parametrize(("batch", "task"), [(None, "segment"), (5, "segment"), (None, "")])
+def test_onnx_gives_the_same_as_pytorch(known, tmp_path, batch, task):
+    """24 images in batches of 5: the last one is filled up. Without metadata the second output tells the task."""
+    expected = known.evaluate()
+    with open_runner(export_masks(known.model, tmp_path / "a.onnx", batch, task)) as runner:
+        result = known.evaluate(runner=runner)
+    assert of_masks(result) == pytest.approx(of_masks(expected), abs=1e-6)
+    assert result.ap == pytest.approx(expected.ap, abs=1e-6)
+
+
+def test_val_trt_reports_masks(known, tmp_path):
+    file = export_masks(known.model, tmp_path / "a.onnx", 8)
+    options = FileOptions(str(file), str(known.folder / "data.yaml"), workers=0, device="cpu", save_json=True,
+                          project=str(tmp_path))  # fmt: skip
+    report = evaluate_file.run(options, "command")
+    (row,) = report.rows
+    assert row.mask_ap == pytest.approx(known.evaluate().masks.ap, abs=1e-6)
+    assert row.ap_with == ""
+    assert [note.split(":")[0] for note in report.notes] == ["pycocotools", "pycocotools on masks"]
+    assert "mask AP" in terminal_table(report)
+    assert Report.load(tmp_path / "exp/report.json").rows == [row]
+    again = evaluate_file.run(replace(options, upsample_masks=True, save_json=False), "command").rows[0]
+    assert again.ap_with == "upsampled masks"
+    assert again.mask_ap != row.mask_ap
 
 
 # what is refused
