@@ -12,6 +12,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from random_networks import random_network, save_float, save_quantized, tiny_with
@@ -23,11 +24,14 @@ import qat
 import reparameterization
 import val_trt
 from models.quantize import checkpoint, placement
+from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from scripts import compare_placement
 from utils import upstream
 from utils.cli import run_program
 from utils.core.errors import CheckpointError
+from utils.core.head_outputs import predicted
+from utils.onnx_graph.export import ExportConfig, export_onnx
 
 HEADS = ("Segment", "DSegment")
 X = torch.rand(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
@@ -140,6 +144,63 @@ def test_placed_saved_and_loaded_it_is_the_same_network(head, files, tmp_path):
     before, after = computed(network), computed(stored.model)
     for index in (0, -2, -1):
         assert 0 < (before[index] - after[index]).abs().mean() < 0.1 * before[index].abs().mean() + 1
+
+
+# --- the outputs of a head, where one tensor was assumed --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["", "quantized "])
+@pytest.mark.parametrize(("dynamic", "typing"), [("none", "weak"), ("batch", "strong"), ("all", "weak")])
+def test_a_traced_network_has_its_prototypes_as_second_output(head, kind, dynamic, typing, files, tmp_path):
+    source = files[f"{kind}{head}"]
+    if kind:
+        model = checkpoint.load(source).model
+    else:
+        model = upstream.call_fused(upstream.fuse(upstream.load_float(source).model))
+    before = vars(model.model[-1]).keys()
+    config = ExportConfig(imgsz=(96, 64), batch_size=2, dynamic=dynamic, typing=typing)
+    result = export_onnx(model, config, tmp_path / "a.onnx", {})
+    batch, anchors, size = {
+        "none": (2, 126, (24, 16)), "batch": ("batch", 126, (24, 16)),
+        "all": ("batch", "anchors", ("mask_height", "mask_width")),
+    }[dynamic]  # fmt: skip
+    assert result.outputs == {"output0": (batch, 22, anchors), "output1": (batch, 8, *size)}
+    assert result.report is None or result.report.ok
+    assert vars(model.model[-1]).keys() == before
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), options, providers=["CPUExecutionProvider"])
+    sizes = [(2, 96, 64), (1, 64, 128)] if dynamic == "all" else [(2, 96, 64)]
+    for batch, height, width in sizes:
+        images = torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            expected = predicted(model(images))
+        found = session.run(["output0", "output1"], {"images": images.numpy()})
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            spread = other.std((0, 2) if other.ndim == 3 else None, keepdim=True).numpy()
+            difference = np.abs(one - other.numpy()) / spread
+            assert difference.mean() < (0.02 if kind or typing == "strong" else 1e-4), (difference.mean(), spread)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_network_run_layer_by_layer_gives_prototypes(head, files):
+    """Each state is a placement of its own: what `Layerwise` switches off, a recipe leaves in float."""
+    stored = checkpoint.load(files[f"quantized {head}"])
+    model, index = stored.model, len(stored.model.model) - 1
+    last = f"model.{index}.proto.cv3.conv" if head == "Segment" else f"model.{index}.proto.conv"
+    with Layerwise(model) as network, torch.inference_mode():
+        whole = network.run(X, network.everything)
+        part = network.run(X, network.everything - State(weights=frozenset({last})), whole)
+    with torch.inference_mode():
+        expected = predicted(model(X))
+    assert len(whole.outputs) == 2
+    assert all(torch.equal(one, other) for one, other in zip(whole.outputs, expected, strict=True))
+    assert whole.prediction is whole.outputs[0]
+    assert part.layers == 1
+    assert torch.equal(part.prediction, whole.prediction)
+    assert not torch.equal(part.outputs[1], whole.outputs[1])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
