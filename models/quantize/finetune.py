@@ -24,7 +24,13 @@ from torch import Tensor, nn
 
 from models.quantize.learned_ranges import LearnedRanges
 from models.quantize.recipe import Finetune
-from models.quantize.shared_batch import in_step, part_of_layer_loss, part_of_task_loss, placeholder
+from models.quantize.shared_batch import (
+    add_gradients,
+    part_of_layer_loss,
+    part_of_task_loss,
+    placeholder,
+    share_parameters,
+)
 from models.quantize.step_graph import StepGraph
 from models.quantize.supervision import (
     SMALLEST_WEIGHT,
@@ -111,7 +117,8 @@ class Finetuner:
         student: calibrated; between epochs its quantizers have the trained ranges as amax.
         teacher: a float network with the same head and classes.
         settings: rates, what trains, and the supervision.
-        graph: on CUDA, replay a step's kernels (`step_graph.py`); not where several processes train.
+        graph: on CUDA, replay a step's kernels (`step_graph.py`); not where several processes train by a loss that they
+            sum in the middle of it (`shared_batch.py`): that of layers.
     """
 
     def __init__(
@@ -122,14 +129,16 @@ class Finetuner:
         self.ranges = LearnedRanges(student, activations=learned, weights=settings.weight_ranges == "learned")
         self.ranges.to(device)
         groups = self._groups(trainable_parameters(student))
-        self.whole = in_step(Student(student, self.ranges))
+        self.whole = Student(student, self.ranges)
         self._parameters = [parameter for group in groups for parameter in group["params"]]
+        share_parameters(self._parameters)
         self._amp = device.type == "cuda"
         self.optimizer = torch.optim.Adam(groups, lr=0.0, fused=self._amp)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._amp)
-        alone = distributed.world().size == 1
+        self._own_weight = settings.supervision == "task" and not settings.features
+        graph = graph and (self._own_weight or distributed.world().size == 1)
         self._side = torch.cuda.Stream(device) if self._amp else None
-        self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph and alone else None
+        self._graph = StepGraph(self._gradients, self._parameters) if self._amp and graph else None
         self._taps: list[LayerTaps] = []
         teacher.eval().requires_grad_(False)
 
@@ -271,10 +280,11 @@ class Finetuner:
         """One optimizer step on float images `[B, 3, H, W]`; returns the loss of the whole batch, float32 scalar."""
         images, counts = placeholder(images)
         if self._graph is not None:
-            loss = self._graph(images)
+            loss, weight = self._graph(images)
         else:
             self.optimizer.zero_grad(set_to_none=True)
-            loss = distributed.all_sum(self._gradients(images, counts=counts))
+            loss, weight = self._gradients(images, counts=counts)
+        loss = add_gradients(self._parameters, loss, weight if self._own_weight else None, counts=counts)
         if not self._amp:
             _finite(loss)
         self.scaler.unscale_(self.optimizer)
@@ -284,7 +294,7 @@ class Finetuner:
         return loss
 
     def _gradients(self, images: Tensor, counts: bool = True) -> Tensor:
-        """Forward and backward; returns what these images add to the loss, detached: nothing if they do not count.
+        """Forward and backward; returns loss and weight as `shared_batch.add_gradients` takes them, float32 `[2]`.
 
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """
@@ -295,16 +305,18 @@ class Finetuner:
             student = self.whole(images)
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
-        if self.settings.supervision == "layers":
+        weight = torch.ones((), device=self.device)
+        if self._own_weight:
+            distance, weight = task_terms(student, maps, self._classes())
+            loss = distance / weight.clamp(min=SMALLEST_WEIGHT)
+        elif self.settings.supervision == "layers":
             layers = ([*taken, list(tensors_of(head))] for taken, head in ((ours.take(), student), (features, maps)))
             loss = part_of_layer_loss(*layers, counts=counts)
         else:
             loss = part_of_task_loss(student, maps, self._classes(), counts=counts)
-            if self.settings.features:
-                loss = loss + self.settings.features * part_of_layer_loss(ours.take(), features, counts=counts)
-        # the mean of the processes' gradients is taken, and their sum is wanted
-        self.scaler.scale(loss * distributed.world().size).backward()
-        return loss.detach()
+            loss = loss + self.settings.features * part_of_layer_loss(ours.take(), features, counts=counts)
+        self.scaler.scale(loss).backward()
+        return torch.stack((loss.detach(), weight))
 
     def _beside(self) -> AbstractContextManager[Any]:
         """On the teacher's stream, which takes over what was computed so far; on a CPU nothing.

@@ -1,8 +1,12 @@
-"""Losses of a batch that several processes share, and the network that they train in step.
+"""One batch that several processes share: its loss, its gradients, and the parameters that they train.
 
 Both losses are ratios. What they are relative to is that of the whole batch, so that the processes' parts add up to the
 loss that one process computes, and so do their gradients. A process without images of a batch takes part with a
 placeholder that counts for nothing: the others wait for its gradients.
+
+Gradients are summed in one collective after the backward, and not while it runs, as DistributedDataParallel does. So
+forward and backward hold nothing that waits for other processes, and a GPU can replay them as a CUDA graph, which saves
+more time than the overlap would.
 """
 
 from __future__ import annotations
@@ -12,20 +16,46 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from models.quantize.supervision import SMALLEST_VARIANCE, SMALLEST_WEIGHT, layer_loss, task_loss, task_terms
 from utils.core import distributed
 
 
-def in_step(module: nn.Module) -> nn.Module:
-    """The module with gradients that are the mean over all processes, and with the main one's parameters.
+def share_parameters(parameters: Sequence[nn.Parameter]) -> None:
+    """Give all processes the main one's values."""
+    if distributed.world().size == 1 or not parameters:
+        return
+    with torch.no_grad():
+        values = torch.cat([one.flatten() for one in parameters])
+        values = distributed.all_sum(values if distributed.is_main() else torch.zeros_like(values))
+        for one, value in zip(parameters, values.split([one.numel() for one in parameters]), strict=True):
+            one.copy_(value.view_as(one))
 
-    The graph is the same in every step, so that parameters that take no part in it are known after the first one.
+
+def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tensor | None, *, counts: bool) -> Tensor:
+    """Give all parameters the gradient of the whole batch; returns its loss, a float32 scalar.
+
+    Args:
+        parameters: with the gradients that this process's images have left there; one without a gradient has none in
+            any process.
+        loss: of this process's images, float32 scalar.
+        weight: None if processes' losses add up to the whole one. Otherwise a float32 scalar: loss and gradients are
+            relative to it, or to `SMALLEST_WEIGHT` if it is smaller, and are to be relative to the sum of all weights.
+        counts: False for a placeholder, whose loss and gradients are left out.
     """
     if distributed.world().size == 1:
-        return module
-    return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True)
+        return loss
+    trained = [one for one in parameters if one.grad is not None]
+    values = torch.cat([*(one.grad.flatten() for one in trained), loss.view(1)])
+    if weight is None:
+        distributed.all_sum(values)
+    else:
+        values = torch.cat([values * weight.clamp(min=SMALLEST_WEIGHT), weight.view(1)]) * counts
+        total = distributed.all_sum(values)[-1].clamp(min=SMALLEST_WEIGHT)
+        values = values[:-1].div_(total)
+    for one, value in zip(trained, values[:-1].split([one.numel() for one in trained]), strict=True):
+        one.grad = value.view_as(one)
+    return values[-1]
 
 
 def placeholder(images: Tensor) -> tuple[Tensor, bool]:

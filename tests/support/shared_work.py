@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 CLASSES, BINS = 2, 4
 FORMS: dict[str, dict[str, Any]] = {
     "task": {}, "layers": {"supervision": "layers"}, "features": {"features": 0.5}, "ranges only": {"train": "ranges"},
-    "masks": {"features": 0.5, "network": segmenter},
+    "masks": {"network": segmenter},
     "layers and masks": {"supervision": "layers", "network": segmenter},
 }  # fmt: skip
 NAMES = ("cat", "dog", "owl")

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from models.quantize import calibration, placement
 from models.quantize.finetune import Finetuner, as_input, seed_everything
 from models.quantize.recipe import Recipe, parse_method
 from models.quantize.schedule import Schedule
 from utils.core.files import atomic_path
+from utils.core.resampled import Difference, difference_error
 from utils.core.text_tables import aligned, columns
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.statistics import Statistics
@@ -43,8 +43,8 @@ FORMS = {  # of training → what the recipe says about it
     "task, ranges only": {"finetune_train": "ranges"},
 }
 POINTS = (0.0, 0.2, 0.6, 1.0)  # shares of the steps at which AP is measured
-CONTROLLED = ("task, learned", "task, fixed")  # forms whose displacement is also made at random, and averaged
-DECAY = 0.99  # of the moving average, a step
+CONTROLLED = ("task, learned", "task, fixed")  # forms whose displacement is also made at random
+VALIDATION_BATCH = 250  # images
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ class Result:
 
     Attributes:
         float_ap: of the float network, on the same images.
-        steps, ap, held_out: AP and the loss on held-out training images, after so many steps.
-        random_ap: AP when each weight and range has moved as far as it did, in a random direction.
-        average_ap: AP of an exponential moving average of weights and ranges.
         images: validation images.
+        steps, ap, held_out: AP and the loss on held-out training images, after so many steps.
+        error: standard error of the difference of the last AP to `float_ap`, from a paired bootstrap over the images.
+        random_ap: AP when each weight and range has moved as far as it did, in a random direction.
+        random_error: standard error of the difference of the last AP to `random_ap`.
     """
 
     run: dict[str, Any]
@@ -79,8 +80,9 @@ class Result:
     steps: list[int] = field(default_factory=list)
     ap: list[float] = field(default_factory=list)
     held_out: list[float] = field(default_factory=list)
+    error: float | None = None
     random_ap: float | None = None
-    average_ap: float | None = None
+    random_error: float | None = None
 
 
 class Comparison:
@@ -97,14 +99,15 @@ class Comparison:
         self._teacher = self._inputs.teacher()
         self._training = torch.cat([one[0] for one in self._inputs.training_loader(options)])
         self._held_out = [one[0] for one in self._inputs.held_out_loader(options)]
-        self._validation = list(self._inputs.validation_loader(50, options.workers))
+        self._validation = list(self._inputs.validation_loader(VALIDATION_BATCH, options.workers))
         self._placed = self._inputs.network()
         placement.apply(self._placed, self._inputs.plan)
         self._placed.to(self._inputs.device)
         seed_everything(options.seed)
         images = (as_input(one[0], self._inputs.device) for one in self._inputs.calibration_loader(options))
         self._statistics = calibration.collect(self._placed, images, Recipe().calibration.batches, progress=False)
-        self._float_ap = self._ap(self._teacher)
+        self._float = self._measured(self._teacher)
+        self._float_resampled = self._float.resampled()
         self._ptq_ap: dict[str, float] = {}
 
     def measure(self, run: Run) -> Result:
@@ -114,22 +117,23 @@ class Comparison:
         student = copy.deepcopy(self._placed)
         origin = copy.deepcopy(student)
         tuner = Finetuner(student, self._teacher, recipe.finetune, device=self._inputs.device)
-        average = AveragedModel(tuner.whole, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
         schedule = Schedule(recipe.finetune.lr, self._steps, (0, 1))
-        result = Result(asdict(run), self._float_ap, sum(len(one[2]) for one in self._validation))
-        batches = self._batches(run.seed)
+        result = Result(asdict(run), _ap(self._float), len(self._float.paths))
+        batches, last = self._batches(run.seed), Statistics()
         for before, step in itertools.pairwise([0, *sorted({round(share * self._steps) for share in POINTS})]):
             if step > before:
-                some = _averaging(itertools.islice(batches, step - before), average, tuner.whole)
+                some = itertools.islice(batches, step - before)
                 tuner.run_epoch(some, lambda count, first=before: schedule.rate(0, first + count))  # type: ignore[misc]
+                last = self._measured(student)
             result.steps.append(step)
-            result.ap.append(self._ap(student) if step else self._ptq(run.start))
+            result.ap.append(_ap(last) if step else self._ptq(run.start))
             result.held_out.append(tuner.held_out_loss(self._held_out))
+        trained = last.resampled()
+        result.error = difference_error(trained, self._float_resampled)
         if run.form in CONTROLLED:
-            average.module.ranges.settle()
-            result.average_ap = self._ap(average.module.network)
             self._move_at_random(origin, student, run.seed)
-            result.random_ap = self._ap(origin)
+            moved = self._measured(origin)
+            result.random_ap, result.random_error = _ap(moved), difference_error(trained, moved.resampled())
         return result
 
     def run(self, runs: Sequence[Run]) -> None:
@@ -140,7 +144,7 @@ class Comparison:
                 result = self.measure(run)
                 with atomic_path(path) as temporary:
                     temporary.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
-                logger.info("%s: AP %.4f to %.4f (float %.4f)", path.stem, result.ap[0], result.ap[-1], self._float_ap)
+                logger.info("%s: AP %.4f to %.4f (float %.4f)", path.stem, result.ap[0], result.ap[-1], result.float_ap)
 
     def _batches(self, seed: int) -> Iterator[Tensor]:
         """Training batches without end; the images come in another order in every pass."""
@@ -153,16 +157,17 @@ class Comparison:
     def _ptq(self, start: str) -> float:
         """AP of a start, as it is placed and calibrated now; measured once."""
         if start not in self._ptq_ap:
-            self._ptq_ap[start] = self._ap(self._placed)
+            self._ptq_ap[start] = _ap(self._measured(self._placed))
         return self._ptq_ap[start]
 
-    def _ap(self, model: nn.Module) -> float:
+    def _measured(self, model: nn.Module) -> Statistics:
+        """What AP is computed from, on the validation images."""
         statistics = Statistics()
         with TorchRunner(model, self._inputs.device) as runner:
             for batch in self._validation:
                 found = runner.infer({"images": as_input(batch[0], self._inputs.device)})
                 add_predictions(statistics, next(iter(found.values())), batch)
-        return statistics.scores().mean()[3]
+        return statistics
 
     @staticmethod
     def _move_at_random(origin: nn.Module, moved: nn.Module, seed: int) -> None:
@@ -180,11 +185,8 @@ class Comparison:
             calibration.load(origin, amax)
 
 
-def _averaging(batches: Iterator[Tensor], average: AveragedModel, whole: nn.Module) -> Iterator[Tensor]:
-    """The batches; with each the average takes in what the steps before it have made."""
-    for batch in batches:
-        average.update_parameters(whole)
-        yield batch
+def _ap(statistics: Statistics) -> float:
+    return statistics.scores().mean()[3]
 
 
 def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -192,10 +194,9 @@ def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def all_runs(seeds: int) -> list[Run]:
-    """Every start, form and seed; first one seed of all forms, then the others of the form that is the default."""
-    order = [(0, form) for form in FORMS]
-    order += [(seed, form) for form in ("task, learned", "task, ranges only") for seed in range(1, seeds)]
-    order += [pair for pair in itertools.product(range(1, seeds), FORMS) if pair not in order]
+    """Every start, form and seed; first those of the form that is the default, then one seed of the others."""
+    order = [(seed, "task, learned") for seed in range(seeds)]
+    order += [pair for pair in itertools.product(range(seeds), FORMS) if pair not in order]
     return [Run(start, form, seed) for seed, form in order for start in STARTS]
 
 
@@ -219,8 +220,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 
 def table(results: Sequence[Result]) -> list[str]:
-    """A line for each start and form: mean AP over seeds with its standard error, and the controls."""
-    headers = ("start", "form", "seeds", "PTQ", "end", "error", "best", "random", "EMA", "regained")
+    """A line for each start and form: mean AP over seeds, its difference to float, and the control."""
+    headers = ("start", "form", "seeds", "PTQ", "end", "over seeds", "to float", "best", "random", "regained")
     rows = []
     for start, form in itertools.product(STARTS, FORMS):
         group = [one for one in results if one.run["start"] == start and one.run["form"] == form]
@@ -228,21 +229,17 @@ def table(results: Sequence[Result]) -> list[str]:
             continue
         ends = torch.tensor([one.ap[-1] for one in group], dtype=torch.float64)
         ptq, whole = group[0].ap[0], group[0].float_ap
-        error = float(ends.std() / len(ends) ** 0.5) if len(ends) > 1 else float("nan")
-        share = (float(ends.mean()) - ptq) / (whole - ptq)
-        best, random, average = (
-            _mean(values)
-            for values in (
-                [max(one.ap) for one in group], [one.random_ap for one in group], [one.average_ap for one in group]
-            )
-        )  # fmt: skip
-        rows.append((start, form, str(len(group)), f"{ptq:.4f}", f"{float(ends.mean()):.4f}", f"{error:.4f}",
-                     best, random, average, f"{share:.0%}"))  # fmt: skip
+        over_seeds = f"± {float(ends.std()) / len(ends) ** 0.5:.4f}" if len(ends) > 1 else "-"
+        to_float = Difference(float(ends.mean()) - whole, _mean([one.error for one in group]))
+        best, random = (_mean(values) for values in ([max(one.ap) for one in group], [one.random_ap for one in group]))
+        rows.append((start, form, str(len(group)), f"{ptq:.4f}", f"{float(ends.mean()):.4f}", over_seeds, str(to_float),
+                     f"{best:.4f}", "-" if random is None else f"{random:.4f}",
+                     f"{(float(ends.mean()) - ptq) / (whole - ptq):.0%}"))  # fmt: skip
     first = results[0]
     return [*aligned(columns(headers, left=headers[:2]), rows, rule=True),
             f"float AP {first.float_ap:.4f}, {first.images} images, {first.steps[-1]} steps"]  # fmt: skip
 
 
-def _mean(values: Sequence[float | None]) -> str:
+def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.4f}" if known else "-"
+    return sum(known) / len(known) if known else None

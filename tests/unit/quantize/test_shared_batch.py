@@ -37,7 +37,7 @@ def test_gradients_are_those_of_the_whole_batch(alone, both, form):
     assert largest > 0
     for one in both:
         for ours, theirs in zip(one[form]["gradients"], expected, strict=True):
-            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6 * largest)
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=5e-5 * largest)  # differences of near equals
 
 
 @pytest.mark.parametrize("form", FORMS)
