@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
+from utils.core.head_outputs import predicted
 from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
 
 if TYPE_CHECKING:
@@ -55,15 +56,7 @@ class Task:
         A detector returns `(prediction, maps)`, or only the prediction for export; a segmentation network
         `(prediction, (maps, coefficients, prototypes))`, or `(prediction, prototypes)` for export.
         """
-        first = result
-        while isinstance(first, (tuple, list)):
-            first = first[0]
-        if not self.prototypes:
-            return {self.prediction: first}
-        last = result[1]
-        while isinstance(last, (tuple, list)):
-            last = last[-1]
-        return {self.prediction: first, self.prototypes: last}
+        return dict(zip(self.outputs, predicted(result), strict=True))
 
 
 DETECTIONS = ("num_dets", "det_boxes", "det_scores", "det_classes")

@@ -175,8 +175,10 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
     if weights is None:
         return None
     teacher = upstream.load_float(weights)
-    ours, theirs = ({"classes": one.nc, "strides": _strides(one.model), "bins": _bins(one.model)}
-                    for one in (student, teacher))  # fmt: skip
+    ours, theirs = (
+        {"classes": one.nc, "strides": _strides(one.model), "bins": _bins(one.model), "masks": _masks(one.model)}
+        for one in (student, teacher)
+    )
     for name, value in ours.items():
         if theirs[name] != value:
             raise InputError(
@@ -197,6 +199,10 @@ def _shapes(model: nn.Module) -> dict[str, Any]:
 
 def _bins(model: Any) -> int:
     return int(model.model[-1].reg_max)
+
+
+def _masks(model: Any) -> int:
+    return int(getattr(model.model[-1], "nm", 0))
 
 
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
