@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from known_images import KnowingModel
+from known_masks import KnowingMasks
 from small_networks import Network, chain, segmenter
 from torch import Tensor, nn
 
@@ -114,7 +115,8 @@ def everything(sizes: list[int]) -> dict[str, Any]:
 
 def evaluated(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
     """Evaluations of the network that knows its images, each with its predictions as JSON."""
-    model, data, found = KnowingModel(samples, NAMES, 64), load_data(folder / "data.yaml"), []
+    model = KnowingMasks(samples, NAMES, 64) if hasattr(samples[0], "outlines") else KnowingModel(samples, NAMES, 64)
+    data, found = load_data(folder / "data.yaml"), []
     for place, case in enumerate(cases):
         config = EvalConfig(imgsz=64, workers=0, save_json=True, **case)
         with TorchRunner(model, CPU) as runner:
@@ -133,10 +135,13 @@ def loaded(folder: Path, batch_size: int, workers: int) -> list[list[int]]:
     return [[int(image.sum()) for image in batch] for _ in range(2) for batch in image_batches(loader)]
 
 
-def of_images(folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path) -> dict[str, Any]:
-    """All that is done with images, so that processes are started once."""
+def of_images(
+    folder: Path, samples: list[Any], cases: list[dict[str, Any]], out: Path, outlined: tuple[Path, list[Any]]
+) -> dict[str, Any]:
+    """All that is done with images, so that processes are started once; `outlined` is a set for masks."""
     return {
         "evaluated": evaluated(folder, samples, cases, out),
+        "masks": evaluated(*outlined, [{"batch_size": 2}], out / "masks"),
         "loaded": [loaded(folder, 4, workers) for workers in (0, 1)],
         "collectives": collectives(),
     }

@@ -73,6 +73,8 @@ class Detector:
                 "AP does not compare with that of other files: it can even be higher, since the curve is cut off",
                 settings, conf_thres, iou_thres, max_det,
             )  # fmt: skip
+            if self._task.masks:
+                logger.warning("the masks of a network with NMS inside are not evaluated, only its boxes")
         self._nc = None if single_cls or data is None else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres

@@ -239,7 +239,7 @@ def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int,
     whole = Statistics(seconds=statistics.seconds)
     for rows, own in statistics.to_plain().items():
         copies = [one.clone() if isinstance(one, Tensor) else one for one in own]  # not their batch with each of them
-        getattr(whole, rows).extend(in_order(distributed.gather((copies, images))))
+        whole.extend({rows: in_order(distributed.gather((copies, images)))})
     if outputs.json:
         outputs.json.results = in_order(distributed.gather((outputs.json.results, results)))
     return whole

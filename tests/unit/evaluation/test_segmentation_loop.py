@@ -17,8 +17,9 @@ from pycocotools import mask as coco_mask
 
 from utils.core.errors import DataError, DependencyError, InputError
 from utils.core.score import Score
-from utils.core.tasks import SEGMENT, Prediction
+from utils.core.tasks import DETECTIONS, SEGMENT, Prediction
 from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.results import table
@@ -293,3 +294,10 @@ def test_json_of_masks_needs_pycocotools(known, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pycocotools" else find(name, *a))
     with pytest.raises(DependencyError, match="pip install pycocotools"):
         known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
+
+
+def test_masks_of_a_network_with_nms_inside_are_said_not_to_be_evaluated(known, caplog):
+    runner = Shell(known, tuple(TensorSpec(name, (None, 1), "float32") for name in (*DETECTIONS, SEGMENT.masks)))
+    Detector(runner, known.data)
+    assert "the masks of a network with NMS inside are not evaluated, only its boxes" in caplog.text
+    assert mask_stride(runner, (192, 192)) is None

@@ -8,6 +8,7 @@ import json
 import pytest
 import shared_work
 from known_images import MIXED, write_set
+from known_masks import write_outlined_set
 from together import together
 
 CASES = [
@@ -32,14 +33,21 @@ def samples(folder):
 
 
 @pytest.fixture(scope="module")
-def alone(folder, samples):
-    return shared_work.of_images(folder, samples, CASES, folder / "alone")
+def outlined(tmp_path_factory):
+    """Two images: the third process has none."""
+    folder = tmp_path_factory.mktemp("outlined")
+    return folder, write_outlined_set(folder, 2, MIXED, seed=4)
 
 
 @pytest.fixture(scope="module")
-def three(folder, samples, tmp_path_factory):
+def alone(folder, samples, outlined):
+    return shared_work.of_images(folder, samples, CASES, folder / "alone", outlined)
+
+
+@pytest.fixture(scope="module")
+def three(folder, samples, outlined, tmp_path_factory):
     results = tmp_path_factory.mktemp("three")
-    return together(shared_work.of_images, SIZE, results, folder, samples, CASES, folder / "three")
+    return together(shared_work.of_images, SIZE, results, folder, samples, CASES, folder / "three", outlined)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
@@ -50,6 +58,16 @@ def test_every_process_gets_the_numbers_of_one(alone, three, case):
         assert one["evaluated"][case]["numbers"] == expected["numbers"]
     assert three[0]["evaluated"][case]["paths"] == expected["paths"]
     assert three[0]["evaluated"][case]["measured_on"].endswith("3 processes")
+
+
+def test_masks_of_several_processes_are_those_of_one(folder, alone, three):
+    (expected,) = alone["masks"]
+    assert expected["numbers"]["masks"].ap > 0.05
+    for one in three:
+        assert one["masks"][0]["numbers"] == expected["numbers"]
+    ours, theirs = ((folder / who / "masks/0/model_predictions.json").read_text() for who in ("three", "alone"))
+    assert ours == theirs
+    assert "segmentation" in ours
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))

@@ -1,0 +1,93 @@
+"""The programs on a segmentation network: qat.py as users start it, on a small network with random weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from known_images import SQUARE
+from known_masks import write_outlined_set
+from random_networks import save_float, tiny_with
+
+from utils import upstream
+from utils.reports.schema import Report
+
+WORDS = ("--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0")
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A folder with data.yaml of 16 images with outlines, and seg.pt, whose masks are whole boxes."""
+    folder = tmp_path_factory.mktemp("given")
+    names = [f"class {index}" for index in range(10)]
+    write_outlined_set(folder, 16, SQUARE, names)
+    torch.manual_seed(0)
+    model = upstream.build_model(tiny_with("DSegment"))
+    head = model.model[-1]
+    with torch.no_grad():
+        head.proto.bn.bias.fill_(2.0)
+        for branch in head.cv4:
+            branch[-1].bias.fill_(0.5)
+    model.names = dict(enumerate(names))
+    save_float(folder / "seg.pt", model)
+    return folder
+
+
+def run(checkout, *words, code=0):
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_eval_measures_boxes_and_masks(checkout, given, tmp_path):
+    words = ["qat.py", "eval", "--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS]
+    out = run(checkout, *words, "--project", tmp_path, "--save-json")
+    (row,) = Report.load(tmp_path / "exp/report.json").rows
+    assert row.mask_ap is not None
+    assert "Mask(P" in out
+    results = json.loads((tmp_path / "exp/seg_predictions.json").read_text())
+    assert all("segmentation" in one for one in results)
+    run(checkout, *words, "--project", tmp_path, "--upsample-masks")
+    assert Report.load(tmp_path / "exp2/report.json").rows[0].ap_with == "upsampled masks"
+
+
+def test_quantize_names_its_files_after_both_and_is_resumed(checkout, given, tmp_path):
+    words = ["--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS, "--project", tmp_path]
+    run(checkout, "qat.py", "quantize", *words, "--calib-batches", 1, "--epochs", 1, "--iters", 1)
+    report = Report.load(tmp_path / "exp/report.json")
+    assert [row.stage for row in report.rows] == ["float", "PTQ", "QAT"]
+    ptq = report.rows[1]
+    weights = tmp_path / "exp/weights"
+    assert (weights / f"ptq_ap_{ptq.ap:.4f}_mask_{ptq.mask_ap:.4f}_seg.pt").is_file()
+    (entry,) = report.history
+    name = f"qat_ep_0_ap_{entry['ap']:.4f}_mask_{entry['mask_ap']:.4f}_seg.pt"
+    assert (weights / name).is_file()
+    assert "the run is finished" in run(checkout, "qat.py", "quantize", "--resume", tmp_path / "exp")
+    run(checkout, "qat.py", "eval", "--weights", weights / name, "--data", given / "data.yaml", *WORDS,
+        "--project", tmp_path / "eval")  # fmt: skip
+    assert Report.load(tmp_path / "eval/exp/report.json").rows[0].mask_ap == pytest.approx(entry["mask_ap"], abs=1e-6)
+
+
+def test_sensitive_goes_by_the_mean_of_both(checkout, given, tmp_path):
+    words = ["--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS, "--project", tmp_path]
+    run(checkout, "qat.py", "sensitive", *words, "--calib-batches", 1, "--num-image", 8)
+    summary = json.loads((tmp_path / "exp/summary-sensitive-analysis.json").read_text())
+    assert "every AP here is the mean of box and mask AP" in summary["notes"]
+    assert summary["rows"]
+
+
+def test_box_labels_are_one_line(checkout, given, tmp_path):
+    shutil.copytree(given / "images", tmp_path / "images")
+    (tmp_path / "labels/val").mkdir(parents=True)
+    stem = min(path.stem for path in (given / "images/val").iterdir())
+    (tmp_path / f"labels/val/{stem}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    content = json.loads((given / "data.yaml").read_text()) | {"path": str(tmp_path)}
+    (tmp_path / "data.yaml").write_text(json.dumps(content))
+    out = run(checkout, "qat.py", "eval", "--weights", given / "seg.pt", "--data", tmp_path / "data.yaml", *WORDS,
+              "--project", tmp_path / "runs", code=2)  # fmt: skip
+    (line,) = [one for one in out.splitlines() if one.startswith("error")]
+    assert f"{stem}.txt, line 1: a box, and a network for segmentation needs outlines" in line
