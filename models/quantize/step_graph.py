@@ -69,7 +69,8 @@ class StepGraph:
         torch.cuda.empty_cache()  # the graph's memory is its own
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            # a loader's thread pins memory meanwhile, which the default mode would make an error of
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._loss = self._compute(self._images)
         except RuntimeError as error:
             logger.warning("QAT goes on without a CUDA graph: %s", str(error).splitlines()[0])

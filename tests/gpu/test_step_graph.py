@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -62,3 +63,28 @@ def test_the_graph_is_used_and_a_failure_to_record_is_none_of_training(monkeypat
     images = torch.ones(2, device="cuda")
     assert [float(step(images)) for _ in range(WARM_UP + 2)] == [1.0] * (WARM_UP + 2)
     assert "without a CUDA graph" in caplog.text
+
+
+def test_another_thread_may_pin_memory_while_a_step_is_recorded(caplog):
+    """As a loader's does: a whole run once ended there."""
+    over, errors = threading.Event(), []
+
+    def pin():
+        size = 1 << 20
+        while not over.is_set():
+            try:
+                torch.empty(size).pin_memory()  # of another size each time, so that the driver is asked
+            except RuntimeError as error:
+                errors.append(error)
+                return
+            size = size + 4096 if size < 1 << 24 else 1 << 20
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        trained(True)
+    finally:
+        over.set()
+        thread.join()
+    assert not errors
+    assert "without a CUDA graph" not in caplog.text

@@ -51,12 +51,13 @@ def demo_onnx() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_engine(demo_onnx, tmp_path_factory) -> Path:
-    """Its engine for batches of 1 to 32."""
+    """Its engine for batches of 1 to 32, built at a low optimization level, which takes a fraction of the time."""
     from utils.trt.build_config import BuildConfig
     from utils.trt.builder import build
 
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
-    config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, progress=False)
+    config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
+                         progress=False)  # fmt: skip
     return build(demo_onnx, tmp_path_factory.mktemp("engine") / "demo.engine", config).path
 
 

@@ -128,7 +128,8 @@ def ap_per_step(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
         axes.axhline(origin, color=GREEN, linestyle="--", linewidth=1.6, label="float")
         axes.set(xlabel="step", ylabel="AP (IoU 0.50:0.95)")
         title(axes, f"from {start}")
-    places[0].legend(loc="lower right", fontsize=8, frameon=False)
+    lines, names = places[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
     return figure
 
 
