@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Run upstream's segment/train.py for the demo model. data/demo/train_demo.sh --segments calls this.
 
-    python scripts/run_upstream.py data/demo/train_masks.py DETECTOR.pt START.pt --cfg FILE [options of segment/train.py]
+    python scripts/run_upstream.py data/demo/train_masks.py DETECTOR.pt START.pt --cfg FILE [options of train.py]
 
 Two things differ from running segment/train.py itself:
 
-- It starts from START.pt, written here: the network of --cfg with the weights of a detector, its head included. Upstream
-  matches weights by name, and the head's number is another one: it would find those of the other layers only.
+- It starts from START.pt, written here: the network of --cfg with the weights of a detector, its head included.
+  Upstream matches weights by name, and the head's number is another one: it would find the other layers only.
 - A pixel of the grid of masks belongs to a digit where at least three of the four image pixels in its middle do. So
   upstream's segment/val.py decides, but in training two are enough. Strokes are a few pixels wide: on the demo set,
   masks that are right by the second rule have a mean IoU of 0.85 with the truth of the first.
