@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Convert a trained YOLOv9 (t, s, m, c, e) to the GELAN network that is deployed, without the auxiliary branch.
+"""Convert a trained YOLOv9 (t, s, m, c, e, c-dseg) to the GELAN network that is deployed, without auxiliary branch.
 
     python reparameterization.py --weights runs/train/exp/weights/best.pt --save yolov9-c-converted.pt
 
@@ -25,13 +25,18 @@ from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need
 
-MODELS = ("t", "s", "m", "c", "e")
+MODELS = ("t", "s", "m", "c", "e", "c-dseg")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser("reparameterization.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", required=True, metavar="FILE", help="checkpoint of upstream's train_dual.py (.pt)")
+    parser.add_argument(
+        "--weights",
+        required=True,
+        metavar="FILE",
+        help="checkpoint of upstream's train_dual.py or segment/train_dual.py (.pt)",
+    )
     parser.add_argument("--model", choices=MODELS, help="variant (default: found from the weights)")
     parser.add_argument(
         "--cfg", metavar="FILE",
@@ -68,7 +73,7 @@ def convert(args: argparse.Namespace) -> int:
         raise InputError(f"--classes_num {args.classes_num} was given, and {weights} has {training.nc} classes")
     if args.cfg:
         expected = reparam.deploy_description(training.yaml, variant, training.nc)
-        reparam.check_description(upstream.read_description(args.cfg), expected, args.cfg)
+        reparam.check_description(upstream.read_description(args.cfg), expected, args.cfg, variant.own)
     deployed = reparam.convert(training, variant)
     difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))

@@ -1,7 +1,7 @@
 """From a YOLOv9 network as it is trained, with an auxiliary branch, to the GELAN network that is deployed.
 
 Training networks end in a head of two halves: the first reads the auxiliary branch, the second the main branch. The
-deployed network is the main branch, renumbered. `VARIANTS` says for each of upstream's five which training layers these
+deployed network is the main branch, renumbered. `VARIANTS` says for each of upstream's six which training layers these
 are, read off its two model YAMLs (yolov9-X.yaml and gelan-X.yaml). Nothing is trained or rounded: tensors move.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,40 @@ from torch import Tensor, nn
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.files import save_torch
+from utils.core.head_outputs import predicted
 
-MAIN_HEAD = {"cv2": "cv4", "cv3": "cv5", "dfl": "dfl2"}  # part of DDetect → the same part of DualDDetect's second half
+
+@dataclass(frozen=True)
+class Head:
+    """A training network's head.
+
+    Attributes:
+        deployed: class of the head that is its second half.
+        main: part of that head → the same part of the training network's head.
+        auxiliary: the parts of its first half.
+        prototypes: how many of its last inputs are for the prototypes of masks: one for each half, or none.
+    """
+
+    deployed: str
+    main: Mapping[str, str]
+    auxiliary: tuple[str, ...]
+    prototypes: int = 0
+
+    def inputs(self, sources: Sequence[int]) -> list[int]:
+        """Those of the head's inputs that its second half reads."""
+        levels = len(sources) - self.prototypes
+        return [*sources[levels // 2 : levels], *sources[levels + self.prototypes // 2 :]]
+
+
+HEADS = {
+    "DualDDetect": Head("DDetect", {"cv2": "cv4", "cv3": "cv5", "dfl": "dfl2"}, ("cv2", "cv3", "dfl")),
+    "DualDSegment": Head(
+        "DSegment",
+        {"cv2": "cv4", "cv3": "cv5", "cv4": "cv7", "proto": "proto2", "dfl": "dfl2"},
+        ("cv2", "cv3", "cv6", "proto", "dfl"),
+        prototypes=2,
+    ),
+}
 CHECK_SIDE = 64  # pixels of the image on which both networks are compared
 TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order
 
@@ -36,6 +68,8 @@ class Variant:
         auxiliary: (first, last) training layers that only the auxiliary branch needs.
         stem: output channels of the first convolution.
         down: class of the first layer that halves the image with anything but a plain strided convolution.
+        kind: class of the training network's head, one of HEADS.
+        own: in what the deployed network is not the one of upstream's YAML; empty for nothing.
     """
 
     name: str
@@ -44,6 +78,8 @@ class Variant:
     auxiliary: tuple[tuple[int, int], ...]
     stem: int
     down: str
+    kind: str = "DualDDetect"
+    own: str = ""
 
     @property
     def sources(self) -> dict[int, int]:
@@ -56,7 +92,8 @@ class Variant:
         return any(first <= layer <= last for first, last in self.auxiliary)
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.head + 1} layers, {self.stem} channels first, {self.down})"
+        facts = f"{self.head + 1} layers, {self.stem} channels first, {self.down}"
+        return f"{self.name} ({facts})" if self.kind == "DualDDetect" else f"{self.name} ({facts}, {self.kind})"
 
 
 # fmt: off
@@ -69,6 +106,10 @@ VARIANTS = {variant.name: variant for variant in (
     Variant("c", ((0, 21, 1),), 38, ((0, 0), (23, 37)), 64, "ADown"),
     # two backbones, both deployed; the auxiliary branch is the neck of the first
     Variant("e", ((0, 28, 0), (29, 41, 36)), 49, ((29, 35),), 64, "ADown"),
+    # with masks: layers 41 to 43 make the prototypes
+    Variant("c-dseg", ((0, 21, 1), (22, 24, 41)), 44, ((0, 0), (23, 40)), 64, "ADown", "DualDSegment",
+            "layer 41 of yolov9-c-dseg has two repeats where layer 22 of gelan-c-dseg.yaml has one, so that the "
+            "description comes from the checkpoint; leave --cfg out"),
 )}
 # fmt: on
 
@@ -76,7 +117,7 @@ VARIANTS = {variant.name: variant for variant in (
 def identify(model: Any) -> Variant | None:
     """Which of upstream's variants a training network is; None for a network of somebody's own."""
     facts = _facts(model)
-    return next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down) == facts), None)
+    return next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down, v.kind) == facts), None)
 
 
 def choose(model: Any, name: str | None, where: str | Path) -> Variant:
@@ -87,31 +128,32 @@ def choose(model: Any, name: str | None, where: str | Path) -> Variant:
             one that was asked for.
     """
     found = identify(model)
-    layers, stem, down = _facts(model)
+    layers, stem, down, kind = _facts(model)
     if found is not None:
         if name not in (None, found.name):
             raise InputError(f"--model {name} is {VARIANTS[name or '']}, and {where} is {found}; leave --model out")
         return found
-    own = f"{where} has {layers} layers, {stem} channels first and {down}"
+    own = f"{where} has {layers} layers, {stem} channels first and {down}, and ends in {kind}"
     if name is None:
         raise InputError(
             f"{own}: none of {', '.join(map(str, VARIANTS.values()))}; "
             "if it has the layers of one of them and other widths, name that one with --model"
         )
-    if layers != VARIANTS[name].head + 1:
+    if (layers, kind) != (VARIANTS[name].head + 1, VARIANTS[name].kind):
         raise InputError(f"{own}; --model {name} is {VARIANTS[name]}")
     return VARIANTS[name]
 
 
 def derive(description: Mapping[str, Any]) -> Variant:
-    """The map for any network with a DualDDetect, also of somebody's own: walk from its second half to the image.
+    """The map for any network with an auxiliary branch, also of somebody's own: walk from its second half to the image.
 
     Where a variant of upstream's is meant, `VARIANTS` is what has been checked against its two YAMLs.
     """
     layers = [*description["backbone"], *description["head"]]
     needed: set[int] = set()
     head = len(layers) - 1
-    stack = [head + one if one < 0 else one for one in layers[head][0][len(layers[head][0]) // 2 :]]
+    kind = str(layers[head][2])
+    stack = [head + one if one < 0 else one for one in HEADS[kind].inputs(layers[head][0])]
     while stack:
         index = stack.pop()
         if index < 0 or index in needed:
@@ -121,15 +163,15 @@ def derive(description: Mapping[str, Any]) -> Variant:
         stack += [index + one if one < 0 else one for one in sources]
     spans = tuple((index, index, source) for index, source in enumerate(sorted(needed)))
     auxiliary = tuple((index, index) for index in range(head) if index not in needed)
-    return Variant("main branch", spans, head, auxiliary, 0, "")
+    return Variant("main branch", spans, head, auxiliary, 0, "", kind)
 
 
-def _facts(model: Any) -> tuple[int, int, str]:
-    """Number of layers, channels of the first convolution, class of the first down-sampling block."""
+def _facts(model: Any) -> tuple[int, int, str, str]:
+    """Number of layers, channels of the first convolution, class of the first down-sampling block, that of the head."""
     stem = next((module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 0)
     kinds = [type(layer).__name__ for layer in model.model]
     down = next((kind for kind in kinds if kind in ("AConv", "ADown")), "no AConv or ADown")
-    return len(model.model), stem, down
+    return len(model.model), stem, down, kinds[-1]
 
 
 def deploy_description(training: Mapping[str, Any], variant: Variant, nc: int) -> dict[str, Any]:
@@ -148,7 +190,7 @@ def deploy_description(training: Mapping[str, Any], variant: Variant, nc: int) -
         sources, count, kind, arguments = layers[source]
         inputs = [sources] if isinstance(sources, int) else list(sources)
         if source == variant.head:
-            inputs, kind = inputs[len(inputs) // 2 :], "DDetect"
+            inputs, kind = HEADS[variant.kind].inputs(inputs), HEADS[variant.kind].deployed
         inputs = [_deployed_input(one, index, source, deployed, layers) for one in inputs]
         rows.append([inputs[0] if isinstance(sources, int) else inputs, count, kind, copy.deepcopy(arguments)])
     backbone = sum(source < len(training["backbone"]) for source in variant.sources.values())
@@ -167,8 +209,12 @@ def _deployed_input(reference: int, index: int, source: int, deployed: Mapping[i
     return -1 if deployed[absolute] == index - 1 else deployed[absolute]
 
 
-def check_description(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path) -> None:
-    """Raises `InputError` at the first layer in which a deployed model's YAML differs from the checkpoint's branch."""
+def check_description(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path, own: str = "") -> None:
+    """Raises `InputError` at the first layer in which a deployed model's YAML differs from the checkpoint's branch.
+
+    Args:
+        own: what is known about such a difference, see `Variant.own`.
+    """
     for key in ("depth_multiple", "width_multiple", "activation"):
         if found.get(key) != expected.get(key):
             raise InputError(f"--cfg {where} has {key} {found.get(key)}, the checkpoint {expected.get(key)}")
@@ -178,7 +224,7 @@ def check_description(found: Mapping[str, Any], expected: Mapping[str, Any], whe
         if mine != other:
             raise InputError(
                 f"--cfg {where} is not what this checkpoint becomes: its layer {index} is {other}, "
-                f"the checkpoint's main branch has {mine} there"
+                f"the checkpoint's main branch has {mine} there{own and f' ({own})'}"
             )
 
 
@@ -202,7 +248,7 @@ def tensor_map(variant: Variant, source: Mapping[str, Tensor], target: Mapping[s
         layer = variant.sources[int(index)]
         if layer == variant.head:
             part, _, inner = rest.partition(".")
-            rest = f"{MAIN_HEAD[part]}.{inner}"
+            rest = f"{HEADS[variant.kind].main[part]}.{inner}"
         found[name] = f"model.{layer}.{rest}"
         if found[name] not in source:
             raise CheckpointError(f"the training network lacks {found[name]}, which {name} is filled with")
@@ -220,7 +266,8 @@ def tensor_map(variant: Variant, source: Mapping[str, Tensor], target: Mapping[s
 
 def _is_auxiliary(name: str, variant: Variant) -> bool:
     _, index, rest = name.split(".", 2)
-    return variant.is_auxiliary(int(index)) or (int(index) == variant.head and rest.split(".")[0] in MAIN_HEAD)
+    part = rest.split(".")[0]
+    return variant.is_auxiliary(int(index)) or (int(index) == variant.head and part in HEADS[variant.kind].auxiliary)
 
 
 def convert(training: upstream.FloatCheckpoint, variant: Variant) -> upstream.FloatCheckpoint:
@@ -242,7 +289,9 @@ def convert(training: upstream.FloatCheckpoint, variant: Variant) -> upstream.Fl
 
 
 def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.device) -> float:
-    """How far the deployed network's output is from the training network's main branch, on one random image.
+    """How far the deployed network's outputs are from the training network's main branch, on one random image.
+
+    Both the predictions and, of a segmentation network, the prototypes are compared.
 
     Raises:
         QatError: by more than float arithmetic explains.
@@ -251,9 +300,10 @@ def largest_difference(training: nn.Module, deployed: nn.Module, device: torch.d
     results = []
     for model in (training, deployed):
         with torch.no_grad(), _head_as_it_was(model):
-            result = model.to(device)(image)[0]
-        results.append(result[1] if isinstance(result, (list, tuple)) else result)
-    difference = float((results[0] - results[1]).abs().max())
+            result = model.to(device)(image)
+        branches = isinstance(result[0], (list, tuple))  # both, of a detector; a segment head returns the second one's
+        results.append(predicted(result[0][1] if branches else result))
+    difference = max(float((one - other).abs().max()) for one, other in zip(*results, strict=True))
     if not difference <= TOLERANCE:
         raise QatError(f"the converted network's output differs by {difference:g} from the training network's")
     return difference

@@ -23,16 +23,13 @@ from utils.core.log_levels import at_least
 from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import allowed_names
+from utils.upstream_heads import HEADS, TRAINING_HEAD, TRAINING_HEADS, WITH_MASKS, check_head, refuse_other_tasks
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-AUXILIARY_HEADS = ("DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect", "DualDSegment")
-TRAINING_HEAD = "DualDDetect"  # of yolov9-t, -s, -m, -c and -e
-DETECT_HEADS = ("Detect", "DDetect")
-OTHER_HEADS = ("Segment", "DSegment", "Panoptic", "Classify")
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,8 @@ def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
         auxiliary: also take a network with its auxiliary branch, see `load_training`.
 
     Raises:
-        CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or not a detector.
+        CheckpointError: missing, truncated, foreign, quantized, with an auxiliary branch, or of another task than
+            detection and instance segmentation.
     """
     model = _read_network(Path(path))
     if not (auxiliary and type(model.model[-1]).__name__ == TRAINING_HEAD):
@@ -93,16 +91,19 @@ def load_training(path: str | Path) -> FloatCheckpoint:
     """Load a checkpoint that upstream's `train_dual.py` wrote, as `load_float` does: it has an auxiliary branch.
 
     Raises:
-        CheckpointError: missing, truncated, foreign, quantized, already without that branch, or not such a detector.
+        CheckpointError: missing, truncated, foreign, quantized, already without that branch, or not such a network.
     """
     model = _read_network(Path(path))
     head = type(model.model[-1]).__name__
-    if head in DETECT_HEADS:
+    if head in HEADS:
         raise CheckpointError(
             f"{path} ends in {head}, without an auxiliary branch: it is converted already and can be used as it is"
         )
-    if head != TRAINING_HEAD:
-        raise CheckpointError(f"{path} ends in {head}; this version converts detectors that end in {TRAINING_HEAD}")
+    refuse_other_tasks(model, path)
+    if head not in TRAINING_HEADS:
+        raise CheckpointError(
+            f"{path} ends in {head}; this version converts networks that end in {' or '.join(TRAINING_HEADS)}"
+        )
     return _float_checkpoint(model, path)
 
 
@@ -124,7 +125,7 @@ def _read_network(path: Path) -> Any:
 
 
 def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
-    model = upstream_checks.ready(path, model, (*DETECT_HEADS, TRAINING_HEAD))
+    model = upstream_checks.ready(path, model, (*HEADS, *TRAINING_HEADS))
     names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
     return FloatCheckpoint(
         model=model,
@@ -150,14 +151,16 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     """
     ensure()
     from models.common import Conv, RepConvN
-    from models.yolo import DetectionModel
+    from models.yolo import DetectionModel, SegmentationModel
 
     found = config if isinstance(config, Mapping) else read_description(config)
     description = deepcopy(upstream_description.check(found))
     defaults = Conv.default_act, RepConvN.default_act
+    masks = [*description["backbone"], *description["head"]][-1][2] in WITH_MASKS
+    kind = SegmentationModel if masks else DetectionModel
     try:
         with _quiet():
-            return DetectionModel(description, ch=description.get("ch", 3), nc=nc).eval()
+            return kind(description, ch=description.get("ch", 3), nc=nc).eval()
     except InputError:
         raise
     except Exception as error:  # upstream assumes that layers fit together, and fails anywhere when they do not
@@ -211,22 +214,6 @@ def call_fused(model: nn.Module) -> nn.Module:
         if fused:
             module.forward = module.forward_fuse
     return model
-
-
-def check_head(model: nn.Module, where: str | Path) -> None:
-    """Refuse networks that this project does not quantize, saying what to do.
-
-    Raises:
-        CheckpointError: an auxiliary branch, or a task other than detection.
-    """
-    head = type(model.model[-1]).__name__
-    if head in AUXILIARY_HEADS:
-        raise CheckpointError(
-            f"{where} still has its auxiliary training branch ({head}); convert it first: "
-            f"python reparameterization.py --weights {where} --save {Path(where).stem}-converted.pt"
-        )
-    if head in OTHER_HEADS:
-        raise CheckpointError(f"{where} ends in {head}; this version handles detection ({', '.join(DETECT_HEADS)})")
 
 
 def make_dataset(

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 from utils.core.bounds import BOUNDS
 from utils.core.errors import CheckpointError
-from utils.core.file_schema import Mismatch, Rule, check, damaged, listing, mapping, plain, record, text
+from utils.core.file_schema import Mismatch, Rule, check, damaged, integer, listing, mapping, plain, record, text
+from utils.core.head_outputs import predicted
 from utils.core.shown import shown
+from utils.upstream_heads import WITH_MASKS
 
+MOST_MASKS = 1024  # coefficients of a segmentation head; upstream's have 32
 MOST_CLASSES = int(BOUNDS["classes_num"].most)
 LARGEST_STRIDE = 1024  # pixels; upstream's networks have 32 or 64
 RANGE = "_amax"  # what the quantizer libraries call the buffer of a range
@@ -144,6 +147,8 @@ def _check_fields(path: str | Path, model: Any, heads: tuple[str, ...]) -> None:
     count = getattr(layers[-1], "nc", None)
     if type(count) is not int or not 1 <= count <= MOST_CLASSES:
         raise Mismatch("nc", count, f"an integer from 1 to {MOST_CLASSES}")
+    if type(layers[-1]).__name__ in WITH_MASKS:
+        integer(1, MOST_MASKS)(getattr(layers[-1], "nm", None), "nm")
     rules = {"names": class_names(count), "stride": _strides, "yaml": mapping(text(), plain),
              "save": listing(_index(len(layers)))}  # fmt: skip
     check(fields, record(rules), path, AGAIN)
@@ -172,7 +177,7 @@ def _strides(value: Any, field: str) -> None:
 
 
 def _check_computes(model: Any) -> None:
-    """Run the network on tensors without values, and compare its strides and classes with what it says of itself."""
+    """Run the network on tensors without values, and compare with what it says of itself: strides, classes, masks."""
     head = model.model[-1]
     side = 2 * max(int(model.stride.max()), 32)
     before = dict(vars(head))
@@ -190,10 +195,12 @@ def _check_computes(model: Any) -> None:
         handle.remove()
         vars(head).clear()
         vars(head).update(before)
-    while isinstance(output, (list, tuple)):
-        output = output[0]
-    if output.ndim != 3 or output.shape[1] != 4 + head.nc:
-        raise Mismatch("the prediction", output, f"{4 + head.nc} rows")
+    outputs = predicted(output)
+    masks = head.nm if type(head).__name__ in WITH_MASKS else 0
+    if outputs[0].ndim != 3 or outputs[0].shape[1] != 4 + head.nc + masks:
+        raise Mismatch("the prediction", outputs[0], f"{4 + head.nc + masks} rows")
+    if masks and (len(outputs) != 2 or outputs[1].ndim != 4 or outputs[1].shape[1] != masks):
+        raise Mismatch("the prototypes", outputs[-1], f"{masks} maps")
     for attribute, owner in (("stride", model), ("stride", head)):
         stride: Any = getattr(owner, attribute, None)
         tensor(stride, attribute)

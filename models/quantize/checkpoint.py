@@ -25,7 +25,7 @@ from utils.core.files import save_torch
 from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import torch_archive
-from utils.upstream import DETECT_HEADS
+from utils.upstream_heads import HEADS, check_head
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
@@ -94,7 +94,7 @@ def save(
     save_torch(content, path)
 
 
-def load(path: str | Path, heads: Sequence[str] = DETECT_HEADS) -> QuantizedCheckpoint:
+def load(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
     """Read a quantized checkpoint.
 
     Args:
@@ -140,7 +140,7 @@ def _build(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -
         model = upstream.build_model(content["yaml"], content["nc"])
         upstream_checks.check_layers(path, model)
         if type(model.model[-1]).__name__ not in heads:
-            upstream.check_head(model, path)
+            check_head(model, path)
         upstream_checks.one_of(tuple(heads))(model.model[-1], f"model.{len(model.model) - 1}")
         model = upstream.fuse(model)
         placement.apply(model, placement.plan(model, recipe))

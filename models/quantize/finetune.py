@@ -6,6 +6,7 @@ ranges as in LSQ (`fake_quantize.py`, `learned_ranges.py`).
 
 Batch norm is fused into the convolutions before this starts, so both models run in eval mode throughout; only the last
 layer (the head) is switched to its training output, the raw maps `[B, no, H, W]` per stride, which skips box decoding.
+A segmentation head gives the coefficients and prototypes of masks beside them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from models.quantize.supervision import (
     raw_head,
     supervised_layers,
     task_terms,
+    tensors_of,
     top_layers,
 )
 from utils.core import distributed
@@ -96,11 +98,10 @@ class Student(nn.Module):
         super().__init__()
         self.network, self.ranges = network, ranges
 
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Raw maps of float images `[B, 3, H, W]`."""
+    def forward(self, images: Tensor) -> Any:
+        """What the head returns while training, of float images `[B, 3, H, W]`: raw maps, with masks also theirs."""
         self.ranges.put_in()
-        maps: list[Tensor] = self.network(images)
-        return maps
+        return self.network(images)
 
 
 class Finetuner:
@@ -309,7 +310,8 @@ class Finetuner:
             distance, weight = task_terms(student, maps, self._classes())
             loss = distance / weight.clamp(min=SMALLEST_WEIGHT)
         elif self.settings.supervision == "layers":
-            loss = part_of_layer_loss([*ours.take(), student], [*features, maps], counts=counts)
+            layers = ([*taken, list(tensors_of(head))] for taken, head in ((ours.take(), student), (features, maps)))
+            loss = part_of_layer_loss(*layers, counts=counts)
         else:
             loss = part_of_task_loss(student, maps, self._classes(), counts=counts)
             loss = loss + self.settings.features * part_of_layer_loss(ours.take(), features, counts=counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,13 @@ class Graph:
     flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
     unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
     results: list[Any] = field(default_factory=list)  # of each top-level layer: its value, None for a head
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """Paths of the convolutions whose results nothing in the network reads; asked for when it is whole."""
+        read = {value for operation in self.operations for value in operation.inputs}
+        convolutions = [operation for operation in self.operations if operation.kind == "conv"]
+        return frozenset(one.path for one in convolutions if read.isdisjoint(one.outputs))
 
 
 def read(model: Any) -> Graph:

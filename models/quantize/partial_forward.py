@@ -23,6 +23,7 @@ from models.quantize import backend
 from models.quantize.modules import QuantConv2d, Site
 from models.quantize.placement import Plan
 from utils.core.device import full_float32
+from utils.core.head_outputs import predicted
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,14 @@ class Run:
     layers: int
 
     @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What a file of the network gives: predictions, and of a segmentation network the prototypes of masks."""
+        return predicted(self.results[-1])
+
+    @property
     def prediction(self) -> Tensor:
-        """The head's predictions, `[B, 4 + nc, anchors]`."""
-        output = self.results[-1]
-        while isinstance(output, (tuple, list)):
-            output = output[0]
-        return output
+        """The head's predictions, `[B, 4 + nc, anchors]`; with masks their coefficients are further rows."""
+        return self.outputs[0]
 
 
 class Layerwise:

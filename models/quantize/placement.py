@@ -134,7 +134,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         flows=graph.flows,
         unknown=graph.unknown,
         results=tuple(value.name if isinstance(value, Value) else "" for value in graph.results),
-        left_in_float=tuple(path for path in states if _why_float(model, path, recipe)),
+        left_in_float=tuple(path for path in states if _why_float(model, graph, path, recipe)),
     )
 
 
@@ -236,7 +236,7 @@ def _consumers(graph: Graph) -> dict[Value, list[str]]:
 def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
     """Path of each convolution of the graph → 'int8' or why it stays in float."""
     states = {
-        operation.path: _why_float(model, _weight_path(model, operation.path), recipe) or "int8"
+        operation.path: _why_float(model, graph, _weight_path(model, operation.path), recipe) or "int8"
         for operation in graph.operations
         if operation.kind == "conv"
     }
@@ -250,15 +250,19 @@ def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, 
     return states
 
 
-def _why_float(model: Any, path: str, recipe: Recipe) -> str | None:
-    """Why the recipe leaves the convolution whose weight lies at `path` in float; None if it does not."""
+def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None:
+    """Why the recipe leaves the convolution whose weight lies at `path` in float; None if it does not.
+
+    A head's last convolutions are those without an activation, and those whose result nothing in the network reads: the
+    prototypes of masks come from a convolution with one.
+    """
     pattern = first_match(recipe.float, path)
     if pattern is not None:
         return f"the recipe's float pattern {pattern}"
     if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
         return None
     around, _, last = path.rpartition(".")
-    inner = last == "conv" and _is_unit(model.get_submodule(around))
+    inner = last == "conv" and _is_unit(model.get_submodule(around)) and around not in graph.ends
     return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
 
 
@@ -303,7 +307,7 @@ def _has_site(value: Value) -> bool:
 
 def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str, str]:
     return {
-        name: _why_float(model, name, recipe) or "int8"
+        name: _why_float(model, graph, name, recipe) or "int8"
         for path in graph.unknown
         for name, module in model.get_submodule(path).named_modules(prefix=path)
         if isinstance(module, nn.Conv2d)

@@ -12,6 +12,7 @@ more time than the overlap would.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def placeholder(images: Tensor) -> tuple[Tensor, bool]:
     return images.new_zeros((1, *images.shape[1:])), False
 
 
-def part_of_task_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: int, *, counts: bool) -> Tensor:
+def part_of_task_loss(student: Any, teacher: Any, classes: int, *, counts: bool) -> Tensor:
     """What this process's images add to `supervision.task_loss` of the whole batch, a float32 scalar."""
     if distributed.world().size == 1:
         return task_loss(student, teacher, classes)

@@ -3,7 +3,8 @@
 The task loss compares what detection is made of: the head's raw maps, each anchor weighted by the score that the
 teacher gives it. It is distillation of class probabilities and box distributions (Hinton et al., "Distilling the
 Knowledge in a Neural Network", 2015; Zheng et al., "Localization Distillation for Dense Object Detection", CVPR 2022),
-without labels.
+without labels. A segmentation head also has the coefficients and prototypes that masks are made of (Bolya et al.,
+"YOLACT: Real-time Instance Segmentation", ICCV 2019).
 
 The layer loss compares the results of top-level layers, as yolov9-qat does; it weighs background as much as objects.
 
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.quantize.modules import Site
+from utils.core.head_outputs import trained
 
 SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
 SMALLEST_WEIGHT = 1.0  # of a batch in which the teacher sees nothing: about one certain object
+SMALLEST_SHARE = 1e-12  # of an image in which it sees nothing: its coefficients have a mean all the same
 
 
 def top_layers(model: nn.Module) -> nn.Sequential:
@@ -56,18 +59,21 @@ def head_inputs(model: nn.Module) -> list[int]:
     return sorted({last + one if one < 0 else one for one in ([sources] if isinstance(sources, int) else sources)})
 
 
-def task_terms(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: int) -> tuple[Tensor, Tensor]:
-    """Distance of the student's raw maps from the teacher's, and what it is relative to; two float32 scalars.
+def task_terms(student: Any, teacher: Any, classes: int) -> tuple[Tensor, Tensor]:
+    """Distance of the student's head from the teacher's, and what it is relative to; two float32 scalars.
 
     The distance is the sum over anchors of the Kullback-Leibler divergences of the class probabilities (each class a
     Bernoulli variable) and, weighted by the teacher's best probability at that anchor, of the four distributions of the
-    distances to the box's sides. The weight is the sum of those best probabilities. Levels are taken together, so that
-    one without objects weighs nothing.
+    distances to the box's sides; and of a segmentation head `mask_distance`. The weight is the sum of those best
+    probabilities. Levels are taken together, so that one without objects weighs nothing.
 
     Args:
-        student, teacher: for each level `[B, 4 * bins + classes, H, W]`: logits of the distances, then of the classes.
+        student, teacher: what the head returns while training: for each level the raw map
+            `[B, 4 * bins + classes, H, W]`, logits of the distances, then of the classes; with masks a tuple of these,
+            the coefficients and the prototypes.
     """
-    ours, theirs = (torch.cat([one.flatten(2) for one in maps], 2).float() for maps in (student, teacher))
+    (our_maps, our_masks), (their_maps, their_masks) = trained(student), trained(teacher)
+    ours, theirs = (torch.cat([one.flatten(2) for one in maps], 2).float() for maps in (our_maps, their_maps))
     sides = ours.shape[1] - classes
     our_logits, their_logits = ours[:, sides:], theirs[:, sides:]
     probability = their_logits.sigmoid()
@@ -79,10 +85,39 @@ def task_terms(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: in
     best = probability.amax(1)  # [B, anchors]
     our_bins, their_bins = (one[:, :sides].unflatten(1, (4, -1)).log_softmax(2) for one in (ours, theirs))
     boxes = (their_bins.exp() * (their_bins - our_bins)).sum((1, 2))
-    return distance + (best * boxes).sum(), best.sum()
+    distance = distance + (best * boxes).sum()
+    if their_masks:
+        distance = distance + mask_distance(our_masks, their_masks, best)
+    return distance, best.sum()
 
 
-def task_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], classes: int) -> Tensor:
+def mask_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], best: Tensor) -> Tensor:
+    """Distance of the student's masks from the teacher's, without computing one; a float32 scalar.
+
+    A mask's logits are products of an anchor's coefficients and the image's prototypes. To first order the squared
+    relative error of a product is the sum of its factors' (Ku, "Notes on the Use of Propagation of Error Formulas",
+    1966). So each object of the teacher's counts with the sum of two ratios, both of squared error to the teacher's
+    variance in that image: of the coefficients, where anchors are weighted by `best` as their boxes are, and of the
+    prototypes. Nothing depends on other images, so that parts of a batch add up.
+
+    Args:
+        student, teacher: coefficients `[B, masks, anchors]` and prototypes `[B, masks, h, w]`.
+        best: the weight of each anchor, in 0..1, `[B, anchors]`.
+    """
+    (our_factors, our_maps), (their_factors, their_maps) = (
+        [one.float() for one in side] for side in (student, teacher)
+    )
+    objects = best.sum(1)  # [B]
+    share = (best / objects.clamp(min=SMALLEST_SHARE)[:, None] / their_factors.shape[1])[:, None]
+    mean = (share * their_factors).sum((1, 2), keepdim=True)
+    spread = (share * (their_factors - mean).square()).sum((1, 2))
+    factors = (share * (our_factors - their_factors).square()).sum((1, 2)) / spread.clamp(min=SMALLEST_VARIANCE)
+    variance = their_maps.flatten(1).var(1, correction=0)
+    prototypes = (our_maps - their_maps).square().flatten(1).mean(1) / variance.clamp(min=SMALLEST_VARIANCE)
+    return (objects * (factors + prototypes)).sum()
+
+
+def task_loss(student: Any, teacher: Any, classes: int) -> Tensor:
     """`task_terms` as one number, which does not depend on how many objects there are; float32 scalar."""
     distance, weight = task_terms(student, teacher, classes)
     return distance / weight.clamp(min=SMALLEST_WEIGHT)
@@ -106,7 +141,7 @@ def layer_loss(student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[T
 
 @contextlib.contextmanager
 def raw_head(model: nn.Module) -> Iterator[None]:
-    """Everything in eval mode, except that the head itself returns its raw maps; eval mode again afterwards."""
+    """Everything in eval mode, except that the head itself returns what training reads; eval mode again afterwards."""
     model.eval()
     head = top_layers(model)[-1]
     head.training = True  # not .train(): that would also reach the head's children
@@ -157,7 +192,7 @@ class LayerTaps:
     def take(self) -> list[list[Tensor]]:
         """The tensors of each tapped layer in the last forward, which are then forgotten."""
         taken, self._outputs = self._outputs, [None] * len(self._modules)
-        return [list(_tensors(output)) for output in taken]
+        return [list(tensors_of(output)) for output in taken]
 
 
 def _result_sites(model: Any) -> list[Site | None]:
@@ -177,11 +212,11 @@ def _result_sites(model: Any) -> list[Site | None]:
     return sites
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_of(output: Any) -> Iterator[Tensor]:
     """The floating-point tensors in a layer's output: a tensor, or lists and tuples of them (CBLinear, the head)."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, (list, tuple)):
         for item in output:
-            yield from _tensors(item)
+            yield from tensors_of(item)

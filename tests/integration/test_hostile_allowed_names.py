@@ -86,6 +86,35 @@ def test_the_class_that_the_issue_names_would_have(tmp_path: Path, checkout: Pat
     assert not any("DetectMultiBackend" in names for names in allowed_names.UPSTREAM_MODULES.values())
 
 
+def test_getattr_gives_of_all_classes_what_a_segment_head_keeps_and_nothing_else():
+    from random_networks import tiny_with
+
+    from utils import upstream
+    from utils.untrusted.pickle_machine import NotAllowed
+    from utils.untrusted.pickled_values import Values
+
+    classes = upstream.module_classes()
+    for head, below in allowed_names.KEPT_FORWARDS.items():
+        made = upstream.build_model(tiny_with(head)).model[-1]
+        kept = [key for key, value in vars(made).items() if callable(value)]
+        assert kept == [allowed_names.KEPT_AS]
+        assert made.detect is vars(classes[f"models.yolo.{below}"])["forward"]
+    values = Values(classes, None)
+    function = values.find("builtins.getattr")
+    given, tried = set(), 0
+    for place, cls in classes.items():
+        for name in (*dir(cls), "mro", "__name__", "__subclasses__"):
+            tried += 1
+            try:
+                found = values.call(function, (values.find(place), name))
+            except NotAllowed:
+                continue
+            assert found is cls.forward
+            given.add((place.removeprefix("yolov9.").removeprefix("yolo9."), name))
+    assert given == {(f"models.yolo.{name}", "forward") for name in ("Detect", "DDetect", "DualDDetect")}
+    assert tried > 1000
+
+
 def _watched(code: str, tmp_path: Path, checkout: Path):
     (tmp_path / "here").mkdir()
     before = f"{BEFORE}\nimport os\nos.chdir({str(tmp_path / 'here')!r})"

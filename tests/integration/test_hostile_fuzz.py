@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from random_networks import TINY, random_network, save_float, save_quantized
+from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 import qat
@@ -215,16 +215,19 @@ class Kind:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fuzz")
     save_quantized(folder / "int8.pt", save_float(folder / "float.pt", random_network(TINY)))
+    save_float(folder / "masks.pt", random_network(tiny_with("DSegment")))
     return folder
 
 
 @pytest.fixture(scope="module")
 def kinds(weights: Path, demo_data: Path) -> dict[str, Kind]:
-    network = upstream._read_pickle(weights / "float.pt")["model"]
+    network, masks = (upstream._read_pickle(weights / name)["model"] for name in ("float.pt", "masks.pt"))
     network_of = upstream.fuse(upstream.load_float(weights / "float.pt").model)
     quantized = torch.load(weights / "int8.pt", weights_only=True)
     found = [
         Kind("float.pt", network, lambda model: torch_bytes({"model": model, "ema": None}), upstream.load_float,
+             network_mutated),
+        Kind("masks.pt", masks, lambda model: torch_bytes({"model": model, "ema": None}), upstream.load_float,
              network_mutated),
         Kind("int8.pt", quantized, torch_bytes, checkpoint.load),
         Kind("last.pt", run_content(), torch_bytes, lambda path: RunState.load(path.parents[1])),
@@ -271,7 +274,7 @@ def mutations(kind: Kind, count: int) -> Iterator[bytes]:
         made += 1
 
 
-NAMES = ["float.pt", "int8.pt", "last.pt", "state.json", "recipe.yaml", "data.yaml", "model.yaml"]
+NAMES = ["float.pt", "masks.pt", "int8.pt", "last.pt", "state.json", "recipe.yaml", "data.yaml", "model.yaml"]
 
 
 def place(folder: Path, name: str) -> Path:

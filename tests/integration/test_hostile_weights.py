@@ -235,7 +235,7 @@ def test_a_network_without_a_head_and_one_of_another_task(tmp_path, network):
     model = copy.deepcopy(network)
     del model.model[-1]
     torch.save({"model": model}, tmp_path / "none.pt")
-    with pytest.raises(CheckpointError, match=r"model.8 is 'Concat', expected one of Detect, DDetect, DualDDetect"):
+    with pytest.raises(CheckpointError, match=r"model.8 is 'Concat', expected one of Detect, DDetect, Segment, DSeg"):
         upstream.load_float(tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="ends in Concat"):
         upstream.load_training(tmp_path / "none.pt")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from random_networks import TINY, random_network, save_float, save_quantized
+from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
 from torch import nn
 
 import reparameterization
@@ -19,6 +19,7 @@ from utils import upstream, upstream_shims
 from utils.core.errors import CheckpointError, InputError, QatError
 
 NAMES = ("t", "s", "m", "c", "e")
+MASKS = "c-dseg"
 X = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
 
@@ -40,12 +41,19 @@ def read_by(row: list, index: int) -> list[int]:
     return [index + one if one < 0 else one for one in sources]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def folder_of(name: str) -> str:
+    """Where upstream has a variant's YAMLs, for `upstream_yaml`."""
+    return "segment/" if name == MASKS else ""
+
+
+@pytest.mark.parametrize("name", [*NAMES, MASKS])
 def test_map_is_what_the_two_yamls_say(name: str, upstream_yaml: Callable[[str], Path]):
     """The reference walks both networks from their heads to the image, pairing what computes the same."""
-    training, deployed = layers(upstream_yaml(f"yolov9-{name}")), layers(upstream_yaml(f"gelan-{name}"))
+    files = [upstream_yaml(f"{folder_of(name)}{family}-{name}") for family in ("yolov9", "gelan")]
+    training, deployed = (layers(path) for path in files)
     pairs = {len(deployed) - 1: len(training) - 1}
-    half = read_by(training[-1], len(training) - 1)[3:]
+    inputs = read_by(training[-1], len(training) - 1)
+    half = inputs[3:] if name != MASKS else [*inputs[3:6], inputs[7]]  # [6] are the auxiliary branch's prototypes
     stack = list(zip(read_by(deployed[-1], len(deployed) - 1), half, strict=True))
     while stack:
         ours, theirs = stack.pop()
@@ -53,12 +61,15 @@ def test_map_is_what_the_two_yamls_say(name: str, upstream_yaml: Callable[[str],
             assert pairs.get(ours, theirs) == theirs or training[theirs][2] == "Silence"
             continue
         pairs[ours] = theirs
+        if (name, ours) == (MASKS, 22):  # one of upstream's two YAMLs has another number of repeats there
+            assert deployed[ours][3][3:] != training[theirs][3][3:]
+            deployed[ours][3][3] = training[theirs][3][3]
         assert deployed[ours][1:] == training[theirs][1:]
         sources = read_by(deployed[ours], ours), read_by(training[theirs], theirs)
         stack += zip(*sources, strict=True)
     variant = reparam.VARIANTS[name]
     assert variant.sources == pairs
-    derived = reparam.derive(yaml.safe_load(upstream_yaml(f"yolov9-{name}").read_text()))
+    derived = reparam.derive(yaml.safe_load(files[0].read_text()))
     assert set(derived.sources.values()) - {0} == set(pairs.values()) - {0}
     unused = set(range(len(training))) - set(pairs.values())
     assert {layer for layer in range(len(training)) if variant.is_auxiliary(layer)} == unused
@@ -131,7 +142,10 @@ def test_a_network_of_other_widths_is_converted_when_its_layers_are_named(
 ):
     words = ["--weights", str(small["wide"]), "--device", "cpu"]
     assert reparameterization.main(words) == 2
-    assert "30 layers, 24 channels first and AConv: none of t (30 layers, 16 channels" in capsys.readouterr().err
+    assert (
+        "30 layers, 24 channels first and AConv, and ends in DualDDetect: none of t (30 layers, 16"
+        in capsys.readouterr().err
+    )
     assert reparameterization.main([*words, "--model", "s"]) == 0
     assert reparameterization.main([*words, "--model", "c"]) == 2
 
@@ -179,12 +193,118 @@ def test_a_wrong_map_is_noticed(small: dict[str, Path], monkeypatch: pytest.Monk
     ]:
         with pytest.raises(CheckpointError, match=message):
             reparam.tensor_map(replace(variant, layers=spans), source, target)
-    monkeypatch.setattr(reparam, "MAIN_HEAD", {"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"})  # also of the same shapes
+    wrong = replace(reparam.HEADS["DualDDetect"], main={"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"})  # of the same shapes
+    monkeypatch.setitem(reparam.HEADS, "DualDDetect", wrong)
     with pytest.raises(CheckpointError, match=r"would be lost, such as model.29.cv4"):
         reparam.tensor_map(variant, source, target)
     twice = replace(variant, layers=((0, 0, 0), (1, 1, 0)))
     with pytest.raises(CheckpointError, match="filled with the same one"):
         reparam.tensor_map(twice, {"model.0.w": X, "model.1.w": X}, {"model.0.w": X, "model.1.w": X})
+
+
+# --- with masks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def masks(tmp_path_factory: pytest.TempPathFactory, upstream_yaml: Callable[[str], Path]) -> dict[str, Path]:
+    """yolov9-c-dseg with 3 classes: the checkpoint as trained, and converted."""
+    folder = tmp_path_factory.mktemp("masks")
+    weights = save_float(folder / "best.pt", random_network(upstream_yaml("segment/yolov9-c-dseg"), nc=3, seed=4))
+    assert reparameterization.main(["--weights", str(weights), "--device", "cpu"]) == 0
+    return {"training": weights, "converted": folder / "best-converted.pt"}
+
+
+@pytest.mark.slow
+def test_predictions_and_prototypes_of_a_converted_network_are_the_main_branchs(masks: dict[str, Path]):
+    training = upstream.load_training(masks["training"]).model
+    found = upstream.load_float(masks["converted"])
+    with torch.no_grad():
+        expected, (_, coefficients, prototypes) = training(X)
+        result, (_, own_coefficients, own_prototypes) = found.model(X)
+        training.model[-1].training = True
+        maps, (auxiliary, _), (first, second) = training(X)
+    assert result.shape == (1, 4 + 3 + 32, 84)
+    assert own_prototypes.shape == (1, 32, 16, 16)
+    for one, other in ((result, expected), (own_coefficients, coefficients), (own_prototypes, prototypes)):
+        assert torch.equal(one, other)
+    assert torch.equal(own_prototypes, second)
+    assert not torch.equal(first, second)
+    assert not torch.equal(auxiliary, coefficients)
+    assert not torch.equal(maps[0][0], maps[1][0])
+    assert type(found.model).__name__ == "SegmentationModel"
+    assert {value.dtype for value in upstream._read_network(masks["converted"]).parameters()} == {torch.float16}
+    assert found.names == {index: f"class {index}" for index in range(3)}
+
+
+@pytest.mark.slow
+def test_the_description_of_a_network_with_masks_comes_from_the_checkpoint(
+    masks: dict[str, Path], tmp_path: Path, upstream_yaml: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+):
+    found = upstream.load_float(masks["converted"]).yaml
+    rows, theirs = [*found["backbone"], *found["head"]], layers(upstream_yaml("segment/gelan-c-dseg"))
+    assert rows[22] == [15, 1, "RepNCSPELAN4", [256, 256, 128, 2]]
+    assert theirs[22] == [15, 1, "RepNCSPELAN4", [256, 256, 128, 1]]
+    assert rows[25] == [[15, 18, 21, -1], 1, "DSegment", ["nc", 32, 256]]
+    assert [row[1:] for row in rows[:22]] == [row[1:] for row in theirs[:22]]
+    words = ["--weights", str(masks["training"]), "--save", str(tmp_path / "out.pt"), "--device", "cpu", "--cfg"]
+    capsys.readouterr()
+    assert reparameterization.main([*words, str(upstream_yaml("segment/gelan-c-dseg"))]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "its layer 22 is RepNCSPELAN4 [256, 256, 128, 1] x 1 reading 15, the checkpoint's main branch has" in error
+    assert "layer 41 of yolov9-c-dseg has two repeats where layer 22 of gelan-c-dseg.yaml has one" in error
+    assert "the description comes from the checkpoint" in error
+    assert not (tmp_path / "out.pt").exists()
+    own = yaml.safe_load(upstream_yaml("segment/gelan-c-dseg").read_text())
+    own["head"][22 - len(own["backbone"])][3][3] = 2
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    assert reparameterization.main([*words, str(tmp_path / "own.yaml"), "--model", MASKS]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{tmp_path / 'out.pt'}: GELAN-c-dseg, 3 classes")
+    assert out.endswith("from the training network's output: 0\n")
+
+
+@pytest.mark.slow
+def test_upstreams_own_loader_and_trainer_take_the_network_with_masks(
+    masks: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    from models.experimental import attempt_load
+    from models.yolo import SegmentationModel
+
+    monkeypatch.setattr(torch, "load", torch.load)
+    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    model = attempt_load(str(masks["converted"]), device=torch.device("cpu"))
+    with torch.no_grad():
+        expected, (_, _, prototypes) = upstream.load_training(masks["training"]).model(X)
+        found, (_, _, own) = model(X)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(own, prototypes, atol=1e-3, rtol=1e-4)
+    content = torch.load(masks["converted"])["model"]
+    SegmentationModel(content.yaml, ch=3, nc=3).load_state_dict(content.float().state_dict())
+
+
+def test_a_variant_is_named_by_its_head_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A detector is none with masks, whatever else it has, and a network of other layers is none of upstream's."""
+    weights = save_float(tmp_path / "best.pt", random_network(tiny_with("DualDSegment")))
+    words = ["--weights", str(weights), "--device", "cpu"]
+    assert reparameterization.main(words) == 2
+    assert "12 layers, 8 channels first and AConv, and ends in DualDSegment: none of" in capsys.readouterr().err
+    for name in ("c-dseg", "t"):
+        assert reparameterization.main([*words, "--model", name]) == 2
+        assert f"and ends in DualDSegment; --model {name} is {name} (" in capsys.readouterr().err
+    assert str(reparam.VARIANTS[MASKS]) == "c-dseg (45 layers, 64 channels first, ADown, DualDSegment)"
+    assert reparam.identify(upstream.load_training(weights).model) is None
+
+
+def test_every_network_with_masks_and_an_auxiliary_branch_has_a_map(tmp_path: Path):
+    """`derive` finds it, and the tiny network converted along it computes its main branch."""
+    training = upstream.load_training(save_float(tmp_path / "a.pt", random_network(tiny_with("DualDSegment"))))
+    deployed = reparam.convert(training, reparam.derive(training.yaml))
+    assert reparam.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0
+    with torch.no_grad():
+        deployed.model.model[-1].proto.bn.bias += 1
+    with pytest.raises(QatError, match="differs by"):  # the prototypes are compared, too
+        reparam.largest_difference(training.model, deployed.model, torch.device("cpu"))
 
 
 def test_difference_is_an_error(small: dict[str, Path]):

@@ -18,7 +18,7 @@ from utils import upstream
 from utils.jobs.compare_placement.variants import random_network
 from utils.onnx_graph.qdq_view import Context
 
-__all__ = ["TINY", "convolutions_in", "random_network", "save_float", "save_quantized"]
+__all__ = ["TINY", "convolutions_in", "random_network", "save_float", "save_quantized", "tiny_with"]
 
 # Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
 TINY: dict[str, Any] = {
@@ -41,6 +41,19 @@ TINY: dict[str, Any] = {
         [[3, 8, 6], 1, "DDetect", ["nc"]],
     ],
 }
+
+_ENLARGED = [[3, 1, "nn.Upsample", [None, 2, "nearest"]], [-1, 1, "Conv", [16, 3, 1]]]  # 10: stride 4
+
+
+def tiny_with(head: str) -> dict[str, Any]:
+    """TINY with one of upstream's heads for masks: eight coefficients."""
+    rows = {
+        "Segment": [[[3, 8, 6], 1, "Segment", ["nc", 8, 16]]],
+        "Panoptic": [[[3, 8, 6], 1, "Panoptic", ["nc", 5, 8, 16]]],
+        "DSegment": [*_ENLARGED, [[3, 8, 6, 10], 1, "DSegment", ["nc", 8, 16]]],
+        "DualDSegment": [*_ENLARGED, [[3, 8, 6, 3, 8, 6, 10, 10], 1, "DualDSegment", ["nc", 8, 16]]],
+    }
+    return {**TINY, "head": [*TINY["head"][:-1], *rows[head]]}
 
 
 def save_float(path: Path, model: nn.Module) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from known_images import KnowingModel
-from small_networks import Network, chain
+from small_networks import Network, chain, segmenter
 from torch import Tensor, nn
 
 from models.quantize import calibration, placement
@@ -28,6 +29,8 @@ CPU = torch.device("cpu")
 CLASSES, BINS = 2, 4
 FORMS: dict[str, dict[str, Any]] = {
     "task": {}, "layers": {"supervision": "layers"}, "features": {"features": 0.5}, "ranges only": {"train": "ranges"},
+    "masks": {"network": segmenter},
+    "layers and masks": {"supervision": "layers", "network": segmenter},
 }  # fmt: skip
 NAMES = ("cat", "dog", "owl")
 
@@ -63,9 +66,9 @@ def parts(batches: list[Tensor]) -> list[Tensor]:
     return [batch[distributed.world().share(len(batch))] for batch in batches]
 
 
-def calibrated(sizes: list[int]) -> tuple[Network, Any]:
+def calibrated(sizes: list[int], network: Callable[[], Network] = toy) -> tuple[Network, Any]:
     """The toy with quantizers, and the statistics that it was calibrated with."""
-    model = toy()
+    model = network()
     placement.apply(model, placement.plan(model, Recipe()))
     statistics = calibration.calibrate(model, parts(whole_batches(sizes)), Calibration(batches=9), progress=False)
     return model, statistics
@@ -79,9 +82,15 @@ def ranges(sizes: list[int]) -> dict[str, Any]:
 
 
 def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
-    """The gradients of a first step, the parameters after one pass, the losses."""
-    student, _ = calibrated([3, 3])
-    tuner = Finetuner(student, copy.deepcopy(toy()), replace(Finetune(), grad_clip=1e6, **changes), device=CPU)
+    """The gradients of a first step, the parameters after one pass, the losses.
+
+    Args:
+        changes: of QAT's settings; `network`: of the function that makes the network.
+    """
+    settings = {name: value for name, value in changes.items() if name != "network"}
+    network = changes.get("network", toy)
+    student, _ = calibrated([3, 3], network)
+    tuner = Finetuner(student, copy.deepcopy(network()), replace(Finetune(), grad_clip=1e6, **settings), device=CPU)
     steps: list[list[Tensor]] = []
     optimizer_step = tuner.optimizer.step
 

@@ -6,6 +6,8 @@ what its row says, and stands for a fused module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -132,11 +134,79 @@ class DDetect(nn.Module):
         return self.dfl.conv(maps[0][:, : self.reg_max].softmax(1)), maps
 
 
+@_named_like_upstream
+class Proto(nn.Module):
+    """Prototypes of masks, at twice the resolution."""
+
+    def __init__(self, c1: int, c: int, masks: int) -> None:
+        super().__init__()
+        self.cv1, self.cv2, self.cv3 = Conv(c1, c, 3), Conv(c, c, 3), Conv(c, masks)
+        self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
+
+    def forward(self, x):
+        return self.cv3(self.cv2(self.upsample(self.cv1(x))))
+
+
+class WithMasks(DDetect):
+    """Maps, coefficients and prototypes while training, `(rows, these three)` otherwise, as upstream's heads."""
+
+    def __init__(self, nc: int, inputs: tuple[int, ...], proto: nn.Module, masks: int) -> None:
+        super().__init__(nc, inputs)
+        self.nm, self.proto = masks, proto
+        self.cv4 = nn.ModuleList(nn.Sequential(Conv(c, 8, 3), nn.Conv2d(8, masks, 1)) for c in inputs)
+
+    def masks(self, x, source):
+        coefficients = torch.cat([self.cv4[i](one).flatten(2) for i, one in enumerate(x)], 2)
+        prototypes = self.proto(source)
+        maps = [torch.cat((self.cv2[i](one), self.cv3[i](one)), 1) for i, one in enumerate(x)]
+        if self.training:
+            return maps, coefficients, prototypes
+        rows = torch.cat([one.flatten(2) for one in maps], 2).sigmoid()
+        return torch.cat((rows, coefficients), 1), (maps, coefficients, prototypes)
+
+
+@_named_like_upstream
+class Segment(WithMasks):
+    """Prototypes from the finest level."""
+
+    def __init__(self, nc: int, inputs: tuple[int, ...], masks: int = 5) -> None:
+        super().__init__(nc, inputs, Proto(inputs[0], 6, masks), masks)
+
+    def forward(self, x):
+        return self.masks(x, x[0])
+
+
+@_named_like_upstream
+class DSegment(WithMasks):
+    """Prototypes from an input of their own, the last."""
+
+    def __init__(self, nc: int, inputs: tuple[int, ...], masks: int = 5) -> None:
+        super().__init__(nc, inputs[:-1], Conv(inputs[-1], masks), masks)
+
+    def forward(self, x):
+        return self.masks(x[:-1], x[-1])
+
+
 def detector() -> Network:
     """`chain` with a head of two levels and three classes, and weights that make maps differ from place to place."""
+    return _with_head([5, 2], lambda: DDetect(3, (8, 8)))
+
+
+def segmenter() -> Network:
+    """`detector` with five masks, whose prototypes come from the finest level."""
+    return _with_head([5, 2], lambda: Segment(3, (8, 8)))
+
+
+def segmenter_with_own_input() -> Network:
+    """`detector` with five masks, whose prototypes come from an enlarged layer of their own."""
+    return _with_head([5, 2, 7], lambda: DSegment(3, (8, 8, 8)), nn.Upsample(None, 2, "nearest"), Conv(8, 8))
+
+
+def _with_head(inputs: list[int], make: Callable[[], DDetect], *before: nn.Module) -> Network:
     layers = chain().model
-    head = DDetect(3, (8, 8))
-    network = Network([*((layer.f, layer) for layer in layers[:6]), ([5, 2], head)]).eval()
+    head = make()
+    rows = [*((layer.f, layer) for layer in layers[:6]), *((-1, layer) for layer in before), (inputs, head)]
+    network = Network(rows).eval()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter *= 3

@@ -20,6 +20,7 @@ from utils.evaluation.detector import InputPlan
 from utils.evaluation.loop import EvalConfig, EvalResult, evaluate
 from utils.jobs import samples
 from utils.jobs.inputs import check_classes
+from utils.jobs.open import refuse_masks
 from utils.jobs.options import EvalOptions
 from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
 from utils.reports.schema import Report, Row, Sample
@@ -78,9 +79,11 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     source: checkpoint.QuantizedCheckpoint | upstream.FloatCheckpoint
     if checkpoint.kind(options.weights) == "quantized":
         source = checkpoint.load(options.weights)
+        refuse_masks(source.model, options.weights)
         model, stage = source.model, str(source.extra.get("stage", "quantized"))
     else:
         source = upstream.load_float(options.weights)
+        refuse_masks(source.model, options.weights)
         model, stage = upstream.call_fused(upstream.fuse(source.model)), "float"
     data = load_data(options.data)
     data.paths("val")

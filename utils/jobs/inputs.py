@@ -24,6 +24,7 @@ from utils.evaluation.dataset import make_loader
 from utils.evaluation.find_images import find_images
 from utils.evaluation.fingerprint import Fingerprint
 from utils.evaluation.shares import ShareOfBatches, whole_batch
+from utils.jobs.open import refuse_masks
 from utils.jobs.options import QuantizeOptions
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Inputs:
             InputError: or one of its kinds, for whatever of it cannot be used.
         """
         source = upstream.load_float(options.weights)
+        refuse_masks(source.model, options.weights)
         data = load_data(options.data)
         data.paths("train")
         unmeasured = options.no_eval_origin and options.no_eval_ptq and options.ptq_only
@@ -160,8 +162,11 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
     if weights is None:
         return None
     teacher = upstream.load_float(weights)
-    ours, theirs = ({"classes": one.nc, "strides": _strides(one.model), "bins": _bins(one.model)}
-                    for one in (student, teacher))  # fmt: skip
+    refuse_masks(teacher.model, weights)
+    ours, theirs = (
+        {"classes": one.nc, "strides": _strides(one.model), "bins": _bins(one.model), "masks": _masks(one.model)}
+        for one in (student, teacher)
+    )
     for name, value in ours.items():
         if theirs[name] != value:
             raise InputError(
@@ -182,6 +187,10 @@ def _shapes(model: nn.Module) -> dict[str, Any]:
 
 def _bins(model: Any) -> int:
     return int(model.model[-1].reg_max)
+
+
+def _masks(model: Any) -> int:
+    return int(getattr(model.model[-1], "nm", 0))
 
 
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:

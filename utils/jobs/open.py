@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import __version__
-from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.errors import CheckpointError, DependencyError, InputError, no_file
 from utils.core.tasks import DETECT, Task
 from utils.trt.engine_file import ENGINE_SUFFIXES
+from utils.upstream_heads import DETECT_HEADS, SEGMENT_HEADS, TRAINING_HEAD
 
 if TYPE_CHECKING:
     import torch
@@ -69,14 +70,32 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
 
     if checkpoint.kind(weights) == "quantized":
         found = checkpoint.load(weights)
+        refuse_masks(found.model, weights)
         kind = "ptq" if found.extra.get("stage") == "PTQ" else "qat"
         return Network(found.model.to(device), found.names, found.stride, _head(found.model), found.recipe, kind)
     source = upstream.load_float(weights, auxiliary=True)
+    refuse_masks(source.model, weights)
     head = _head(source.model)
-    if head == upstream.TRAINING_HEAD:
+    if head == TRAINING_HEAD:
         source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
     return Network(model, source.names, source.stride, head, None, "float")
+
+
+def refuse_masks(model: Any, where: str | Path) -> None:
+    """Refuse a segmentation network: it can be loaded, placed and converted, but no job reads or measures masks yet.
+
+    Every job that opens a network calls this; where one handles masks, its call goes.
+
+    Raises:
+        CheckpointError: the network's head is one of SEGMENT_HEADS.
+    """
+    head = type(model.model[-1]).__name__
+    if head in SEGMENT_HEADS:
+        raise CheckpointError(
+            f"{where} ends in {head}: segmentation networks are not handled here yet, only detectors "
+            f"({', '.join(DETECT_HEADS)})"
+        )
 
 
 def _head(model: Any) -> str:
@@ -122,10 +141,10 @@ def _open_engine(path: Path, device: torch.device | str) -> Runner:
 
 def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:
     from models.quantize import checkpoint
+    from utils import upstream
     from utils.runners.pytorch import TorchRunner
 
-    if checkpoint.kind(path) == "quantized":
-        return TorchRunner(checkpoint.load(path).model, device)
-    from utils import upstream
-
-    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)
+    quantized = checkpoint.kind(path) == "quantized"
+    model = checkpoint.load(path).model if quantized else upstream.load_float(path).model
+    refuse_masks(model, path)
+    return TorchRunner(model if quantized else upstream.call_fused(upstream.fuse(model)), device)

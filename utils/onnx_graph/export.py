@@ -3,7 +3,8 @@
 The network is traced with torch's TorchScript exporter, in which quantizers write native QuantizeLinear and
 DequantizeLinear.
 Input `images` `[B, 3, H, W]` float32 in 0..1, output `output0` `[B, 4 + classes, anchors]`: boxes as centre, width and
-height in pixels of the input, then scores in 0..1.
+height in pixels of the input, then scores in 0..1. With masks, their coefficients are further rows, and `output1`
+`[B, coefficients, h, w]` has the prototypes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import nn
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
+from utils.core.head_outputs import predicted
 from utils.core.tasks import DETECT, IMAGES
 from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
 from utils.onnx_graph.int8_kernels import convolve_pools
@@ -45,11 +47,16 @@ TYPINGS: dict[Typing, range] = {  # the operator sets that each may have
     "strong": range(19, 21),  # FP16 and FP32 as written: TensorRT 10.12 and later; FP16 scales came with 19
 }
 INPUT, OUTPUT = IMAGES, DETECT.prediction
+PROTOTYPES = "output1"  # the second output of a segmentation network
 Dynamic = Literal["none", "batch", "all"]
 AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
     "none": {},
-    "batch": {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}},
-    "all": {INPUT: {0: "batch", 2: "height", 3: "width"}, OUTPUT: {0: "batch", 2: "anchors"}},
+    "batch": {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}, PROTOTYPES: {0: "batch"}},
+    "all": {
+        INPUT: {0: "batch", 2: "height", 3: "width"},
+        OUTPUT: {0: "batch", 2: "anchors"},
+        PROTOTYPES: {0: "batch", 2: "mask_height", 3: "mask_width"},
+    },
 }
 
 
@@ -248,7 +255,9 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
     images = torch.zeros(config.batch_size, 3, *config.imgsz, device=device)
     buffer = io.BytesIO()
     with _exportable(model, config), torch.no_grad(), _quiet():
-        result: Any = model(images)  # the head computes its anchors for this size: constants in the trace
+        results = predicted(model(images))  # the head computes its anchors for this size: constants in the trace
+        names = [INPUT, *(OUTPUT, PROTOTYPES)[: len(results)]]
+        axes = {name: axes for name, axes in AXES[config.dynamic].items() if name in names}
         try:
             torch.onnx.export(
                 model,
@@ -256,17 +265,18 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
                 buffer,
                 dynamo=False,
                 opset_version=config.opset,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_axes=AXES[config.dynamic] or None,
+                input_names=names[:1],
+                output_names=names[1:],
+                dynamic_axes=axes or None,
             )
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             raise QatError(
                 f"torch {torch.__version__} cannot export this network: {str(error).splitlines()[0]}"
             ) from error
     graph = onnx.load_from_string(buffer.getvalue())
-    # torch does not see it where shapes are dynamic
-    graph.graph.output[0].type.tensor_type.shape.dim[1].dim_value = result.shape[1]
+    for output, result in zip(graph.graph.output, results, strict=True):
+        # torch does not see it where shapes are dynamic
+        output.type.tensor_type.shape.dim[1].dim_value = result.shape[1]
     return graph
 
 

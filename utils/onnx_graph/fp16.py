@@ -1,8 +1,9 @@
 """A pass that turns the float body of a network to FP16.
 
 What becomes FP16 is decided by rule, not by running data: everything up to and including the last convolutions of the
-head. What follows (DFL, boxes in pixels, scores) stays FP32: FP16 has steps of half a pixel above 512. Input and output
-stay FP32 as well, so that a file in FP16 is fed like one in FP32.
+head, and an activation behind one, as the prototypes of masks have it, so that the two fuse. What follows (DFL, boxes
+in pixels, scores) stays FP32: FP16 has steps of half a pixel above 512. Input and output stay FP32 as well, so that a
+file in FP16 is fed like one in FP32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ LARGEST = float(np.finfo(np.float16).max)
 def to_half(model: ModelProto) -> None:
     """FP16 from the image to the last convolutions, with a Cast where a tensor crosses the border."""
     graph = Context(model)
-    body = graph.view.upstream([node.output[0] for node in graph.last_convolutions])
+    body = graph.view.upstream([graph.after_activation(node.output[0]) for node in graph.last_convolutions])
+    results = {value.name for value in model.graph.output} & body
     floats = _float_tensors(model)
     nodes: list[NodeProto] = []
     casts: dict[str, str] = {}
@@ -35,12 +37,18 @@ def to_half(model: ModelProto) -> None:
                 continue
             if inside and graph.view.is_constant(name):
                 names[name] = stored.setdefault(name, f"{name}/half")
+            elif inside and name in results:
+                names[name] = f"{name}/half"
             elif inside and name in graph.view.inputs:
                 names[name] = _cast(name, TensorProto.FLOAT16, casts, nodes)
-            elif not inside and name in body and not graph.view.is_constant(name):
+            elif not inside and name in body - results and not graph.view.is_constant(name):
                 names[name] = _cast(name, TensorProto.FLOAT, casts, nodes)
         rename_inputs(node, names)
         nodes.append(node)
+        for position, name in enumerate(node.output):
+            if name in results:
+                node.output[position] = f"{name}/half"
+                nodes.append(helper.make_node("Cast", [f"{name}/half"], [name], f"{name}/Cast", to=TensorProto.FLOAT))
     for name, half in stored.items():
         value = np.clip(graph.view.array(name), -LARGEST, LARGEST).astype(np.float16)
         model.graph.initializer.append(numpy_helper.from_array(value, half))

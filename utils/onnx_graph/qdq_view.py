@@ -104,6 +104,19 @@ class Context:
             node = self.view.producer(tensor)
         return tensor
 
+    def after_activation(self, tensor: str) -> str:
+        """The result of the activation that alone reads a tensor; the same tensor where another node reads it.
+
+        A Sigmoid by itself makes scores, and is none.
+        """
+        readers = self.view.consumers(tensor)
+        gates = [node for node in readers if node.op_type == "Sigmoid"]
+        others = [node for node in readers if node.op_type != "Sigmoid"]
+        if len(others) != 1 or not self.is_activation(others[0]):
+            return tensor
+        alone = all(self.view.consumers(gate.output[0]) == others for gate in gates)
+        return str(others[0].output[0]) if alone else tensor
+
     def from_weighted(self, tensor: str) -> bool:
         """Whether a tensor is a convolution's result, with or without activation."""
         node = self.view.producer(self.before_activation(tensor))

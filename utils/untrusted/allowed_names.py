@@ -96,6 +96,11 @@ TORCH_MODULES: dict[str, tuple[str, ...]] = {
     "torch.nn.modules.upsampling": ("Upsample",),
 }
 
+# A segment head keeps the forward of the head below it in an attribute, and pickle writes that function as
+# `getattr(DDetect, "forward")`. Class of the head → class whose own forward it keeps, and nothing else is one.
+KEPT_FORWARDS = {"Segment": "Detect", "DSegment": "DDetect", "DualDSegment": "DualDDetect", "Panoptic": "Detect"}
+KEPT_AS = "detect"
+
 STORAGES: dict[str, str] = {  # name in a pickle → dtype in torch
     "torch.DoubleStorage": "float64",
     "torch.FloatStorage": "float32",
@@ -116,6 +121,7 @@ NUMPY_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4"
 FUNCTIONS: dict[str, str] = {
     "collections.OrderedDict": "ordered_dict",
     "builtins.set": "plain_set",
+    "builtins.getattr": "head_forward",
     "_codecs.encode": "encoded_bytes",
     "torch.Size": "torch_size",
     "torch.device": "torch_device",

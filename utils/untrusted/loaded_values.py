@@ -1,7 +1,8 @@
 """What came out of a checkpoint is checked whole: data and modules in a tree, and nothing that a network would call.
 
-A module may only have plain data, tensors and children as attributes, and no hooks; the tree is bounded, so that
-nothing that walks over it (moving it to a device, copying, showing) goes on without end.
+A module may only have plain data, tensors and children as attributes, and no hooks; a segment head also has the forward
+of the class below, as each instance of its class. The tree is bounded, so that nothing that walks over it (moving it to
+a device, copying, showing) goes on without end.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from utils.untrusted.allowed_names import KEPT_AS, KEPT_FORWARDS
 from utils.untrusted.pickle_machine import Damaged, NotAllowed
 
 DEEPEST = 64
@@ -45,6 +48,7 @@ def check(content: Any, modules: frozenset[type[nn.Module]] = frozenset()) -> No
 class _Walk:
     def __init__(self, modules: frozenset[type[nn.Module]]) -> None:
         self._modules = modules
+        self._forwards = {cls.__name__: vars(cls).get("forward") for cls in modules}
         self._sizes: dict[int, int] = {}  # container → values below it; 0 while it is being visited
         self._depths: dict[int, int] = {}
         self._plain: set[int] = set()  # containers in which no module lies
@@ -76,7 +80,7 @@ class _Walk:
         self._sizes[id(value)] = 0
         if isinstance(value, nn.Module):
             self._check_module(value)
-            children = list(vars(value).values())
+            children = [one for key, one in vars(value).items() if not self._is_kept_forward(value, key)]
         else:
             children = list(value.values()) if isinstance(value, dict) else list(value)
         stack.append((value, children, iter(children)))
@@ -94,7 +98,14 @@ class _Walk:
             return True
         if kind in _ATOMS or isinstance(value, (np.number, np.bool_, np.dtype)):
             return False
+        if kind is FunctionType:
+            raise NotAllowed(f"{value.__qualname__} where no segment head keeps it")
         raise NotAllowed(getattr(value, "name", None) or f"{kind.__module__}.{kind.__qualname__}")
+
+    def _is_kept_forward(self, module: nn.Module, key: str) -> bool:
+        """Whether an attribute is the very function that the module's class gives each of its instances."""
+        below = KEPT_FORWARDS.get(type(module).__name__)
+        return key == KEPT_AS and below is not None and vars(module)[key] is self._forwards.get(below)
 
     def _check_module(self, module: nn.Module) -> None:
         name, state = type(module).__name__, vars(module)

@@ -196,6 +196,15 @@ def plain_set(items: Any = ()) -> set[Any]:
     return {checked_key(item) for item in items}
 
 
+def head_forward(kind: Any, name: Any) -> Any:
+    """The forward of a head's class: in place of `getattr`, which would give anything of anything."""
+    if not isinstance(kind, ModuleClass) or kind.cls.__name__ not in allowed_names.KEPT_FORWARDS.values():
+        raise NotAllowed(f"an attribute of {getattr(kind, 'name', type(kind).__name__)!s:.80}")
+    if type(name) is not str or name != "forward":
+        raise NotAllowed(f"attribute {name!s:.80} of {kind.name}")
+    return kind.cls.forward
+
+
 def encoded_bytes(text: Any, encoding: Any) -> bytes:
     """Bytes: protocol 2 has them as text in Latin-1."""
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
@@ -265,6 +274,6 @@ def _check_dtype_state(state: Any) -> None:
 
 
 MAKERS = {function.__name__: function for function in (
-    ordered_dict, plain_set, encoded_bytes, torch_size, torch_device, tensor, parameter, numpy_dtype, numpy_scalar,
-    numpy_array, pure_path,
+    ordered_dict, plain_set, head_forward, encoded_bytes, torch_size, torch_device, tensor, parameter, numpy_dtype,
+    numpy_scalar, numpy_array, pure_path,
 )}  # fmt: skip

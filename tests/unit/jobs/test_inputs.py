@@ -85,9 +85,11 @@ def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_se
 # --teacher
 
 
-def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4) -> SimpleNamespace:
+def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4, masks: int = 0) -> SimpleNamespace:
     network = detector()
     network.model[-1].stride, network.model[-1].reg_max = list(strides), bins
+    if masks:
+        network.model[-1].nm = masks
     return SimpleNamespace(model=network, nc=nc)
 
 
@@ -97,6 +99,7 @@ def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4) ->
         ({"nc": 4}, "has classes 4, and the network to quantize 3"),
         ({"strides": (2, 4, 8)}, r"has strides \[2, 4, 8\], and the network to quantize \[2, 4\]"),
         ({"bins": 8}, "has bins 8, and the network to quantize 4"),
+        ({"masks": 5}, "has masks 5, and the network to quantize 0"),
     ],
 )
 def test_a_teacher_whose_head_gives_other_maps_is_refused(monkeypatch, other, message):

@@ -404,6 +404,59 @@ def test_half_turns_the_body_to_fp16_and_leaves_decoding_and_ends():
     assert result.graph.output == model.graph.output
 
 
+BEHIND_PROTOTYPES = {  # what reads the result of their last convolution → the tensors of it that are FP16
+    "SiLU": ([("Sigmoid", ["raw"], "gate"), ("Mul", ["raw", "gate"], "output1")], {"gate", "output1/half"}),
+    "ReLU": ([("Relu", ["raw"], "output1")], {"output1/half"}),
+    "scores": ([("Sigmoid", ["raw"], "output1")], set()),
+    "another reader": (
+        [("Sigmoid", ["raw"], "gate"), ("Mul", ["raw", "gate"], "product"), ("Add", ["product", "gate"], "output1")],
+        set(),
+    ),
+    "no activation": ([("Exp", ["raw"], "output1")], set()),
+}
+
+
+def with_prototypes(kind: str, read_again: bool) -> ModelProto:
+    """The float graph with one more last convolution, and a second output behind it."""
+    model = float_graph()
+    score = next(node for node in model.graph.node if node.name == "/model.5/cv3.0/cv3.0.1/conv/Conv")
+    nodes = [("Conv", [score.input[0], "model.5.proto.conv.weight"], "raw"), *BEHIND_PROTOTYPES[kind][0]]
+    outputs = ["output1", "output2"] if read_again else ["output1"]
+    nodes += [("Neg", ["output1"], "output2")] if read_again else []
+    weight = np.random.default_rng(0).normal(0, 0.3, (4, 8, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "model.5.proto.conv.weight"))
+    model.graph.node.extend(helper.make_node(op, inputs, [name], f"/model.5/{name}") for op, inputs, name in nodes)
+    shape = [1, 4, SIZE, SIZE]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in outputs)
+    return model
+
+
+@pytest.mark.parametrize("kind", BEHIND_PROTOTYPES)
+@pytest.mark.parametrize("read_again", [False, True])
+def test_half_takes_the_activation_of_prototypes_along(kind: str, read_again: bool):
+    model = with_prototypes(kind, read_again)
+    result = to_half(model)
+    found = onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True).graph.value_info
+    half = {value.name for value in found if value.type.tensor_type.elem_type == TensorProto.FLOAT16}
+    assert half & {"gate", "product", "output1", "output1/half"} == BEHIND_PROTOTYPES[kind][1]
+    assert result.graph.output == model.graph.output
+    assert ops(result).count("Cast") == 4, "the image and three ends"
+    for index in range(2 + read_again):
+        one, other = (run_output(graph, index) for graph in (result, model))
+        assert one.dtype == np.float32
+        assert 0 < np.abs(one - other).max() < 0.02
+
+
+def run_output(model: ModelProto, index: int) -> np.ndarray:
+    """`run`, of another of the network's outputs."""
+    chosen = ModelProto()
+    chosen.CopyFrom(model)
+    wanted = [chosen.graph.output[index]]
+    del chosen.graph.output[:]
+    chosen.graph.output.extend(wanted)
+    return run(chosen)
+
+
 def test_half_saturates_instead_of_overflowing():
     editor = Editor(float_graph())
     editor.set_tensor("model.0.conv.bias", np.full(8, 1e6, np.float32))

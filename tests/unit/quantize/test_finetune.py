@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_networks import Network, detector
+from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
 from models.quantize import backend, calibration, finetune, placement
@@ -130,6 +130,48 @@ def test_training_lowers_what_it_minimizes(teacher, settings):
     tuner = make(teacher, factor=3.0, **settings)
     losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("make_network", [segmenter, segmenter_with_own_input])
+@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"features": 0.1}])
+def test_a_segmentation_network_trains_its_masks_too(make_network, settings):
+    teacher = make_network()
+    tuner = make(teacher, factor=3.0, **settings)
+    old, ranges, _ = parts(tuner)
+    start = mask_errors(tuner.student, teacher)
+    losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(now < before for now, before in zip(mask_errors(tuner.student, teacher), start, strict=True))
+    new, new_ranges, _ = parts(tuner)
+    head = f"model.{len(teacher.model) - 1}"
+    branch = {name for name in old if name.startswith((f"{head}.cv4", f"{head}.proto"))}
+    assert len(branch) >= 10
+    assert branch <= moved(old, new)
+    own = {f"activation_quantizers.{head.replace('.', '/')}/cv4/0/0._amax"}
+    assert own <= moved(ranges, new_ranges)
+
+
+def mask_errors(student: Network, teacher: Network) -> list[float]:
+    """Mean squared errors of coefficients and of prototypes."""
+    x = finetune.as_input(images(1, seed=9)[0], CPU)
+    with raw_head(student), raw_head(teacher), torch.no_grad():
+        return [float((one - other).square().mean()) for one, other in zip(student(x)[1:], teacher(x)[1:], strict=True)]
+
+
+def test_the_held_out_loss_of_masks_is_that_of_all_batches_together():
+    teacher = segmenter()
+    tuner = make(teacher, factor=4.0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in tuner.student.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    batches = images(3, seed=5)
+    with raw_head(tuner.student), raw_head(teacher), torch.no_grad():
+        x = torch.cat([finetune.as_input(one, CPU) for one in batches])
+        ours, theirs = tuner.student(x), teacher(x)
+    wanted = float(task_loss(ours, theirs, 3))
+    assert wanted > 1.01 * float(task_loss(ours[0], theirs[0], 3))
+    assert tuner.held_out_loss(batches) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_learned_ranges_bring_wrong_ranges_nearer_to_the_teacher_than_fixed_ones(teacher):

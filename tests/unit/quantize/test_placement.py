@@ -8,7 +8,17 @@ import logging
 import pytest
 import torch
 from quantizer_libraries import LIBRARIES
-from small_networks import Concat, Conv, Network, RepNBottleneck, Unknown, chain
+from small_networks import (
+    Concat,
+    Conv,
+    Network,
+    RepNBottleneck,
+    Unknown,
+    chain,
+    detector,
+    segmenter,
+    segmenter_with_own_input,
+)
 from torch import nn
 
 from models.quantize import backend, modules, placement
@@ -189,6 +199,61 @@ def test_head_options_keep_the_last_layer_or_its_plain_convolutions_in_float():
     network = Network([(-1, Conv(3, 4)), (-1, nn.Sequential(Conv(4, 4), nn.Conv2d(4, 4, 1)))])
     assert set(placed(copy.deepcopy(network), head="float")[1].float_convolutions) == {"model.1.0.conv", "model.1.1"}
     assert set(placed(copy.deepcopy(network), head="last-conv-float")[1].float_convolutions) == {"model.1.1"}
+
+
+def last(plan: placement.Plan) -> set[str]:
+    """What is left in float with the recipe's `head: last-conv-float`."""
+    return set(plan.float_convolutions)
+
+
+@pytest.mark.parametrize(("make", "index", "prototypes"), [
+    (detector, 6, set()), (segmenter, 6, {"proto.cv3.conv"}), (segmenter_with_own_input, 8, {"proto.conv"}),
+])  # fmt: skip
+def test_the_last_convolutions_of_a_head_are_those_of_maps_coefficients_and_prototypes(make, index, prototypes):
+    branches = ("cv2", "cv3", "cv4") if prototypes else ("cv2", "cv3")
+    ends = {f"{branch}.{level}.1" for branch in branches for level in range(2)} | prototypes
+    network, plan = placed(make(), head="last-conv-float")
+    assert last(plan) == {f"model.{index}.{end}" for end in ends}
+    assert set(plan.left_in_float) == last(plan)
+    network, plan = placed(make())
+    assert last(plan) == set()
+    head = network.model[-1]
+    for end in ends:  # what they compute is not rounded
+        owner = head.get_submodule(end.removesuffix(".conv"))
+        assert owner.output_site is None, end
+    assert not any(tensor.name.startswith(f"model.{index}.{end.removesuffix('.conv')}") for tensor in plan.tensors
+                   for end in ends)  # fmt: skip
+
+
+def test_prototypes_are_enlarged_with_one_scale_and_all_read_one_finest_level():
+    plan = placement.plan(segmenter(), Recipe())
+    assert plan.scales["model.6.proto.cv1"] == ("model.6.proto.cv1", "model.6.proto.upsample")
+    assert set(tensor(plan, "model.5").consumers) >= {
+        "model.6.cv2.0.0", "model.6.cv3.0.0", "model.6.cv4.0.0", "model.6.proto.cv1",
+    }  # fmt: skip
+    plan = placement.plan(segmenter_with_own_input(), Recipe())
+    assert plan.scales["model.5"] == ("model.5", "model.6")
+    assert tensor(plan, "model.7").consumers == ("model.8.proto",)
+    assert set(tensor(plan, "model.5").consumers) == {
+        "model.6", "model.8.cv2.0.0", "model.8.cv3.0.0", "model.8.cv4.0.0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [segmenter, segmenter_with_own_input])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_segment_head_with_quantizers_off_computes_what_it_did(make, training):
+    original = make()
+    network, _ = placed(copy.deepcopy(original))
+    original.model[-1].training = network.model[-1].training = training
+    with torch.no_grad(), placement.quantizers_off(network):
+        results = [flat(one(X)) for one in (original, network)]
+    assert len(results[0]) == (4 if training else 5)
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def flat(result) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else [one for item in result for one in flat(item)]
 
 
 def test_module_without_a_row_falls_back_to_its_convolutions_with_a_warning(caplog):

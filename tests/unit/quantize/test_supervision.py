@@ -9,13 +9,22 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from small_networks import Network, detector
+from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
 from models.quantize import backend, placement, supervision
 from models.quantize.fake_quantize import fake_quantize
 from models.quantize.recipe import Recipe
-from models.quantize.supervision import LayerTaps, layer_loss, raw_head, task_loss, task_terms
+from models.quantize.supervision import (
+    LayerTaps,
+    head_inputs,
+    layer_loss,
+    mask_distance,
+    raw_head,
+    task_loss,
+    task_terms,
+    tensors_of,
+)
 
 CLASSES, BINS = 3, 4
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -112,6 +121,156 @@ def test_a_class_that_is_only_the_students_counts_where_the_teacher_sees_nothing
     ours, theirs = maps(1, certainty=-60), maps(1, certainty=-60)
     ours[0][0, 4 * BINS, 2, 2] = 4.0
     assert float(task_loss(ours, theirs, CLASSES)) == pytest.approx(np.log(1 + np.exp(4.0)), rel=1e-4)
+
+
+# masks
+
+MASKS = 5
+
+
+def head(seed: int, *, certainty: float = 0.0) -> tuple[list[Tensor], Tensor, Tensor]:
+    """What a segmentation head returns while training: maps, coefficients, prototypes."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    found = maps(seed, certainty=certainty)
+    anchors = sum(one.shape[2] * one.shape[3] for one in found)
+    coefficients = 2 * torch.randn(2, MASKS, anchors, generator=generator) + 1
+    return found, coefficients, 3 * torch.randn(2, MASKS, 12, 12, generator=generator) - 1
+
+
+def mask_reference(ours: tuple, theirs: tuple) -> float:
+    """Anchor by anchor and image by image, in float64."""
+    distance = 0.0
+    for image in range(2):
+        best = []
+        for one in theirs[0]:
+            logits = one[image, 4 * BINS :].double().numpy().reshape(CLASSES, -1).T  # rows first, as anchors are
+            best += [float(1 / (1 + np.exp(-row.max()))) for row in logits]
+        (student, teacher), (near, far) = (
+            [one[index][image].double().numpy() for one in (ours, theirs)] for index in (1, 2)
+        )
+        mean = sum(w * teacher[:, a].mean() for a, w in enumerate(best)) / sum(best)
+        error = sum(w * ((student - teacher)[:, a] ** 2).mean() for a, w in enumerate(best)) / sum(best)
+        spread = sum(w * ((teacher[:, a] - mean) ** 2).mean() for a, w in enumerate(best)) / sum(best)
+        distance += sum(best) * (error / spread + ((near - far) ** 2).mean() / far.var())
+    return distance
+
+
+def test_masks_add_the_relative_errors_of_coefficients_and_prototypes_for_each_object():
+    ours, theirs = head(0), head(1)
+    without, weight = reference(ours[0], theirs[0])
+    found = task_terms(ours, theirs, CLASSES)
+    expected = without + mask_reference(ours, theirs)
+    assert expected > 1.1 * without
+    assert [float(one) for one in found] == pytest.approx([expected, weight], rel=1e-5)
+    assert float(task_loss(ours, theirs, CLASSES)) == pytest.approx(expected / weight, rel=1e-5)
+
+
+def test_equal_masks_add_nothing_to_the_loss_of_a_detector_to_the_last_bit():
+    (ours, *_), theirs = head(0), head(1)
+    for one, other in zip(task_terms((ours, *theirs[1:]), theirs, CLASSES), task_terms(ours, theirs[0], CLASSES),
+                          strict=True):  # fmt: skip
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("part", "other"), [(1, 2), (2, 1)])
+def test_coefficients_and_prototypes_count_by_themselves(part, other):
+    theirs = head(1)
+    ours = list(head(1))
+    ours[part] = ours[part] + 0.1 * torch.randn(ours[part].shape, generator=torch.Generator().manual_seed(3))
+    found = float(task_terms(tuple(ours), theirs, CLASSES)[0])
+    assert found == pytest.approx(mask_reference(ours, theirs), rel=1e-3)
+    assert found > 0
+    ours[other] = ours[other] * 1.001
+    assert float(task_terms(tuple(ours), theirs, CLASSES)[0]) > found
+
+
+def test_coefficients_where_the_teacher_sees_nothing_weigh_nothing():
+    ours, theirs = head(1), head(1)
+    for one in theirs[0]:
+        one[:, 4 * BINS :, 0] = -80.0
+    for one in ours[0]:
+        one[:, 4 * BINS :, 0] = -80.0
+    width, high = (one.shape[3] for one in theirs[0])
+    empty = [*range(width), *range(width * width, width * width + high)]  # the first row of each level
+    ours[1][:, :, empty] += 100.0
+    assert float(task_terms(ours, theirs, CLASSES)[0]) == pytest.approx(0, abs=1e-6)
+    ours[1][:, :, width] += 1.0  # the first anchor of the second row
+    assert float(task_terms(ours, theirs, CLASSES)[0]) > 1e-3
+
+
+def test_the_scales_of_coefficients_and_prototypes_do_not_weigh():
+    ours, theirs = head(0), head(1)
+    scaled = [(one[0], 1e-2 * one[1], 1e2 * one[2]) for one in (ours, theirs)]
+    found, expected = (float(task_loss(*pair, CLASSES)) for pair in (scaled, (ours, theirs)))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_images_count_by_themselves_so_that_parts_of_a_batch_add_up():
+    ours, theirs = head(0), head(1)
+    parts = [
+        [tuple([one[image : image + 1] for one in side[0]] if index == 0 else side[index][image : image + 1]
+               for index in range(3)) for side in (ours, theirs)]
+        for image in range(2)
+    ]  # fmt: skip
+    whole = [float(one) for one in task_terms(ours, theirs, CLASSES)]
+    added = [sum(float(one) for one in pair) for pair in zip(*(task_terms(*part, CLASSES) for part in parts),
+                                                             strict=True)]  # fmt: skip
+    assert added == pytest.approx(whole, rel=1e-6)
+
+
+def test_masks_in_half_precision_are_computed_in_float32():
+    ours, theirs = (([level.half() for level in one[0]], one[1].half(), one[2].half()) for one in (head(0), head(1)))
+    best = torch.rand(2, ours[1].shape[2], generator=torch.Generator().manual_seed(0))
+    found = mask_distance(ours[1:], theirs[1:], best)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, mask_distance(*([one.float() for one in side[1:]] for side in (ours, theirs)), best))
+
+
+@pytest.mark.parametrize("certainty", [-30.0, -200.0])
+def test_images_without_objects_give_finite_masks_and_gradients(certainty):
+    ours, theirs = head(0, certainty=certainty), head(1, certainty=certainty)
+    leaves = [*ours[0], *ours[1:]]
+    for one in leaves:
+        one.requires_grad_()
+    loss = task_loss(ours, theirs, CLASSES)
+    loss.backward()
+    assert 0 <= float(loss.detach()) < 1e-3
+    assert all(bool(one.grad.isfinite().all()) for one in leaves)
+
+
+def test_constant_masks_give_a_finite_loss():
+    ours, theirs = head(0), head(1)
+    flat = (theirs[0], torch.ones_like(theirs[1]), torch.ones_like(theirs[2]))
+    assert torch.isfinite(task_loss(ours, flat, CLASSES))
+    assert torch.isfinite(task_loss((ours[0], *flat[1:]), flat, CLASSES))
+
+
+def test_gradients_go_towards_the_teachers_masks():
+    ours, theirs = head(0), head(1)
+    for one in ours[1:]:
+        one.requires_grad_()
+    before = task_loss(ours, theirs, CLASSES)
+    before.backward()
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        towards = torch.nn.functional.cosine_similarity(-one.grad.flatten(), (other - one.detach()).flatten(), 0)
+        assert float(towards) > 0.5
+
+
+@pytest.mark.parametrize("make", [segmenter, segmenter_with_own_input])
+def test_the_head_of_a_segmentation_network_gives_what_the_loss_takes(make):
+    network, other = make(), make()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+        with raw_head(network), raw_head(other):
+            theirs, ours = network(X), other(X)
+        found = task_terms(ours, theirs, CLASSES)
+    without, weight = reference(ours[0], theirs[0])
+    assert [float(one) for one in found] == pytest.approx(
+        [without + mask_reference(ours, theirs), weight], rel=1e-4
+    )  # fmt: skip
+    assert len(list(tensors_of(theirs))) == 4
+    assert head_inputs(network) == ([2, 5] if make is segmenter else [2, 5, 7])
 
 
 # the layer loss

@@ -34,6 +34,7 @@ def read(path, content: bytes, storages=FOUR, **options):
     [
         "os.system", "posix.system", "nt.system", "subprocess.Popen", "builtins.eval", "__builtin__.exec",
         "__builtin__.getattr", "builtins.getattr", "builtins.open", "__builtin__.__import__", "importlib.import_module",
+        "builtins.setattr", "builtins.hasattr", "builtins.vars",
         "functools.partial", "operator.attrgetter", "torch.load", "torch.jit.load", "torch.hub.load", "torch.save",
         "torch.serialization.add_safe_globals", "torch._utils._rebuild_from_type_v2", "torch._tensor.Tensor",
         "torch.nn.modules.container.ModuleDict", "torch.nn.modules.module.Module", "torch.nn.modules.conv.warnings",
@@ -240,6 +241,130 @@ INNER = b"".join(
 def test_what_never_ends_is_refused_at_once(tmp_path, content):
     with pytest.raises((NotAllowed, Damaged)):
         read(tmp_path, content)
+
+
+class DDetect(nn.Module):
+    def forward(self, x):
+        return ["forward of", x]
+
+
+class DSegment(DDetect):
+    """Keeps the forward of the head below, as upstream's segment heads do."""
+
+
+class Conv(nn.Module):
+    def forward(self, x):
+        return x
+
+
+HEADS = {f"models.yolo.{cls.__name__}": cls for cls in (DDetect, DSegment)} | {"models.common.Conv": Conv}
+HEADS |= {f"yolov9.{name}": cls for name, cls in HEADS.items()}
+GETATTR = "builtins.getattr"
+FORWARD = call(GETATTR, named("models.yolo.DDetect"), value("forward"))
+SEGMENT = "models.yolo.DSegment"
+
+
+def read_head(path, content: bytes):
+    return torch_archive.read(torch_file(path / "x.pt", content, FOUR), MODULES | HEADS)
+
+
+@pytest.mark.parametrize("function", [GETATTR, "__builtin__.getattr"])
+@pytest.mark.parametrize("prefix", ["", "yolov9."])
+def test_a_segment_head_keeps_the_forward_of_the_head_below(tmp_path, function, prefix):
+    forward = call(function, named(f"{prefix}models.yolo.DDetect"), value("forward"))
+    head = read_head(tmp_path, module(SEGMENT, detect=forward))
+    assert head.detect is DDetect.forward
+    assert head.detect(head, 3) == ["forward of", 3]
+    again = read_head(tmp_path, mapping(model=module(SEQUENTIAL, mapping(**{"0": module(SEGMENT, detect=forward)}))))
+    torch.save(copy.deepcopy(again), tmp_path / "again.pt", pickle_protocol=2)
+    place = f"{__name__}."
+    own = {f"{place}{cls.__name__}": cls for cls in (DDetect, DSegment)}
+    assert torch_archive.read(tmp_path / "again.pt", MODULES | own)["model"][0].detect is DDetect.forward
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (named("models.common.Conv"), value("forward")),
+        (named(SEGMENT), value("forward")),  # none of upstream's keeps that
+        (named(CONV), value("forward")),
+        (named(SEQUENTIAL), value("forward")),
+        (named("models.yolo.DDetect"), value("__init__")),
+        (named("models.yolo.DDetect"), value("__globals__")),
+        (named("models.yolo.DDetect"), value("__subclasses__")),
+        (named("models.yolo.DDetect"), value("__class__")),
+        (named("models.yolo.DDetect"), value("register_forward_hook")),
+        (named("models.yolo.DDetect"), value("forward.__globals__")),
+        (named("models.yolo.DDetect"), value(b"forward")),
+        (named("models.yolo.DDetect"), value(["forward"])),
+        (named("models.yolo.DDetect"), named(GETATTR)),
+        (named("models.yolo.DDetect"),),
+        (named("models.yolo.DDetect"), value("forward"), value(1)),
+        (module("models.yolo.DDetect"), value("forward")),  # of an instance: a bound method
+        (FORWARD, value("forward")),
+        (FORWARD, value("__globals__")),
+        (FORWARD, value("__code__")),
+        (FORWARD, value("__class__")),
+        (named(GETATTR), value("forward")),
+        (named(GETATTR), value("__self__")),
+        (value("text"), value("format")),
+        (named("torch.float32"), value("forward")),
+        (tensor(), value("numpy")),
+        (value("models.yolo.DDetect"), value("forward")),
+    ],
+)
+def test_getattr_takes_the_class_of_a_head_and_forward_only(tmp_path, arguments):
+    for function in (GETATTR, "__builtin__.getattr"):
+        got = call(function, *arguments)
+        for content in (got, module(SEGMENT, detect=got), got + items(value("touch mark")) + b"R"):
+            with pytest.raises((NotAllowed, Damaged)) as caught:
+                read_head(tmp_path, content)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        FORWARD,
+        mapping(model=FORWARD),
+        items(FORWARD),
+        mapping(key=items(FORWARD)),
+        FORWARD + items(value(1)) + b"R",  # called
+        FORWARD + items(value(1), value(2)) + b"R",
+        FORWARD + mapping(__globals__=b"}") + b"b",  # given a state
+        FORWARD + b")\x81",  # an instance of it
+        b"}" + FORWARD + value(1) + b"s",  # as a key
+        call("builtins.set", b"](" + FORWARD + b"e"),
+        named(GETATTR),
+        mapping(detect=named(GETATTR)),
+        module(SEGMENT, detect=named(GETATTR)),
+        module(SEGMENT, forward=FORWARD),
+        module(SEGMENT, other=FORWARD),
+        module(SEGMENT, detect=items(FORWARD)),
+        module(SEGMENT, detect=mapping(detect=FORWARD)),
+        module(SEGMENT, mapping(detect=FORWARD)),  # as a child
+        module(SEGMENT, _forward_hooks=mapping(a=FORWARD)),
+        module(SEGMENT, _buffers=mapping(detect=FORWARD)),
+        module(SEGMENT, detect=named("models.yolo.DDetect")),
+        module("models.yolo.DDetect", detect=FORWARD),
+        module("models.common.Conv", detect=FORWARD),
+        module(RELU, detect=FORWARD),
+        module(RELU, __setstate__=FORWARD),
+        call("collections.OrderedDict", items(items(value("a"), FORWARD))),
+    ],
+)
+def test_that_forward_may_lie_nowhere_else(tmp_path, content):
+    read_head(tmp_path, module(SEGMENT, detect=FORWARD))
+    with pytest.raises((NotAllowed, Damaged)) as caught:
+        read_head(tmp_path, content)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dotted_name_is_no_way_around_getattr(tmp_path):
+    """Protocol 4 names a function of a class with dots; torch.save writes protocol 2."""
+    for name in ("DDetect.forward", "DDetect.forward.__globals__", "DDetect.__subclasses__"):
+        with pytest.raises(NotAllowed, match=r"models\.yolo\.DDetect"):
+            read_head(tmp_path, module(SEGMENT, detect=value("models.yolo") + value(name) + b"\x93"))
 
 
 def test_archives_that_torch_does_not_write(tmp_path):

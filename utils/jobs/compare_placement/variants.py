@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
+from utils.jobs.open import refuse_masks
+from utils.upstream_heads import check_head
 
 if TYPE_CHECKING:
     import torch
@@ -108,11 +110,13 @@ def load(path: Path) -> nn.Module:
     from utils import upstream
 
     if path.suffix == ".pt":
-        return upstream.fuse(upstream.load_float(path).model)
-    if path.suffix not in (".yaml", ".yml"):
+        model = upstream.load_float(path).model
+    elif path.suffix in (".yaml", ".yml"):
+        model = random_network(path)
+        check_head(model, path)
+    else:
         raise InputError(f"{path} is neither a model's YAML nor float weights (.pt)")
-    model = random_network(path)
-    upstream.check_head(model, path)
+    refuse_masks(model, path)
     return upstream.fuse(model)
 
 

@@ -1,0 +1,322 @@
+"""Segmentation networks: upstream's checkpoints load, are fused and placed; what is not handled yet is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from random_networks import random_network, save_float, save_quantized, tiny_with
+from torch import Tensor, nn
+
+import export_qat
+import export_yoloV9
+import qat
+import reparameterization
+import val_trt
+from models.quantize import checkpoint, placement
+from models.quantize.partial_forward import Layerwise, State
+from models.quantize.recipe import Recipe
+from scripts import compare_placement
+from utils import upstream
+from utils.cli import run_program
+from utils.core.errors import CheckpointError
+from utils.core.head_outputs import predicted
+from utils.onnx_graph.export import ExportConfig, export_onnx
+
+HEADS = ("Segment", "DSegment")
+X = torch.rand(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
+
+
+def everything(result: Any) -> list[Tensor]:
+    """All tensors of a network's result: predictions, maps, coefficients, prototypes."""
+    return [result] if isinstance(result, Tensor) else [one for item in result for one in everything(item)]
+
+
+def computed(model: nn.Module) -> list[Tensor]:
+    with torch.no_grad():
+        return everything(model(X))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of each head, float, and of those that are handled quantized."""
+    folder = tmp_path_factory.mktemp("segmenters")
+    found = {}
+    for head in (*HEADS, "Panoptic", "DualDSegment"):
+        found[head] = save_float(folder / f"{head}.pt", random_network(tiny_with(head)))
+    for head in HEADS:
+        found[f"quantized {head}"] = save_quantized(folder / f"{head}-int8.pt", found[head])
+    return found
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def write_triangles(folder: Path) -> Path:
+    """A data.yaml of four images of two triangles each, with polygon labels."""
+    rng = np.random.default_rng(0)
+    for half in ("train", "val"):
+        for kind in ("images", "labels"):
+            (folder / kind / half).mkdir(parents=True)
+        for index in range(4):
+            image, lines = np.full((64, 64, 3), 90, np.uint8), []
+            for label in range(2):
+                x, y, width, height = (*rng.uniform(5, 40, 2), *rng.uniform(10, 20, 2))
+                corners = np.array([[x, y], [x + width, y], [x + width / 2, y + height]])
+                cv2.fillPoly(image, [corners.astype(np.int32)], (255 * label, 200, 30))
+                lines.append(" ".join([str(label), *(f"{value / 64:.5f}" for value in corners.ravel())]))
+            cv2.imwrite(str(folder / f"images/{half}/{index}.png"), image)
+            (folder / f"labels/{half}/{index}.txt").write_text("\n".join(lines) + "\n")
+    content = {"path": str(folder), "train": "images/train", "val": "images/val", "nc": 2, "names": ["a", "b"]}
+    (folder / "data.yaml").write_text(json.dumps(content))
+    return folder / "data.yaml"
+
+
+@pytest.mark.slow
+def test_upstreams_own_training_ends_and_its_checkpoint_loads(tmp_path: Path, checkout: Path):
+    """`segment/train.py` opens its own file again to strip the optimizer: the head in it names `builtins.getattr`."""
+    (tmp_path / "model.yaml").write_text(json.dumps({**tiny_with("DSegment"), "nc": 2}))
+    words = ["scripts/run_upstream.py", "segment/train.py", "--data", write_triangles(tmp_path / "set")]
+    words += ["--cfg", tmp_path / "model.yaml", "--weights", "", "--epochs", "1", "--imgsz", "64", "--batch-size", "2"]
+    words += ["--hyp", "data/hyps/hyp.scratch-high.yaml", "--workers", "0", "--device", "cpu", "--noplots"]
+    words += ["--noval", "--project", tmp_path / "runs"]
+    command = [sys.executable, *map(str, words)]
+    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stderr[-3000:]
+    file = tmp_path / "runs/exp/weights/last.pt"
+    assert b"getattr" in file.read_bytes()
+    assert upstream.read_checkpoint(file)["optimizer"] is None
+    found = upstream.load_float(file)
+    assert type(found.model).__name__ == "SegmentationModel"
+    assert (found.nc, found.names, found.stride) == (2, {0: "a", 1: "b"}, 32)
+    assert len(computed(found.model)) == 6
+    save_quantized(tmp_path / "int8.pt", file)
+    assert checkpoint.load(tmp_path / "int8.pt").names == found.names
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_checkpoint_computes_what_the_network_that_was_saved_does(head, tmp_path):
+    network = random_network(tiny_with(head))
+    content = {"epoch": 3, "model": copy.deepcopy(network), "ema": network, "optimizer": {"state": {}}, "date": "today"}
+    torch.save(content, tmp_path / "last.pt")
+    found = upstream.load_float(tmp_path / "last.pt")
+    expected = computed(network)
+    assert len(expected) == 6
+    assert [one.shape[1] for one in (expected[0], *expected[-2:])] == [4 + 10 + 8, 8, 8]
+    for ours, theirs in zip(computed(found.model), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    again = copy.deepcopy(found.model)
+    torch.save({"model": again}, tmp_path / "again.pt")  # as upstream's programs write what they have loaded
+    assert torch.equal(computed(upstream.load_float(tmp_path / "again.pt").model)[0], expected[0])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_fused_it_is_what_upstream_computes(head):
+    network = random_network(tiny_with(head))
+    ours = upstream.call_fused(upstream.fuse(copy.deepcopy(network)))
+    theirs = copy.deepcopy(network).fuse()
+    for one, other, before in zip(computed(ours), computed(theirs), computed(network), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(one, before, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_placed_saved_and_loaded_it_is_the_same_network(head, files, tmp_path):
+    network = upstream.fuse(upstream.load_float(files[head]).model)
+    quantized = copy.deepcopy(network)
+    placement.apply(quantized, placement.plan(quantized, Recipe()))
+    with placement.quantizers_off(quantized):
+        for ours, theirs in zip(computed(quantized), computed(upstream.call_fused(network)), strict=True):
+            assert torch.equal(ours, theirs)
+    stored = checkpoint.load(files[f"quantized {head}"])
+    assert type(stored.model).__name__ == "SegmentationModel"
+    assert set(stored.model.quantization_plan.convolutions.values()) == {"int8"}
+    before, after = computed(network), computed(stored.model)
+    for index in (0, -2, -1):
+        assert 0 < (before[index] - after[index]).abs().mean() < 0.1 * before[index].abs().mean() + 1
+
+
+# --- the outputs of a head, where one tensor was assumed --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["", "quantized "])
+@pytest.mark.parametrize(("dynamic", "typing"), [("none", "weak"), ("batch", "strong"), ("all", "weak")])
+def test_a_traced_network_has_its_prototypes_as_second_output(head, kind, dynamic, typing, files, tmp_path):
+    source = files[f"{kind}{head}"]
+    if kind:
+        model = checkpoint.load(source).model
+    else:
+        model = upstream.call_fused(upstream.fuse(upstream.load_float(source).model))
+    before = vars(model.model[-1]).keys()
+    config = ExportConfig(imgsz=(96, 64), batch_size=2, dynamic=dynamic, typing=typing)
+    result = export_onnx(model, config, tmp_path / "a.onnx", {})
+    batch, anchors, size = {
+        "none": (2, 126, (24, 16)), "batch": ("batch", 126, (24, 16)),
+        "all": ("batch", "anchors", ("mask_height", "mask_width")),
+    }[dynamic]  # fmt: skip
+    assert result.outputs == {"output0": (batch, 22, anchors), "output1": (batch, 8, *size)}
+    assert result.report is None or result.report.ok
+    assert vars(model.model[-1]).keys() == before
+    if typing == "strong":  # the border of FP32 stands behind the prototypes' SiLU
+        producers = {name: node for node in onnx.load(tmp_path / "a.onnx").graph.node for name in node.output}
+        assert [producers["output1"].op_type, producers[producers["output1"].input[0]].op_type] == ["Cast", "Mul"]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), options, providers=["CPUExecutionProvider"])
+    sizes = [(2, 96, 64), (1, 64, 128)] if dynamic == "all" else [(2, 96, 64)]
+    for batch, height, width in sizes:
+        images = torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            expected = predicted(model(images))
+        found = session.run(["output0", "output1"], {"images": images.numpy()})
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            spread = other.std((0, 2) if other.ndim == 3 else None, keepdim=True).numpy()
+            difference = np.abs(one - other.numpy()) / spread
+            assert difference.mean() < (0.02 if kind or typing == "strong" else 1e-4), (difference.mean(), spread)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_network_run_layer_by_layer_gives_prototypes(head, files):
+    """Each state is a placement of its own: what `Layerwise` switches off, a recipe leaves in float."""
+    stored = checkpoint.load(files[f"quantized {head}"])
+    model, index = stored.model, len(stored.model.model) - 1
+    last = f"model.{index}.proto.cv3.conv" if head == "Segment" else f"model.{index}.proto.conv"
+    with Layerwise(model) as network, torch.inference_mode():
+        whole = network.run(X, network.everything)
+        part = network.run(X, network.everything - State(weights=frozenset({last})), whole)
+    with torch.inference_mode():
+        expected = predicted(model(X))
+    assert len(whole.outputs) == 2
+    assert all(torch.equal(one, other) for one, other in zip(whole.outputs, expected, strict=True))
+    assert whole.prediction is whole.outputs[0]
+    assert part.layers == 1
+    assert torch.equal(part.prediction, whole.prediction)
+    assert not torch.equal(part.outputs[1], whole.outputs[1])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def head_class(name: str) -> type[nn.Module]:
+    return upstream.module_classes()[f"models.yolo.{name}"]
+
+
+def spoiled(change: Callable[[Any], None], path: Path, head: str = "DSegment") -> Path:
+    model = random_network(tiny_with(head))
+    change(model.model[-1])
+    torch.save({"model": model}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda head: setattr(head, "nm", 7), "its network does not compute (RuntimeError"),
+        (lambda head: setattr(head, "nm", 0), "nm is 0, expected an integer from 1"),
+        (lambda head: setattr(head, "nm", "8"), "nm is '8'"),
+        (lambda head: setattr(head, "nm", 10**9), "nm is 1000000000"),
+        (lambda head: delattr(head, "nm"), "nm is None"),
+        (lambda head: delattr(head, "detect"), "its network does not compute (AttributeError"),
+        (lambda head: setattr(head, "detect", 5), "its network does not compute (TypeError"),
+        (lambda head: setattr(head, "detect", type(head).__mro__[1].bias_init), "attribute bias_init of models.yolo."),
+        (lambda head: setattr(head, "detect", head_class("Detect").forward), "holds Detect.forward where no"),
+        (lambda head: setattr(head, "other", head.detect), "DDetect.forward where no segment head keeps it"),
+        (lambda head: setattr(head, "proto", nn.Identity()), "the prototypes is Tensor float32 [1, 16, "),
+        (lambda head: setattr(head, "proto", nn.Conv2d(16, 6, 1)), "expected 8 maps"),
+    ],
+)
+def test_a_head_that_is_not_whole(tmp_path, change, message):
+    path = spoiled(change, tmp_path / "changed.pt")
+    with pytest.raises(CheckpointError) as caught:
+        upstream.load_float(path)
+    assert "\n" not in str(caught.value)
+    assert message in str(caught.value)
+
+
+class Gets:
+    """A pickle that takes something of a head's class."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return getattr, self.arguments
+
+
+def test_getattr_of_anything_else_is_refused_by_name(tmp_path):
+    head, conv = head_class("DDetect"), upstream.module_classes()["models.common.Conv"]
+    network = random_network(tiny_with("Segment"))
+    for arguments in ((head, "__init__"), (head, "__subclasses__"), (head, "forward", None), (conv, "forward"),
+                      (head_class("DetectionModel"), "forward"), (torch.nn.Conv2d, "forward")):  # fmt: skip
+        for content in ({"opt": Gets(*arguments)}, {"model": network, "x": Gets(*arguments)}):
+            torch.save(content, tmp_path / "evil.pt")
+            with pytest.raises(CheckpointError, match=r"getattr|attribute") as caught:
+                upstream.load_float(tmp_path / "evil.pt")
+            assert "\n" not in str(caught.value)
+
+
+def commands(path: Path, data: Path, folder: Path) -> dict[str, Callable[[], int]]:
+    words = ["--weights", str(path), "--device", "cpu"]
+    runs = [*words, "--data", str(data), "--project", str(folder / "runs")]
+    programs = ("quantize", "eval", "sensitive", "calibrate")
+    return {
+        **{name: (lambda name=name: qat.main([name, *runs])) for name in programs},
+        "teacher": lambda: qat.main(["quantize", *runs[2:], "--weights", "data/demo/gelan-digits.pt",
+                                     "--teacher", str(path)]),
+        "export": lambda: export_qat.main(words),
+        "deepstream": lambda: export_yoloV9.main(words),
+        "val": lambda: run_program(val_trt.make_parser(), val_trt.main,
+                                   ["--engine-file", str(path), *words[2:], *runs[4:]]),
+        "placement": lambda: compare_placement.run([str(path), "--output", str(folder / "placement"), "--onnx-only"]),
+    }  # fmt: skip
+
+
+NAMES = ("quantize", "eval", "sensitive", "calibrate", "teacher", "export", "deepstream", "val", "placement")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("DSegment", "ends in DSegment: segmentation networks are not handled here yet"),
+        ("quantized Segment", "ends in Segment: segmentation networks are not handled here yet"),
+        ("Panoptic", "ends in Panoptic; this version handles detection (Detect, DDetect) and instance segmentation ("),
+        ("DualDSegment", "training branch (DualDSegment); convert it first: python reparameterization.py --weights"),
+    ],
+)
+def test_jobs_end_with_one_line_and_2(name, kind, message, files, demo_data, tmp_path, capsys):
+    code = commands(files[kind], demo_data, tmp_path)[name]()
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    float_only = kind.startswith("quantized") and name not in ("eval", "export", "deepstream", "val")
+    assert ("is a quantized checkpoint" if float_only else message) in err
+
+
+def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path, upstream_yaml, capsys):
+    for load in (upstream.load_float, upstream.load_training):
+        with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
+            load(files["Panoptic"])
+    model = upstream.fuse(random_network(tiny_with("Panoptic")))
+    placement.apply(model, placement.plan(model, Recipe()))
+    checkpoint.save(tmp_path / "a.pt", model, recipe=Recipe(), names=model.names, nc=10, stride=32, yaml=model.yaml)
+    with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
+        checkpoint.load(tmp_path / "a.pt")
+    assert reparameterization.main(["--weights", str(files["Panoptic"])]) == 2
+    yaml = str(upstream_yaml("panoptic/gelan-c-pan"))
+    assert compare_placement.run([yaml, "--output", str(tmp_path / "out"), "--onnx-only"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("ends in Panoptic; this version handles" in line for line in lines)
