@@ -27,7 +27,7 @@ from utils.core.head_outputs import trained
 
 SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
 SMALLEST_WEIGHT = 1.0  # of a batch in which the teacher sees nothing: about one certain object
-SMALLEST_SHARE = 1e-12  # of an image in which it sees nothing: its coefficients have a mean all the same
+SMALLEST_SHARE = 1e-12  # of an image in which it sees nothing
 
 
 def top_layers(model: nn.Module) -> nn.Sequential:
@@ -94,27 +94,33 @@ def task_terms(student: Any, teacher: Any, classes: int) -> tuple[Tensor, Tensor
 def mask_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], best: Tensor) -> Tensor:
     """Distance of the student's masks from the teacher's, without computing one; a float32 scalar.
 
-    A mask's logits are products of an anchor's coefficients and the image's prototypes. To first order the squared
-    relative error of a product is the sum of its factors' (Ku, "Notes on the Use of Propagation of Error Formulas",
-    1966). So each object of the teacher's counts with the sum of two ratios, both of squared error to the teacher's
-    variance in that image: of the coefficients, where anchors are weighted by `best` as their boxes are, and of the
-    prototypes. Nothing depends on other images, so that parts of a batch add up.
+    The logits of an anchor's mask are its coefficients c times the image's prototypes P. With d for a difference from
+    the teacher's, those of the student's are off by dc P + c dP; the mean square of that over all pixels is a quadratic
+    form in (dc, c), whose matrix holds the mean products of (P, dP). In each image these errors, where anchors are
+    weighted by `best` as their boxes are, are taken relative to the variance of the teacher's logits, weighted alike.
+    The ratio counts as often as the teacher sees objects: by the sum of the weights. Nothing depends on other images,
+    so that parts of a batch add up.
 
     Args:
         student, teacher: coefficients `[B, masks, anchors]` and prototypes `[B, masks, h, w]`.
         best: the weight of each anchor, in 0..1, `[B, anchors]`.
     """
-    (our_factors, our_maps), (their_factors, their_maps) = (
-        [one.float() for one in side] for side in (student, teacher)
+    (ours, our_prototypes), (theirs, prototypes) = (
+        (one.float(), maps.float().flatten(2)) for one, maps in (student, teacher)
     )
+    differences = torch.cat((our_prototypes, our_prototypes - prototypes), 1)
+    errors = _mean_squares(torch.cat((ours - theirs, theirs), 1), differences)
+    variances = _mean_squares(theirs, prototypes - prototypes.mean(2, keepdim=True))
     objects = best.sum(1)  # [B]
-    share = (best / objects.clamp(min=SMALLEST_SHARE)[:, None] / their_factors.shape[1])[:, None]
-    mean = (share * their_factors).sum((1, 2), keepdim=True)
-    spread = (share * (their_factors - mean).square()).sum((1, 2))
-    factors = (share * (our_factors - their_factors).square()).sum((1, 2)) / spread.clamp(min=SMALLEST_VARIANCE)
-    variance = their_maps.flatten(1).var(1, correction=0)
-    prototypes = (our_maps - their_maps).square().flatten(1).mean(1) / variance.clamp(min=SMALLEST_VARIANCE)
-    return (objects * (factors + prototypes)).sum()
+    share = best / objects.clamp(min=SMALLEST_SHARE)[:, None]
+    ratios = (share * errors).sum(1) / (share * variances).sum(1).clamp(min=SMALLEST_VARIANCE)
+    return (objects * ratios).sum()
+
+
+def _mean_squares(factors: Tensor, maps: Tensor) -> Tensor:
+    """Mean squares over pixels of products of `[B, n, anchors]` and `[B, n, pixels]`, `[B, anchors]`."""
+    products = maps @ maps.transpose(1, 2) / maps.shape[2]
+    return (factors * (products @ factors)).sum(1)
 
 
 def task_loss(student: Any, teacher: Any, classes: int) -> Tensor:

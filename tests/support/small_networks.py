@@ -199,16 +199,20 @@ def segmenter() -> Network:
 
 def segmenter_with_own_input() -> Network:
     """`detector` with five masks, whose prototypes come from an enlarged layer of their own."""
-    return _with_head([5, 2, 7], lambda: DSegment(3, (8, 8, 8)), nn.Upsample(None, 2, "nearest"), Conv(8, 8))
+    return _with_head(
+        [5, 2, 7], lambda: DSegment(3, (8, 8, 8)), lambda: (nn.Upsample(None, 2, "nearest"), Conv(8, 8, 3))
+    )
 
 
-def _with_head(inputs: list[int], make: Callable[[], DDetect], *before: nn.Module) -> Network:
-    layers = chain().model
-    head = make()
-    rows = [*((layer.f, layer) for layer in layers[:6]), *((-1, layer) for layer in before), (inputs, head)]
+def _with_head(
+    inputs: list[int], make: Callable[[], DDetect], before: Callable[[], tuple[nn.Module, ...]] = tuple
+) -> Network:
+    layers = chain().model  # it seeds what is made behind it
+    head, more = make(), before()
+    rows = [*((layer.f, layer) for layer in layers[:6]), *((-1, layer) for layer in more), (inputs, head)]
     network = Network(rows).eval()
     with torch.no_grad():
-        for parameter in head.parameters():
+        for parameter in nn.ModuleList([*more, head]).parameters():
             parameter *= 3
         head.dfl.conv.weight /= 3
     return network

@@ -138,24 +138,24 @@ def head(seed: int, *, certainty: float = 0.0) -> tuple[list[Tensor], Tensor, Te
 
 
 def mask_reference(ours: tuple, theirs: tuple) -> float:
-    """Anchor by anchor and image by image, in float64."""
+    """All logits of all anchors' masks, image by image, in float64."""
     distance = 0.0
     for image in range(2):
-        best = []
+        best: list[float] = []
         for one in theirs[0]:
             logits = one[image, 4 * BINS :].double().numpy().reshape(CLASSES, -1).T  # rows first, as anchors are
             best += [float(1 / (1 + np.exp(-row.max()))) for row in logits]
-        (student, teacher), (near, far) = (
-            [one[index][image].double().numpy() for one in (ours, theirs)] for index in (1, 2)
+        near, far = (
+            np.einsum("ma,mhw->ahw", *(one[index][image].double().numpy() for index in (1, 2)))
+            for one in (ours, theirs)
         )
-        mean = sum(w * teacher[:, a].mean() for a, w in enumerate(best)) / sum(best)
-        error = sum(w * ((student - teacher)[:, a] ** 2).mean() for a, w in enumerate(best)) / sum(best)
-        spread = sum(w * ((teacher[:, a] - mean) ** 2).mean() for a, w in enumerate(best)) / sum(best)
-        distance += sum(best) * (error / spread + ((near - far) ** 2).mean() / far.var())
+        error = sum(weight * ((near[a] - far[a]) ** 2).mean() for a, weight in enumerate(best))
+        spread = sum(weight * far[a].var() for a, weight in enumerate(best))
+        distance += sum(best) * error / spread
     return distance
 
 
-def test_masks_add_the_relative_errors_of_coefficients_and_prototypes_for_each_object():
+def test_masks_add_the_relative_error_of_their_logits_for_each_object():
     ours, theirs = head(0), head(1)
     without, weight = reference(ours[0], theirs[0])
     found = task_terms(ours, theirs, CLASSES)
@@ -165,6 +165,13 @@ def test_masks_add_the_relative_errors_of_coefficients_and_prototypes_for_each_o
     assert float(task_loss(ours, theirs, CLASSES)) == pytest.approx(expected / weight, rel=1e-5)
 
 
+def near(theirs: tuple, part: int, size: float = 0.1) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The teacher's, with noise on one part: 1 are coefficients, 2 prototypes."""
+    ours = list(theirs)
+    ours[part] = ours[part] + size * torch.randn(ours[part].shape, generator=torch.Generator().manual_seed(3))
+    return tuple(ours)
+
+
 def test_equal_masks_add_nothing_to_the_loss_of_a_detector_to_the_last_bit():
     (ours, *_), theirs = head(0), head(1)
     for one, other in zip(task_terms((ours, *theirs[1:]), theirs, CLASSES), task_terms(ours, theirs[0], CLASSES),
@@ -172,16 +179,18 @@ def test_equal_masks_add_nothing_to_the_loss_of_a_detector_to_the_last_bit():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("part", "other"), [(1, 2), (2, 1)])
-def test_coefficients_and_prototypes_count_by_themselves(part, other):
+@pytest.mark.parametrize(("size", "tolerance"), [(0.1, 1e-4), (1e-4, 1e-2)])
+@pytest.mark.parametrize("part", [1, 2])
+def test_coefficients_and_prototypes_count_by_themselves(part, size, tolerance):
+    """Also by little: the error is no difference of large sums."""
     theirs = head(1)
-    ours = list(head(1))
-    ours[part] = ours[part] + 0.1 * torch.randn(ours[part].shape, generator=torch.Generator().manual_seed(3))
-    found = float(task_terms(tuple(ours), theirs, CLASSES)[0])
-    assert found == pytest.approx(mask_reference(ours, theirs), rel=1e-3)
-    assert found > 0
-    ours[other] = ours[other] * 1.001
-    assert float(task_terms(tuple(ours), theirs, CLASSES)[0]) > found
+    ours = near(theirs, part, size)
+    best = torch.cat([one.flatten(2) for one in theirs[0]], 2)[:, 4 * BINS :].sigmoid().amax(1)
+    expected = mask_reference(ours, theirs)
+    assert expected > 0
+    assert float(mask_distance(ours[1:], theirs[1:], best)) == pytest.approx(
+        expected, rel=1e-2 if size < 1e-2 else 1e-4
+    )
 
 
 def test_coefficients_where_the_teacher_sees_nothing_weigh_nothing():
@@ -200,7 +209,7 @@ def test_coefficients_where_the_teacher_sees_nothing_weigh_nothing():
 
 def test_the_scales_of_coefficients_and_prototypes_do_not_weigh():
     ours, theirs = head(0), head(1)
-    scaled = [(one[0], 1e-2 * one[1], 1e2 * one[2]) for one in (ours, theirs)]
+    scaled = [(one[0], 1e-2 * one[1], 30 * one[2]) for one in (ours, theirs)]
     found, expected = (float(task_loss(*pair, CLASSES)) for pair in (scaled, (ours, theirs)))
     assert found == pytest.approx(expected, rel=1e-5)
 
@@ -245,15 +254,19 @@ def test_constant_masks_give_a_finite_loss():
     assert torch.isfinite(task_loss((ours[0], *flat[1:]), flat, CLASSES))
 
 
-def test_gradients_go_towards_the_teachers_masks():
-    ours, theirs = head(0), head(1)
-    for one in ours[1:]:
-        one.requires_grad_()
-    before = task_loss(ours, theirs, CLASSES)
-    before.backward()
-    for one, other in zip(ours[1:], theirs[1:], strict=True):
-        towards = torch.nn.functional.cosine_similarity(-one.grad.flatten(), (other - one.detach()).flatten(), 0)
-        assert float(towards) > 0.5
+@pytest.mark.parametrize("part", [1, 2])
+def test_steps_along_the_gradient_bring_masks_to_the_teachers(part):
+    theirs = head(1)
+    ours = near(theirs, part, 1.0)
+    leaf = ours[part].requires_grad_()
+    losses = []
+    for _ in range(30):
+        loss = task_loss(ours, theirs, CLASSES)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        losses.append(float(loss.detach()))
+        with torch.no_grad():  # a step of Polyak's length, for the smallest loss is known
+            leaf -= loss.detach() / gradient.square().sum() * gradient
+    assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.parametrize("make", [segmenter, segmenter_with_own_input])
