@@ -2,6 +2,7 @@
 """Write the demo set: handwritten digits on photographs, in upstream YOLOv9's layout and in COCO's.
 
     python data/demo/make_digits.py datasets/digits
+    python data/demo/make_digits.py --segments datasets/digits-segments
 
     datasets/digits/
         data.yaml                           for --data
@@ -10,7 +11,12 @@
         annotations/instances_{train,val}.json
         demo_set.json                       what it was made with
 
-Nothing is downloaded. A second run finds the set and leaves it alone. digit_images.py draws the images.
+--segments draws the same images; its labels are polygons around the ink (class, x1, y1, x2, y2, ... as fractions), and
+its annotations have the ink's run lengths. Boxes of polygons go through the middle of pixels, so that they are a pixel
+narrower than those of the set for detectors.
+
+Nothing is downloaded. A second run finds the set and leaves it alone. digit_images.py draws the images, and
+digit_outlines.py draws the line around the ink.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ from utils.core.bounds import bounded
 from utils.core.errors import InputError
 
 if TYPE_CHECKING:
-    from digit_images import Sources
+    from digit_images import ImageFile, Sources
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +56,14 @@ VERSION = 1  # raise it when the same arguments draw other images
 SPLITS = ("train", "val")
 FIRST_ID = {"train": 1, "val": 500_001}
 JPEG_QUALITY = 85
-Row = tuple[int, int, int, int, int]  # label, x1, y1, x2, y2 in pixels
+
+
+class Row(NamedTuple):
+    """A digit: its label, x1, y1, x2, y2 in pixels, and for segmentation the run lengths of its ink."""
+
+    label: int
+    box: tuple[int, int, int, int]
+    ink: dict[str, list[int]] | None = None
 
 
 class _Job(NamedTuple):
@@ -58,6 +71,7 @@ class _Job(NamedTuple):
 
     folder: Path
     seed: int
+    segments: bool
     sources: dict[str, Sources]
 
 
@@ -76,29 +90,55 @@ def _write_image(task: tuple[str, int]) -> list[Row]:
     """Draw and write image number ``index`` of a split with its labels; return the labels."""
     import cv2
     import numpy as np
-    from digit_images import IMAGE_SIZE, draw_image
+    from digit_images import draw_image
 
     split, index = task
-    folder, seed, sources = _jobs[0]
-    image = draw_image(np.random.default_rng([seed, SPLITS.index(split), index]), sources[split])
+    folder, seed, segments, sources = _jobs[0]
+    image = draw_image(np.random.default_rng([seed, SPLITS.index(split), index]), sources[split], keep_ink=segments)
     stem = f"{FIRST_ID[split] + index:06d}"
     _, data = cv2.imencode(".jpg", image.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     (folder / "images" / split / f"{stem}.jpg").write_bytes(data.tobytes())
-    rows = [(int(label), *map(int, box)) for label, box in zip(image.labels, image.boxes, strict=True)]
-    lines = [
-        f"{label} {(x1 + x2) / 2 / IMAGE_SIZE:.7f} {(y1 + y2) / 2 / IMAGE_SIZE:.7f} "
-        f"{(x2 - x1) / IMAGE_SIZE:.7f} {(y2 - y1) / IMAGE_SIZE:.7f}\n"
-        for label, x1, y1, x2, y2 in rows
-    ]
+    rows, lines = _polygons(image) if segments else _boxes(image)
     (folder / "labels" / split / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
     return rows
 
 
-def _draw_all(tasks: list[tuple[str, int]], folder: Path, seed: int, workers: int) -> Iterator[list[Row]]:
+def _boxes(image: ImageFile) -> tuple[list[Row], list[str]]:
+    """The rows of an image, and its lines of a label file: class, middle x, middle y, width, height."""
+    from digit_images import IMAGE_SIZE
+
+    rows = [Row(int(label), tuple(map(int, box))) for label, box in zip(image.labels, image.boxes, strict=True)]
+    lines = [
+        f"{label} {(x1 + x2) / 2 / IMAGE_SIZE:.7f} {(y1 + y2) / 2 / IMAGE_SIZE:.7f} "
+        f"{(x2 - x1) / IMAGE_SIZE:.7f} {(y2 - y1) / IMAGE_SIZE:.7f}\n"
+        for label, (x1, y1, x2, y2), _ in rows
+    ]
+    return rows, lines
+
+
+def _polygons(image: ImageFile) -> tuple[list[Row], list[str]]:
+    """The rows of an image with the ink, and its lines of a label file: class, then x and y of each corner.
+
+    Corners are the middles of pixels: readers cut fractions off, and rounding must not bring another pixel.
+    """
+    from digit_images import IMAGE_SIZE
+    from digit_outlines import polygon, run_lengths
+
+    rows, lines = [], []
+    for (label, box, _), ink in zip(_boxes(image)[0], image.ink, strict=True):
+        rows.append(Row(label, box, run_lengths(ink)))
+        corners = (polygon(ink) + 0.5) / IMAGE_SIZE
+        lines.append(f"{label} {' '.join(f'{value:.6f}' for value in corners.ravel())}\n")
+    return rows, lines
+
+
+def _draw_all(
+    tasks: list[tuple[str, int]], folder: Path, seed: int, segments: bool, workers: int
+) -> Iterator[list[Row]]:
     """Yield the labels of every image in the order of the tasks."""
     from digit_images import read_sources
 
-    job = _Job(folder, seed, {split: read_sources(split) for split in SPLITS})
+    job = _Job(folder, seed, segments, {split: read_sources(split) for split in SPLITS})
     if workers <= 1:
         _jobs[:] = [job]
         yield from map(_write_image, tasks)
@@ -121,10 +161,13 @@ def _coco(split: str, drawn: list[list[Row]]) -> dict[str, object]:
     images, annotations = [], []
     for number, rows in enumerate(drawn, FIRST_ID[split]):
         images.append({"id": number, "file_name": f"{number:06d}.jpg", "width": IMAGE_SIZE, "height": IMAGE_SIZE})
-        for label, x1, y1, x2, y2 in rows:
+        for label, (x1, y1, x2, y2), ink in rows:
             box = [x1, y1, x2 - x1, y2 - y1]
-            annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": label, "bbox": box,
-                                "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
+            annotation = {"id": len(annotations) + 1, "image_id": number, "category_id": label, "bbox": box,
+                          "area": box[2] * box[3], "iscrowd": 0}  # fmt: skip
+            if ink is not None:
+                annotation.update(segmentation=ink, area=sum(ink["counts"][1::2]))
+            annotations.append(annotation)
     categories = [{"id": label, "name": str(label), "supercategory": "digit"} for label in range(10)]
     return {"info": {"description": "demo set of handwritten digits"}, "licenses": [], "images": images,
             "annotations": annotations, "categories": categories}  # fmt: skip
@@ -156,8 +199,8 @@ def _is_there(folder: Path, settings: dict[str, object]) -> bool:
     return True
 
 
-def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
-    """Write the demo set into ``folder``; return False when it was there already.
+def make(folder: Path, seed: int, train: int, val: int, workers: int, segments: bool = False) -> bool:
+    """Write the demo set into ``folder``, with polygons for ``segments``; return False when it was there already.
 
     Raises:
         InputError: ``folder`` holds something else, or the sources are not installed.
@@ -166,7 +209,8 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
 
     folder = folder.resolve()
     counts = {"train": train, "val": val}
-    settings: dict[str, object] = {"kind": "digits", "version": VERSION, "seed": seed, **counts}
+    kind = "digits-segments" if segments else "digits"
+    settings: dict[str, object] = {"kind": kind, "version": VERSION, "seed": seed, **counts}
     if _is_there(folder, settings):
         if (folder / "data.yaml").read_text(encoding="utf-8") != _data_yaml(folder):  # the folder was moved
             (folder / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
@@ -181,7 +225,9 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int) -> bool:
                 (temporary / kind / split).mkdir(parents=True)
         (temporary / "annotations").mkdir()
         tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
-        drawn = list(tqdm(_draw_all(tasks, temporary, seed, workers), "drawing digits", len(tasks), unit="image"))
+        drawn = list(
+            tqdm(_draw_all(tasks, temporary, seed, segments, workers), "drawing digits", len(tasks), unit="image")
+        )
         for split, images in (("train", drawn[:train]), ("val", drawn[train:])):
             (temporary / "annotations" / f"instances_{split}.json").write_text(
                 json.dumps(_coco(split, images)), encoding="utf-8"
@@ -202,6 +248,7 @@ def _cores() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
+    parser.add_argument("--segments", action="store_true", help="polygons as labels, for segmentation networks")
     parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
     parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training images (default: 1000)")
     parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation images (default: 500)")
@@ -212,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    new = make(args.out_dir, args.seed, args.train, args.val, args.workers)
+    new = make(args.out_dir, args.seed, args.train, args.val, args.workers, args.segments)
     words = f"wrote {args.train} training and {args.val} validation images" if new else "the demo set is there already"
     logger.info("%s: %s", words, args.out_dir / "data.yaml")
     return 0

@@ -49,6 +49,14 @@ def demo_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def segments_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "digits-segments"
+    done = run(folder, "--segments", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 def read_labels(path: Path) -> np.ndarray:
     """Rows of class, x, y, w, h in pixels."""
     return np.loadtxt(path, ndmin=2) * [1, 320, 320, 320, 320]
@@ -107,6 +115,43 @@ def test_same_seed_same_bytes_whatever_the_workers(demo_set: Path, tmp_path: Pat
     assert first == second
 
 
+def test_polygons_come_with_the_same_images(demo_set: Path, segments_set: Path) -> None:
+    for kind in ("images", "labels"):
+        boxes, polygons = content(demo_set / kind), content(segments_set / kind)
+        assert boxes.keys() == polygons.keys()
+        assert all((boxes[name] == polygons[name]) == (kind == "images") for name in boxes)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_annotations_hold_the_ink_of_each_polygon(demo_set: Path, segments_set: Path, split: str) -> None:
+    """Read by pycocotools and filled by OpenCV; classes and boxes are those of the set for detectors."""
+    masks = pytest.importorskip("pycocotools.mask")
+    name = f"annotations/instances_{split}.json"
+    detection, coco = (json.loads((folder / name).read_text()) for folder in (demo_set, segments_set))
+    assert coco["images"] == detection["images"]
+    assert len(coco["annotations"]) == len(detection["annotations"])
+    lines = [
+        (int(path.stem), line.split())
+        for path in sorted((segments_set / "labels" / split).iterdir())
+        for line in path.read_text().splitlines()
+    ]
+    same = 0
+    for found, plain, (image, words) in zip(coco["annotations"], detection["annotations"], lines, strict=True):
+        ink = masks.decode(masks.frPyObjects(found["segmentation"], 320, 320)).astype(bool)
+        assert found | {"segmentation": 0, "area": 0} == plain | {"segmentation": 0, "area": 0}
+        assert found["bbox"] == list(cv2.boundingRect(ink.astype(np.uint8)))
+        assert found["area"] == ink.sum()
+        assert (found["image_id"], found["category_id"]) == (image, int(words[0]))
+        same += (filled(np.array(words[1:], np.float32).reshape(-1, 2)) == ink).all()
+    assert same >= 0.95 * len(lines)
+
+
+def filled(corners: np.ndarray) -> np.ndarray:
+    """The pixels of a label's polygon, float32 [n, 2] in fractions, as upstream's loader draws it."""
+    canvas = np.zeros((320, 320), np.uint8)
+    return cv2.fillPoly(canvas, [(corners * np.float32(320)).astype(np.int32)], 1).astype(bool)
+
+
 def test_another_seed_gives_other_images(demo_set: Path, tmp_path: Path) -> None:
     other = tmp_path / "digits"
     assert run(other, "--workers", "1", "--seed", "1").returncode == 0
@@ -150,6 +195,15 @@ def test_a_set_made_differently_is_refused(demo_set: Path) -> None:
     assert content(demo_set) == before
 
 
+def test_a_set_of_the_other_task_is_refused(demo_set: Path, segments_set: Path) -> None:
+    for folder, options in ((demo_set, ["--segments"]), (segments_set, [])):
+        before = content(folder)
+        done = run(folder, *options)
+        assert done.returncode == 2
+        assert "another demo set" in done.stderr
+        assert content(folder) == before
+
+
 def test_an_incomplete_set_is_refused(demo_set: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -163,7 +217,7 @@ def test_an_incomplete_set_is_refused(demo_set: Path, tmp_path: Path) -> None:
 def test_failure_leaves_nothing_behind(drawing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import make_digits
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("out of ink")
 
     monkeypatch.setattr(drawing, "draw_image", broken)
@@ -206,6 +260,43 @@ def test_boxes_are_where_the_image_changed(drawing, monkeypatch: pytest.MonkeyPa
             assert part[:, -1].any()
             boxed[y1:y2, x1:x2] = True
         assert not (image.image[..., 0] > 0)[~boxed].any()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_polygons_fill_to_the_ink_that_was_drawn(drawing, split: str) -> None:
+    """OpenCV fills nearly every polygon to exactly the ink; a bridge between two pieces of ink adds a few pixels."""
+    import digit_outlines
+
+    sources = drawing.read_sources(split)
+    overlaps = []
+    for index in range(20):
+        for ink in drawing.draw_image(np.random.default_rng([7, index]), sources, keep_ink=True).ink:
+            found = filled(((digit_outlines.polygon(ink) + 0.5) / 320).astype(np.float32))
+            overlaps.append((found & ink).sum() / (found | ink).sum())
+    assert len(overlaps) > 100
+    assert np.mean(np.array(overlaps) == 1) >= 0.95
+    assert min(overlaps) >= 0.97
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        ["#"],
+        ["##"],
+        ["###", "#.#", "###"],
+        ["####", "#.##", "##.#", "####"],
+        ["#####", "#.#.#", "#####", "..#..", "#####"],
+    ],
+    ids=["one pixel", "two pixels", "a ring", "two holes that touch", "three pieces of outline"],
+)
+def test_small_shapes_have_polygons(drawing, drawn: list[str]) -> None:
+    import digit_outlines
+
+    ink = np.zeros((320, 320), bool)
+    ink[40 : 40 + len(drawn), 50 : 50 + len(drawn[0])] = [[letter == "#" for letter in line] for line in drawn]
+    polygon = digit_outlines.polygon(ink)
+    assert len(np.unique(polygon, axis=0)) <= ink.sum()
+    assert (filled(((polygon + 0.5) / 320).astype(np.float32)) == ink).all()
 
 
 def test_digits_overlap_at_most_a_little(drawing) -> None:
@@ -264,3 +355,22 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code, str(DEMO / "make_digits.py")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("size", [(64, 96), (320, 320)])
+def test_training_sets_the_same_grid_pixels_as_evaluation(drawing, size: tuple[int, int]) -> None:
+    """Upstream's segment/val.py takes the filled polygon to the grid by F.interpolate, and sets what is above 0.5."""
+    functional = pytest.importorskip("torch.nn.functional")
+    torch = pytest.importorskip("torch")
+    from train_masks import grid_mask
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        corners = (rng.random((7, 2)) * size[::-1]).astype(np.float32)
+        full = cv2.fillPoly(np.zeros(size, np.uint8), [corners.astype(np.int32)], 1)
+        assert (grid_mask(size, [corners.reshape(-1)]) == full).all()
+        reference = functional.interpolate(
+            torch.from_numpy(full)[None, None].float(), scale_factor=0.25, mode="bilinear"
+        )
+        found = grid_mask(size, [corners.reshape(-1)], downsample_ratio=4)
+        np.testing.assert_array_equal(found, reference[0, 0].numpy() > 0.5)
