@@ -1,8 +1,9 @@
-"""The demo model with masks: its size, and the network that its training starts from."""
+"""The demo model with masks: its size, the network that its training starts from, and its AP on the way to a file."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from utils import upstream
 from utils.core.errors import InputError
+from utils.reports.schema import Report
 
 
 @pytest.fixture
@@ -46,3 +48,28 @@ def test_a_description_of_another_network_is_refused(train_masks, checkout: Path
     with pytest.raises(InputError, match=r"has no model\.20\.[\w.]+, which .*gelan-digits\.pt has"):
         train_masks.write_start(checkout / "data/demo/gelan-digits.pt", tmp_path / "other.yaml", tmp_path / "start.pt")
     assert not (tmp_path / "start.pt").exists()
+
+
+def run(checkout: Path, *words: object) -> None:
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=checkout, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+
+
+def test_from_the_float_model_to_a_file_with_masks(checkout: Path, tmp_path: Path):
+    """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
+    run(checkout, "data/demo/make_digits.py", "--segments", tmp_path / "set", "--train", 20, "--val", 24)
+    where = ("--data", tmp_path / "set/data.yaml", "--device", "cpu", "--workers", 0)
+    words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)
+    run(checkout, "qat.py", "quantize", *words, *where, "--calib-batches", 2, "--ptq-only", "--project", tmp_path)
+    before, row = Report.load(tmp_path / "exp/report.json").rows
+    assert before.ap > 0.7
+    assert before.mask_ap > 0.45
+    assert (row.ap, row.mask_ap) == pytest.approx((before.ap, before.mask_ap), abs=0.04)
+    (quantized,) = (tmp_path / "exp/weights").glob("ptq_ap_*.pt")
+    file = tmp_path / "seg.onnx"
+    run(checkout, "export_qat.py", "--weights", quantized, "--imgsz", 320, "--dynamic", "batch", "--device", "cpu",
+        "--output", file)  # fmt: skip
+    run(checkout, "val_trt.py", "--engine-file", file, *where, "--project", tmp_path / "val")
+    (report,) = (tmp_path / "val").glob("*/report.json")
+    found = Report.load(report).rows[-1]
+    assert (found.ap, found.mask_ap) == pytest.approx((row.ap, row.mask_ap), abs=0.01)

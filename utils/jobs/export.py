@@ -19,7 +19,7 @@ from utils.jobs import compare_outputs
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
-from utils.onnx_graph.output_formats import Form
+from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.verify import table
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def deliver(
     network = load_network(request.weights, select_device(request.device))
     if data is not None:
         check_classes(request.weights, network.names, data)
+    refuse_forms(network, request)
     loaded(network)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
     config = config.resolved(network.quantized)
@@ -103,6 +104,20 @@ def deliver(
     if problems:
         raise QatError(f"what was exported does not compute what {request.weights} computes: {'; '.join(problems)}")
     return network, results
+
+
+def refuse_forms(network: Network, request: Request) -> None:
+    """Refuse detections inside the file of a segmentation network: its masks would be left out.
+
+    Raises:
+        InputError: one of the request's files is not of the plain form.
+    """
+    wrong = [form.name for form in request.files.values() if form.name != plain().name]
+    if network.task.prototypes and wrong:
+        raise InputError(
+            f"{request.weights} ends in {network.head}: a segmentation network is exported with raw predictions and "
+            f"prototypes (--include onnx), and not as {wrong[0]}"
+        )
 
 
 def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:

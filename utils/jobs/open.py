@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.quantize import __version__
-from utils.core.errors import CheckpointError, DependencyError, InputError, no_file
-from utils.core.tasks import DETECT, Task
+from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.tasks import DETECT, Task, task_of_head
 from utils.trt.engine_file import ENGINE_SUFFIXES
-from utils.upstream_heads import DETECT_HEADS, SEGMENT_HEADS, TRAINING_HEAD
+from utils.upstream_heads import TRAINING_HEAD
 
 if TYPE_CHECKING:
     import torch
@@ -70,32 +70,15 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
 
     if checkpoint.kind(weights) == "quantized":
         found = checkpoint.load(weights)
-        refuse_masks(found.model, weights)
         kind = "ptq" if found.extra.get("stage") == "PTQ" else "qat"
-        return Network(found.model.to(device), found.names, found.stride, _head(found.model), found.recipe, kind)
+        task = task_of_head(found.model.model[-1])
+        return Network(found.model.to(device), found.names, found.stride, _head(found.model), found.recipe, kind, task)
     source = upstream.load_float(weights, auxiliary=True)
-    refuse_masks(source.model, weights)
     head = _head(source.model)
     if head == TRAINING_HEAD:
         source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
-    return Network(model, source.names, source.stride, head, None, "float")
-
-
-def refuse_masks(model: Any, where: str | Path) -> None:
-    """Refuse a segmentation network: it can be loaded, placed and converted, but no job reads or measures masks yet.
-
-    Every job that opens a network calls this; where one handles masks, its call goes.
-
-    Raises:
-        CheckpointError: the network's head is one of SEGMENT_HEADS.
-    """
-    head = type(model.model[-1]).__name__
-    if head in SEGMENT_HEADS:
-        raise CheckpointError(
-            f"{where} ends in {head}: segmentation networks are not handled here yet, only detectors "
-            f"({', '.join(DETECT_HEADS)})"
-        )
+    return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]))
 
 
 def _head(model: Any) -> str:

@@ -28,7 +28,7 @@ from torch import nn
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.head_outputs import predicted
-from utils.core.tasks import DETECT, IMAGES
+from utils.core.tasks import DETECT, IMAGES, SEGMENT
 from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
@@ -47,7 +47,7 @@ TYPINGS: dict[Typing, range] = {  # the operator sets that each may have
     "strong": range(19, 21),  # FP16 and FP32 as written: TensorRT 10.12 and later; FP16 scales came with 19
 }
 INPUT, OUTPUT = IMAGES, DETECT.prediction
-PROTOTYPES = "output1"  # the second output of a segmentation network
+PROTOTYPES = SEGMENT.prototypes
 Dynamic = Literal["none", "batch", "all"]
 AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
     "none": {},

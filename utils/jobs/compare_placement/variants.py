@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
-from utils.jobs.open import refuse_masks
+from utils.core.tasks import task_of_head
 from utils.upstream_heads import check_head
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def export(
         for job in (job for job in missing if job.variant == variant):
             settings = ExportConfig(imgsz=(imgsz, imgsz), batch_size=job.batch, simplify=simplify, typing=typing,
                                     for_int8_kernels=variant == "int8")  # fmt: skip
-            about = {"stride": str(stride), "names": json.dumps(names), "task": "detect", "variant": variant}
+            task = task_of_head(network.model[-1]).name
+            about = {"stride": str(stride), "names": json.dumps(names), "task": task, "variant": variant}
             result = export_onnx(chosen, settings, job.onnx, about)
             logger.info("%s: %d QuantizeLinear", result.path, result.quantize_nodes)
 
@@ -116,7 +117,6 @@ def load(path: Path) -> nn.Module:
         check_head(model, path)
     else:
         raise InputError(f"{path} is neither a model's YAML nor float weights (.pt)")
-    refuse_masks(model, path)
     return upstream.fuse(model)
 
 
