@@ -26,6 +26,9 @@ main() {
   mkdir -p "$OVERLAY_BUILD/tests"
   export COVERAGE_FILE=$OVERLAY_BUILD/tests/coverage # each process adds its own suffix
   rm -f "$COVERAGE_FILE" "$COVERAGE_FILE".*
+  # Tests start hundreds of processes. What they import is compiled once, beside the results and not among the sources.
+  unset PYTHONDONTWRITEBYTECODE
+  export PYTHONPYCACHEPREFIX=$OVERLAY_BUILD/tests/bytecode
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
@@ -76,11 +79,12 @@ run_pytest() { # NAME FOLDER TESTS...
   if [ "$status" != 0 ]; then failed=1; fi
 }
 
-# A file's tests stay in one process, which makes their networks once. Integration tests compute on one thread each.
+# A file's tests stay in one process, which makes their networks once; tests/conftest.py says which files come first.
 pytest_in() { # FOLDER ARGUMENTS...
   cd "$1"
   "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest -c "$OVERLAY_ROOT/pyproject.toml" \
-    --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+    --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10 \
+    "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
 }
 
 # pytest's last line, such as "12 passed, 1 skipped in 3.45s".

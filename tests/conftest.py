@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,11 +12,33 @@ from pathlib import Path
 
 import pytest
 
+# One thread, here and in the programs that tests start: sums depend on how many threads share them, and tests compare
+# runs bit for bit. Several processes with several threads each would also wait for one another. Set before torch is
+# imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# Python looks for cycles after each 700 new objects, and networks and graphs are made of millions.
+gc.set_threshold(50_000, 20, 20)
+
 sys.path.append(str(Path(__file__).resolve().parent / "support"))
 
 # A shell starts background jobs with SIGINT ignored, and programs inherit that: tests could send no Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
+LONGEST = (
+    *("test_sensitive_program.py", "test_hostile_kills.py", "test_rtx_builds.py", "test_evaluation.py"),
+    *("test_resume.py", "test_qat_program.py", "test_hostile_resume.py", "test_gelan_c.py", "test_distributed.py"),
+    *("test_export.py", "test_quickstart.py", "test_forms.py", "test_reparameterization.py"),
+    *("test_install_dependencies.py", "test_patch_killed.py", "test_patch_yolov9.py", "test_finetune.py"),
+    *("test_engine_programs.py", "test_calibration.py", "test_shares.py", "test_interrupts.py", "test_quantizers.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 @pytest.fixture(autouse=True)

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from qat_runs import write_small_set
+
+from utils.cli import run_program
 
 PROGRAM = "scripts/compare_qat.py"
 
 
-def run(checkout: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, PROGRAM, *map(str, words)], cwd=checkout, capture_output=True, text=True, timeout=280
-    )
+@pytest.fixture
+def run(checkout: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The program in this process: its exit code, standard output and standard error."""
+    spec = importlib.util.spec_from_file_location("compare_qat_program", checkout / PROGRAM)
+    program = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        spec.loader.exec_module(program)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        try:
+            code = run_program(program.make_parser(), program.main, [*map(str, words)])
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def digits(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("set") / "digits"
-    words = ["data/demo/make_digits.py", str(folder), "--train", "20", "--val", "6"]
-    subprocess.run([sys.executable, *words], cwd=checkout, capture_output=True, check=True)
-    return folder / "data.yaml"
+def digits(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("set"), demo_data, train=20, val=6)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +46,9 @@ def measured(checkout: Path, demo_weights: Path, digits: Path, tmp_path_factory:
     """The folder with the first of twenty trainings, one of the default form."""
     folder = tmp_path_factory.mktemp("runs") / "compare"
     words = ["--weights", demo_weights, "--data", digits, "--imgsz", 128, "--device", "cpu", "--workers", 0]
-    done = run(checkout, *words, "--steps", 2, "--seeds", 1, "--part", "1/20", "--output", folder)
+    words += ["--steps", 2, "--seeds", 1, "--part", "1/20", "--output", folder]
+    command = [sys.executable, PROGRAM, *map(str, words)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -49,21 +66,21 @@ def test_a_training_is_measured_with_its_controls(measured):
     assert result["held_out"][1] != result["held_out"][0]
 
 
-def test_what_is_there_is_not_trained_again_and_the_table_shows_it(measured, checkout, demo_weights, digits):
+def test_what_is_there_is_not_trained_again_and_the_table_shows_it(measured, run, demo_weights, digits):
     (path,) = measured.glob("*.json")
     before = path.stat().st_mtime_ns
     words = ["--weights", demo_weights, "--data", digits, "--imgsz", 128, "--device", "cpu", "--workers", 0]
-    done = run(checkout, *words, "--steps", 2, "--seeds", 1, "--part", "1/20", "--output", measured)
-    assert done.returncode == 0, done.stderr
+    code, _, err = run(*words, "--steps", 2, "--seeds", 1, "--part", "1/20", "--output", measured)
+    assert code == 0, err
     assert path.stat().st_mtime_ns == before
-    done = run(checkout, "--table", "--output", measured)
-    assert done.returncode == 0, done.stderr
+    code, out, err = run("--table", "--output", measured)
+    assert code == 0, err
     result = json.loads(path.read_text())
-    row = next(line for line in done.stdout.splitlines() if line.startswith("max"))
+    row = next(line for line in out.splitlines() if line.startswith("max"))
     assert "task, learned" in row
     assert f"{result['ap'][0]:.4f}" in row
     assert f"{result['ap'][-1]:.4f}" in row
-    assert f"float AP {result['float_ap']:.4f}, 6 images, 2 steps" in done.stdout
+    assert f"float AP {result['float_ap']:.4f}, 6 images, 2 steps" in out
     assert (measured / "ap_per_step.png").stat().st_size > 1000
 
 
@@ -76,8 +93,7 @@ def test_what_is_there_is_not_trained_again_and_the_table_shows_it(measured, che
         ([], "--weights is missing"),
     ],
 )
-def test_mistakes_are_one_line(checkout, words, message):
-    done = run(checkout, *words)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr
+def test_mistakes_are_one_line(run, words, message):
+    code, _, err = run(*words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err

@@ -25,6 +25,8 @@ from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 
+SIDE = "128"  # pixels
+
 
 @pytest.fixture(scope="module")
 def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
@@ -33,7 +35,7 @@ def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
     data = write_small_set(folder / "set", demo_data, train=8, val=4)
     training = save_float(folder / "best.pt", random_network(upstream_yaml("yolov9-c"), nc=10))
     weights = folder / "gelan-c.pt"
-    options = ["--data", data, "--imgsz", "320", "--batch-size", "2", "--workers", "0", "--device", "cpu"]
+    options = ["--data", data, "--imgsz", SIDE, "--batch-size", "2", "--workers", "0", "--device", "cpu"]
 
     def run(*command):
         result = subprocess.run(
@@ -47,9 +49,9 @@ def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
     run("qat.py", "quantize", "--weights", weights, *options, *schedule, "--name", "qat")
     best = folder / "qat/weights/qat_best_gelan-c.pt"
     run("qat.py", "eval", "--weights", best, *options, "--project", folder, "--name", "eval")
-    said = run("export_qat.py", "--weights", best, "--imgsz", "320", "--batch-size", "2", "--check", "1",
+    said = run("export_qat.py", "--weights", best, "--imgsz", SIDE, "--batch-size", "2", "--check", "1",
                "--include", "onnx", "onnx_end2end", "--nms", "onnx")  # fmt: skip
-    assert said.count(": QAT, DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 320, 320] -> ") == 2
+    assert said.count(": QAT, DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 128, 128] -> ") == 2
     for name in ("qat_best_gelan-c.onnx", "qat_best_gelan-c-end2end.onnx"):
         assert "hold" in run("export_qat.py", "--verify", best.with_name(name))
     report = json.loads((folder / "eval/report.json").read_text())

@@ -32,7 +32,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import SMALL_RUN, quantize, report_of, write_small_set
 
 SUMMARY = "summary-sensitive-analysis.json"
-DEMO_SIZE = ("--imgsz", "320", "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-batches", "8")
+SIDE = "192"
+DEMO_SIZE = ("--imgsz", SIDE, "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-batches", "4")
 TINY = SMALL_RUN[:-2]  # without --iters
 HARSH = ("--calib-method", "percentile", "--percentile", "99")  # layers differ by more than AP's noise
 
@@ -66,7 +67,7 @@ def ptq(weights: Path, data: Path, project: Path, *words: str) -> dict[str, floa
 def ranked(tmp_path_factory: pytest.TempPathFactory, demo_data: Path, demo_weights: Path) -> Path:
     """A run that measures AP with every layer in float, and looks for no recipe."""
     project = tmp_path_factory.mktemp("ranked")
-    words = (*DEMO_SIZE[:-2], *HARSH, "--num-image", "100", "--metric", "ap", "--target-drop", "1")
+    words = (*DEMO_SIZE, *HARSH, "--num-image", "60", "--metric", "ap", "--target-drop", "1")
     assert sensitive(demo_weights, demo_data, project, *words) == 0
     return project / "exp"
 
@@ -199,7 +200,7 @@ class TestAPlantedProblem:
         }
         file = weights.with_suffix(".onnx")
         common = ["--data", str(data), "--device", "cpu"]
-        export = ["--weights", str(weights), "--include", "onnx", "--imgsz", "320", "--batch-size", "10", *common]
+        export = ["--weights", str(weights), "--include", "onnx", "--imgsz", SIDE, "--batch-size", "10", *common]
         assert export_qat.main(export) == 0
         assert export_qat.main(["--verify", str(file)]) == 0
         producers = {output: node for node in onnx.load(file).graph.node for output in node.output}

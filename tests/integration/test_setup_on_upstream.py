@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(script: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     environment |= {"PYTHON": sys.executable, **variables}
     command = [ROOT / script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
@@ -47,7 +47,7 @@ def test_patch_and_revert_leave_git_status_clean(pristine: Path):
     assert changes
     assert all(line.startswith("?? ") for line in changes), "no file of upstream's may change"
     program = "import models.yolo, utils.dataloaders, models.quantize, utils.upstream"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     program = "from utils import upstream; upstream.ensure(); " + program
     subprocess.run([sys.executable, "-c", program], cwd=pristine, env=environment, check=True)
     assert list(pristine.rglob("__pycache__"))

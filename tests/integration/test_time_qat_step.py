@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
+from random_networks import TINY
 
 PROGRAM = "scripts/time_qat_step.py"
 # Loss, gradients of weights and of scales of one step, by torch's operators and by the interpreted kernels.
@@ -49,8 +52,16 @@ for one, other in zip(*found):
 '''
 
 
-def test_the_table(checkout):
-    words = ["models/detect/gelan-t.yaml", "--imgsz", "64", "--batch-size", "2", "--device", "cpu"]
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """The description of a network with every construct, in a few layers: interpreted kernels are slow."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def test_the_table(checkout, tiny):
+    words = [str(tiny), "--imgsz", "64", "--batch-size", "2", "--device", "cpu"]
     result = subprocess.run([sys.executable, PROGRAM, *words, "--iterations", "1", "--warm-up", "1"],
                             cwd=checkout, capture_output=True, text=True, timeout=280)  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -77,8 +88,8 @@ def test_what_is_refused(checkout, words, message):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA")
-def test_a_whole_network_with_the_kernels_gets_the_same_gradients(checkout):
-    command = [sys.executable, "-c", WHOLE_NETWORK, "data/demo/gelan-digits.yaml"]
+def test_a_whole_network_with_the_kernels_gets_the_same_gradients(checkout, tiny):
+    command = [sys.executable, "-c", WHOLE_NETWORK, str(tiny)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -103,7 +103,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
 
 
 def run_python(code: str, folder: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,15 @@ def test_parts_of_a_query(tmp_path, monkeypatch, cuda_graph):
     running = execution(tmp_path, monkeypatch)
     before = len(running.api.module.calls)
     config = TimingConfig(1, 0.02, 2, cuda_graph=cuda_graph)
+    began = time.perf_counter()
     figures = timing.measure({"a": running}, config)["a"]
+    took = time.perf_counter() - began
     assert {name: figures.parts[name].median for name in ("latency", "h2d", "compute", "d2h")} == {
         "latency": 3.0, "h2d": 1.0, "compute": 1.0, "d2h": 1.0,  # an event of the stand-in is a tick
     }  # fmt: skip
     count = figures.parts["latency"].count
     assert count == figures.parts["enqueue"].count > 5
-    assert figures.qps == pytest.approx(count / 0.02, rel=0.5)
+    assert count / took < figures.qps < count / 0.02
     enqueued = len(running.api.module.calls) - before
     assert (enqueued <= 2) if cuda_graph else (enqueued > count)  # those of warming up are not counted
 
