@@ -74,8 +74,8 @@ setup_checkout() {
   export YOLOV9_CHECKOUT
 }
 
-setup_demo_set() {
-  DEMO_DATA=$OVERLAY_BUILD/digits/data.yaml
-  "$PYTHON" "$OVERLAY_ROOT/data/demo/make_digits.py" "$OVERLAY_BUILD/digits" || exit $?
+setup_demo_set() { # [SUFFIX OF THE FOLDER, arguments of make_digits.py]
+  DEMO_DATA=$OVERLAY_BUILD/digits${1:-}/data.yaml
+  "$PYTHON" "$OVERLAY_ROOT/data/demo/make_digits.py" "$OVERLAY_BUILD/digits${1:-}" "${@:2}" || exit $?
   export DEMO_DATA
 }

@@ -3,10 +3,12 @@
 # TensorRT is installed too, and FP16 and INT8 engines are built and evaluated beside it.
 #
 #   ./scripts/quickstart.sh                                     the demo: handwritten digits on photographs
+#   ./scripts/quickstart.sh --segments                          the same with masks: instance segmentation
 #   ./scripts/quickstart.sh --weights my.pt --data my.yaml --imgsz 640
 #
 #   --weights FILE  float checkpoint, as upstream's train.py writes it (default: the demo model)
 #   --data FILE     dataset's YAML with train and val (default: the demo set, which is drawn in build/digits)
+#   --segments      the demo model and the demo set with masks; the set is drawn in build/digits-segments
 #   --imgsz PX      input size (default: 320 for the demo, else 640)
 #   --batch-size N  images a batch (default: 10)
 #   --epochs N      epochs of QAT (default: 5)
@@ -54,13 +56,14 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=5 iters=20 device='' run=runs/quickstart resume=no evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters=20 device='' run=runs/quickstart resume=no segments=no evaluated=()
   local option
   while [ $# -gt 0 ]; do
     option=$1
     case $option in
       -h | --help) usage; exit 0 ;;
       --resume) resume=yes; shift; continue ;;
+      --segments) segments=yes; shift; continue ;;
       --*=*) set -- "${option%%=*}" "${option#*=}" "${@:2}"; continue ;;
       --weights | --data | --imgsz | --batch-size | --epochs | --iters | --device | --output) ;;
       *) die 2 "unknown argument $option; scripts/quickstart.sh --help lists them" ;;
@@ -84,8 +87,10 @@ parse_arguments() {
     esac
     shift 2
   done
+  [ "$segments" = no ] || [ -z "$weights$data" ] || die 2 "--segments is the demo with masks; leave --weights and --data out"
   [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the dataset that the model was trained on"
   [ -n "$imgsz" ] || { [ -n "$weights" ] && imgsz=640 || imgsz=320; }
+  if [ "$segments" = yes ]; then weights=data/demo/gelan-digits-seg.pt; fi
   weights=${weights:-data/demo/gelan-digits.pt}
   cd "$OVERLAY_ROOT"
 }
@@ -94,7 +99,7 @@ parse_arguments() {
 from_root() { realpath -m --relative-base="$OVERLAY_ROOT" -- "$1"; }
 
 use_demo_set() {
-  setup_demo_set
+  if [ "$segments" = yes ]; then setup_demo_set -segments --segments; else setup_demo_set; fi
   data=$(from_root "$DEMO_DATA")
 }
 

@@ -156,7 +156,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
         raise QatError("calibration got no images")
     unseen = [name for name in quantizers if name not in statistics.histograms]
     for histogram in statistics.histograms.values():
-        distributed.all_sum(histogram.counts)
+        histogram.counts = distributed.all_sum(histogram.counts)
     if unseen:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
     return statistics

@@ -48,7 +48,7 @@ def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, weight: Tens
     trained = [one for one in parameters if one.grad is not None]
     values = torch.cat([*(one.grad.flatten() for one in trained), loss.view(1)])
     if weight is None:
-        distributed.all_sum(values)
+        values = distributed.all_sum(values)
     else:
         values = torch.cat([values * weight.clamp(min=SMALLEST_WEIGHT), weight.view(1)]) * counts
         total = distributed.all_sum(values)[-1].clamp(min=SMALLEST_WEIGHT)

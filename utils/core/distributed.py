@@ -112,11 +112,14 @@ def joined() -> Iterator[World]:
 
 
 def all_sum(values: Tensor) -> Tensor:
-    """The sum over all processes, the same in each of them; the tensor itself, changed in place."""
+    """The sum over all processes, the same in each of them; the given tensor may be changed."""
     if _State.world.size > 1:
+        import torch
         from torch import distributed
 
-        distributed.all_reduce(values)
+        with torch.inference_mode(False):  # torch 2.4 changes no tensor of inference mode in a collective
+            values = values.clone() if values.is_inference() else values
+            distributed.all_reduce(values)
     return values
 
 
@@ -127,9 +130,10 @@ def all_numbers(values: Sequence[float]) -> list[list[float]]:
     import torch
     from torch import distributed
 
-    mine = torch.tensor(values, dtype=torch.float64)
-    found = [torch.empty_like(mine) for _ in range(_State.world.size)]
-    distributed.all_gather(found, mine)
+    with torch.inference_mode(False):  # as in `all_sum`
+        mine = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(mine) for _ in range(_State.world.size)]
+        distributed.all_gather(found, mine)
     return [one.tolist() for one in found]
 
 
