@@ -61,7 +61,8 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
         assert one["stage"] == other["stage"]
         assert one["ap"] == pytest.approx(other["ap"], abs=0 if one["stage"] != "QAT" else 0.01)
     for one, other in zip(*(report["history"] for report in reports), strict=True):
-        assert (one["loss"], one["held_out"]) == pytest.approx((other["loss"], other["held_out"]), rel=0.01)
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.01)  # without the sum of gradients: 24 %
+        assert one["held_out"] == pytest.approx(other["held_out"], rel=0.1)  # one step further from where they parted
         assert one["lr"] == other["lr"]
 
 
