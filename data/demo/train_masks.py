@@ -68,6 +68,10 @@ def write_start(detector: Path, description: Path, start: Path) -> None:
 
 
 def main() -> None:
+    from utils.core.errors import InputError
+
+    if len(sys.argv) < 5 or "--cfg" not in sys.argv[3:-1]:
+        raise InputError("name DETECTOR.pt, START.pt and --cfg FILE; data/demo/train_demo.sh --segments does")
     detector, start, *options = sys.argv[1:]
     write_start(Path(detector), Path(options[options.index("--cfg") + 1]), Path(start))
     import utils.segment.dataloaders as dataloaders

@@ -73,3 +73,10 @@ def test_from_the_float_model_to_a_file_with_masks(checkout: Path, tmp_path: Pat
     (report,) = (tmp_path / "val").glob("*/report.json")
     found = Report.load(report).rows[-1]
     assert (found.ap, found.mask_ap) == pytest.approx((row.ap, row.mask_ap), abs=0.01)
+
+
+@pytest.mark.parametrize("arguments", [[], ["a.pt", "b.pt", "--cfg"], ["a.pt", "b.pt", "--data", "c.yaml"]])
+def test_without_its_files_it_says_what_it_needs(train_masks, monkeypatch: pytest.MonkeyPatch, arguments: list[str]):
+    monkeypatch.setattr(sys, "argv", ["train_masks.py", *arguments])
+    with pytest.raises(InputError, match=r"name DETECTOR\.pt, START\.pt and --cfg FILE"):
+        train_masks.main()
