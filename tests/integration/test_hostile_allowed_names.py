@@ -124,7 +124,6 @@ def _watched(code: str, tmp_path: Path, checkout: Path):
 
 def test_the_lists_cover_what_upstreams_networks_are_made_of(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     import yaml
-    from models.common import Conv, RepConvN
 
     from utils import upstream, upstream_description
 
@@ -135,6 +134,7 @@ def test_the_lists_cover_what_upstreams_networks_are_made_of(checkout: Path, mon
     assert {
         type(module) for module in upstream.build_model(checkout / "data/demo/gelan-digits.yaml").modules()
     } <= classes
+    from models.common import Conv, RepConvN
     from models.yolo import parse_model
 
     for layer in (Conv, RepConvN):  # upstream sets it to what the last YAML with an `activation` says, ReLU here
