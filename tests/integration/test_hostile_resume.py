@@ -210,7 +210,7 @@ class TestNothingIsLeftOut:
     def test_detections_kept_for_a_stage_that_is_done(self, start, tmp_path):
         killed(
             lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
-            ("utils.jobs.sensitivity.screening.forget_parts",),
+            ("utils.jobs.sensitivity.confirming.forget_parts",),
         )
         assert list((tmp_path / "exp/parts").iterdir())
         assert resume("sensitive", tmp_path / "exp") == 0
@@ -220,7 +220,7 @@ class TestNothingIsLeftOut:
         """All is screened and saved, but its time was not: the summary divided by 0 on every resume."""
         killed(
             lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
-            ("utils.jobs.sensitivity.screening.Confirming.run",),
+            ("utils.jobs.sensitivity.confirming.Confirming.run",),
         )
         state = AnalysisState.load(tmp_path / "exp")
         assert state.seconds["screening units"] > 0
@@ -243,7 +243,7 @@ class TestAnotherRunInTheSameFolder:
     def test_detections_that_it_kept_are_not_the_new_ones(self, start, tmp_path):
         killed(
             lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
-            ("utils.jobs.sensitivity.screening.Confirming.run",),
+            ("utils.jobs.sensitivity.confirming.Confirming.run",),
         )
         assert list((tmp_path / "exp/parts").iterdir())
         killed(lambda: start("sensitive", "--num-image", "2", "--target-drop", "1", "--exist-ok"), COLLECT)

@@ -24,8 +24,8 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.cli import run_program
 from utils.jobs import calibrate
+from utils.jobs.sensitivity import confirming, screening, search, units
 from utils.jobs.sensitivity import report as sensitivity_report
-from utils.jobs.sensitivity import screening, search, units
 from utils.jobs.sensitivity.state import AnalysisState
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -306,7 +306,7 @@ class TestBudget:
         with monkeypatch.context() as patch:
             asked: list[float] = []
             over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
-            patch.setattr(screening.Clock, "over", over)
+            patch.setattr(confirming.Clock, "over", over)
             patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
             assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
         cut = summary_of(tmp_path / "cut")

@@ -33,7 +33,8 @@ from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import SensitiveOptions, merged_recipe, resumed_options
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity import selection
-from utils.jobs.sensitivity.screening import Clock, Confirming, Screening, Work, forget_parts
+from utils.jobs.sensitivity.confirming import Clock, Confirming, Work, forget_parts
+from utils.jobs.sensitivity.screening import Screening
 from utils.jobs.sensitivity.search import Costs, Search
 from utils.jobs.sensitivity.state import AnalysisState, find_analysis
 from utils.jobs.sensitivity.units import Unit, Units, macs

@@ -11,7 +11,8 @@ from models.quantize.partial_forward import Layerwise, State
 from utils.core.resampled import Resampled
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
-from utils.jobs.sensitivity.screening import Confirming, Screened, Screening
+from utils.jobs.sensitivity.confirming import Confirming
+from utils.jobs.sensitivity.screening import Screened, Screening
 from utils.jobs.sensitivity.units import Unit, Units
 
 logger = logging.getLogger(__name__)
