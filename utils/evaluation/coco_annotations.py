@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from utils.core.errors import DataError
 from utils.core.input_files import read_json
 from utils.core.shown import shown
+from utils.evaluation.coco_segmentations import LARGEST_SIDE, is_number, wrong_segmentation
 
 
 def read_annotations(file: Path, *, masks: bool = False) -> dict[str, Any]:
@@ -21,7 +21,11 @@ def read_annotations(file: Path, *, masks: bool = False) -> dict[str, Any]:
     content = read_json(file, "expected COCO's annotations", DataError)
     if not isinstance(content, dict):
         raise DataError(f"{file} is no COCO annotation file: it holds {shown(content)}; expected an object")
-    checks = (("images", _image), ("categories", _category), ("annotations", _outlined if masks else _annotation))
+    checks = (
+        ("images", _sized_image if masks else _image),
+        ("categories", _category),
+        ("annotations", _outlined(content) if masks else _annotation),
+    )
     for key, check in checks:
         entries = content.get(key)
         if not isinstance(entries, list):
@@ -55,38 +59,38 @@ def _category(entry: Mapping[str, Any]) -> str:
 
 def _annotation(entry: Mapping[str, Any]) -> str:
     box = entry.get("bbox")
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
+    if not (isinstance(box, list) and len(box) == 4 and all(map(is_number, box))):
         return f"has the bbox {shown(box)}; expected left, top, width and height in pixels"
-    if "area" in entry and not _is_number(entry["area"]):
+    if "area" in entry and not is_number(entry["area"]):
         return f"has the area {shown(entry['area'])}; expected a number of pixels"
     if not isinstance(entry.get("iscrowd", 0), int):
         return f"has the iscrowd {shown(entry['iscrowd'])}; expected 0 or 1"
     return _wrong_id(entry, "image_id") or _wrong_id(entry, "category_id")
 
 
-def _outlined(entry: Mapping[str, Any]) -> str:
-    """An annotation with polygons, or run lengths of a size."""
-    found = entry.get("segmentation")
-    polygons = isinstance(found, list) and bool(found) and all(map(_is_polygon, found))
-    lengths = isinstance(found, dict) and isinstance(found.get("counts"), (list, str)) and _is_size(found.get("size"))
-    if not (polygons or lengths):
-        return f"has the segmentation {shown(found)}; expected polygons in pixels, or run lengths"
-    return _annotation(entry)
+def _sized_image(entry: Mapping[str, Any]) -> str:
+    for key in ("height", "width"):
+        if not (type(entry.get(key)) is int and 0 < entry[key] <= LARGEST_SIDE):
+            return f"has the {key} {shown(entry.get(key))}; expected pixels, which masks are measured in"
+    return _image(entry)
 
 
-def _is_polygon(value: Any) -> bool:
-    return isinstance(value, list) and len(value) >= 6 and len(value) % 2 == 0 and all(map(_is_number, value))
+def _outlined(content: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    """A check of annotations with masks, for after the check of the images."""
+    sizes: dict[int | str, tuple[int, int]] = {}
 
+    def check(entry: Mapping[str, Any]) -> str:
+        if not sizes:
+            sizes.update((image["id"], (image["height"], image["width"])) for image in content["images"])
+        problem = _annotation(entry)
+        if problem or entry["image_id"] not in sizes:  # of an image that is not listed, and never looked at
+            return problem
+        return wrong_segmentation(entry.get("segmentation"), sizes[entry["image_id"]])
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one > 0 for one in value)
+    return check
 
 
 def _wrong_id(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
     right = isinstance(value, (int, str)) and not isinstance(value, bool)
     return "" if right else f"has the {key} {shown(value)}; expected a number"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
