@@ -1,0 +1,75 @@
+"""Masks of detections in the pixels of their images, for drawing: one at a time, and of it what lies in its box.
+
+`mask_files.py` makes masks as COCO's tools compare them, with the threshold at the input's size. Here it is at the
+image's own pixels, which gives smooth edges where an image is larger than the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from utils.core.device import full_float32
+from utils.evaluation.letterbox import boxes_to_image
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.evaluation.masks import Masks
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The part of an image that holds a mask.
+
+    Attributes:
+        left, top: its first pixel.
+        inside: bool `[h, w]`: which of its pixels belong to the mask; there may be none.
+    """
+
+    left: int
+    top: int
+    inside: np.ndarray
+
+
+def patches(masks: Masks, image: int, chosen: Tensor, shapes: Any) -> Iterator[Patch]:
+    """Masks of some of an image's detections, one after the other.
+
+    The sigmoid of the sum of prototypes is resized bilinearly from their grid to the image. A pixel belongs to the mask
+    where it is above one half, from the first corner of the box up to the second, which does not belong to it, as on
+    the grid.
+
+    Args:
+        image: its place in the batch.
+        chosen: int64 `[n]`, which of its detections.
+        shapes: where the image lies in the input.
+    """
+    _, ((ratio_y, ratio_x), (pad_x, pad_y)) = shapes
+    grid = masks.prototypes.shape[2:]
+    boxes = masks.boxes[image][chosen]
+    boxes = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [shapes])
+    for number, box in zip(chosen.tolist(), boxes.ceil().int().tolist(), strict=True):
+        across = _places(box[0], box[2], ratio_x, int(pad_x), grid[1] / masks.size[1], grid[1])
+        down = _places(box[1], box[3], ratio_y, int(pad_y), grid[0] / masks.size[0], grid[0])
+        with full_float32():
+            sums = masks.coefficients[image][number] @ masks.prototypes[image].float().flatten(1)
+        probability = sums.sigmoid().unflatten(0, tuple(grid)).cpu().numpy()
+        yield Patch(box[0], box[1], _resized(_resized(probability, across).T, down).T > 0.5)
+
+
+def _places(first: int, end: int, ratio: float, pad: int, scale: float, count: int) -> np.ndarray:
+    """Where the middles of an image's pixels, `first` up to `end`, lie among the `count` places of the grid."""
+    middles = (np.arange(first, end) + 0.5) * ratio + pad
+    return (middles * scale - 0.5).clip(0, count - 1)
+
+
+def _resized(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Columns of float32 `[rows, columns]` at these places, interpolated linearly: `[rows, places]`."""
+    low: np.ndarray = places.astype(np.int64)
+    share = (places - low).astype(np.float32)
+    high = np.minimum(low + 1, values.shape[1] - 1)
+    return values[:, low] * (1 - share) + values[:, high] * share
