@@ -123,6 +123,8 @@ def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float)
 
     if not has_nms(runner):
         return
+    if runner.task.masks:
+        logger.warning("NMS is inside the network: its boxes are drawn, its masks are not")
     own = nms_thresholds(runner)
     confidence, overlap = own.get("conf_thres"), own.get("iou_thres")
     if confidence is None:

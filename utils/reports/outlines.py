@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POLYGONS, POINTS = 50, 500  # of a mask at most
 LARGEST = (1 << 20) - 1  # pixels: OpenCV reads no wider image
-_POLYGON = r"\d{1,7},\d{1,7}(?: \d{1,7},\d{1,7})*"
+_POLYGON = r"[0-9]{1,7},[0-9]{1,7}(?: [0-9]{1,7},[0-9]{1,7})*"
 
 
 def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ...]:
@@ -67,5 +67,5 @@ def outline_rule() -> Rule:
 
 def _extent(outline: Sequence[str]) -> tuple[int, int]:
     """How many points polygons have, and the largest number in them."""
-    numbers = [int(number) for polygon in outline for number in re.findall(r"\d+", polygon)]
+    numbers = [int(number) for polygon in outline for number in re.findall("[0-9]+", polygon)]
     return len(numbers) // 2, max(numbers)
