@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from utils.core.device import full_float32
 from utils.evaluation.letterbox import boxes_to_image
 
 if TYPE_CHECKING:
@@ -49,27 +48,20 @@ def patches(masks: Masks, image: int, chosen: Tensor, shapes: Any) -> Iterator[P
         shapes: where the image lies in the input.
     """
     _, ((ratio_y, ratio_x), (pad_x, pad_y)) = shapes
-    grid = masks.prototypes.shape[2:]
     boxes = masks.boxes[image][chosen]
     boxes = boxes_to_image(boxes, torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device), [shapes])
     for number, box in zip(chosen.tolist(), boxes.ceil().int().tolist(), strict=True):
-        across = _places(box[0], box[2], ratio_x, int(pad_x), grid[1] / masks.size[1], grid[1])
-        down = _places(box[1], box[3], ratio_y, int(pad_y), grid[0] / masks.size[0], grid[0])
-        with full_float32():
-            sums = masks.coefficients[image][number] @ masks.prototypes[image].float().flatten(1)
-        probability = sums.sigmoid().unflatten(0, tuple(grid)).cpu().numpy()
-        yield Patch(box[0], box[1], _resized(_resized(probability, across).T, down).T > 0.5)
+        share, (x1, y1, x2, y2) = masks.share(image, number)
+        across = (np.arange(box[0], box[2]) + 0.5) * ratio_x + int(pad_x)  # middles of pixels, in those of the input
+        down = (np.arange(box[1], box[3]) + 0.5) * ratio_y + int(pad_y)
+        wide = _resized(share.cpu().numpy(), (across - x1) / (x2 - x1))
+        yield Patch(box[0], box[1], _resized(wide.T, (down - y1) / (y2 - y1)).T > 0.5)
 
 
-def _places(first: int, end: int, ratio: float, pad: int, scale: float, count: int) -> np.ndarray:
-    """Where the middles of an image's pixels, `first` up to `end`, lie among the `count` places of the grid."""
-    middles = (np.arange(first, end) + 0.5) * ratio + pad
-    return (middles * scale - 0.5).clip(0, count - 1)
-
-
-def _resized(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Columns of float32 `[rows, columns]` at these places, interpolated linearly: `[rows, places]`."""
+def _resized(values: np.ndarray, middles: np.ndarray) -> np.ndarray:
+    """Columns of float32 `[rows, columns]` where, as fractions of its width, these middles lie: `[rows, middles]`."""
+    places = (middles * values.shape[1] - 0.5).clip(0, values.shape[1] - 1)
     low: np.ndarray = places.astype(np.int64)
-    share = (places - low).astype(np.float32)
+    part = (places - low).astype(np.float32)
     high = np.minimum(low + 1, values.shape[1] - 1)
-    return values[:, low] * (1 - share) + values[:, high] * share
+    return values[:, low] * (1 - part) + values[:, high] * part

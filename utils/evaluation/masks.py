@@ -90,6 +90,13 @@ class Masks:
         inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
         return inside
 
+    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
+        """The sigmoid of one detection's sum, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
+        prototypes = self.prototypes[image].float()
+        with full_float32():
+            sums = self.coefficients[image][number] @ prototypes.flatten(1)
+        return sums.sigmoid_().unflatten(0, prototypes.shape[1:]), (0.0, 0.0, float(self.size[1]), float(self.size[0]))
+
     def at_a_time(self) -> int:
         """How many masks fit into what is computed together."""
         height, width = self.grid
