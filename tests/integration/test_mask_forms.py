@@ -7,6 +7,7 @@ after DeepStream-Yolo-Seg's documented layout. tests/unit/onnx_graph/test_mask_o
 from __future__ import annotations
 
 import configparser
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import open_session
 
+ROOT = Path(__file__).resolve().parents[2]
 SIDE = 64
 LOW = 0.5  # score: half of what a random head says is above
 FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
@@ -308,3 +310,39 @@ def test_check_finds_mistakes(form: str, change, exported, tmp_path: Path):
     problems = compare_outputs.check(tmp_path / "changed.onnx", network.model, images(4)).problems
     assert len(problems) == 1
     assert "masks are not what the file's own coefficients and prototypes make" in problems[0]
+
+
+# --- docs/export.md ---------------------------------------------------------------------------------------------------
+
+
+def documented_commands() -> list[str]:
+    """The commands of the table of output formats of segmentation networks."""
+    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    section = text[text.index("## Output formats of segmentation networks") :]
+    section = section[: section.index("\n## ", 1)]
+    rows = [line for line in section.splitlines() if line.startswith("|") and "python export" in line]
+    return [row.rsplit("`", 2)[1] for row in rows]
+
+
+def test_documented_commands_do_what_their_rows_say(weights: dict[str, Path], tmp_path: Path, program: Program):
+    names = {"qat_best_seg.pt": "quantized", "gelan-c-seg.pt": "float"}
+    for name, kind in names.items():
+        (tmp_path / name).write_bytes(weights[kind].read_bytes())
+    made = []
+    for command in documented_commands():
+        _, file, *words = shlex.split(command)
+        main = {"export_qat.py": export_qat.main, "export_yoloV9.py": export_yoloV9.main}[file]
+        words = [str(tmp_path / word) if word in names else word for word in words]
+        code, out, err = program(main, *words, "--size" if file == "export_yoloV9.py" else "--imgsz", SIDE)
+        assert (code, err) == (0, []), command
+        made += [line.partition(" -> ")[2].rpartition("], ")[0] + "]" for line in out if " -> " in line]
+    four = "num_dets [1, 1], det_boxes [1, 100, 4], det_scores [1, 100], det_classes [1, 100]"
+    assert made == [
+        "output0 [1, 22, 84], output1 [1, 8, 16, 16]",
+        f"{four}, det_masks [1, 100, 25600]",
+        f"{four}, det_masks [1, 100, 3136]",
+        f"{four}, det_masks [1, 100, 25600]",
+        f"{four}, det_masks [1, 100, 16, 16]",
+        "output [batch, 100, 262]",
+        "output [1, 50, 262]",
+    ]
