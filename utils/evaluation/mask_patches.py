@@ -18,7 +18,7 @@ from utils.evaluation.letterbox import boxes_to_image
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.evaluation.masks import Masks
+    from utils.evaluation.masks import AnyMasks
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Patch:
     inside: np.ndarray
 
 
-def patches(masks: Masks, image: int, chosen: Tensor, shapes: Any) -> Iterator[Patch]:
+def patches(masks: AnyMasks, image: int, chosen: Tensor, shapes: Any) -> Iterator[Patch]:
     """Masks of some of an image's detections, one after the other.
 
-    The sigmoid of the sum of prototypes is resized bilinearly from their grid to the image. A pixel belongs to the mask
-    where it is above one half, from the first corner of the box up to the second, which does not belong to it, as on
-    the grid.
+    The sigmoid of the sum of prototypes, or what the network gives, is resized bilinearly to the image. A pixel belongs
+    to the mask where it is above one half, from the first corner of the box up to the second, which does not belong to
+    it, as on the grid.
 
     Args:
         image: its place in the batch.

@@ -44,10 +44,10 @@ def collect(
 
     from utils.evaluation.dataset import make_loader
     from utils.evaluation.detector import Detector
-    from utils.evaluation.input_plan import has_nms
+    from utils.evaluation.input_plan import gives_masks, has_nms
     from utils.evaluation.loop import labels_in_images
 
-    masks = any(runner.task.prototypes and not has_nms(runner) for runner in runners.values())
+    masks = any(runner.task.masks and (gives_masks(runner) or not has_nms(runner)) for runner in runners.values())
     loader = make_loader(
         data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count, mask_stride=1 if masks else None
     )

@@ -119,12 +119,12 @@ class Artist:
 
 def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
     """Say which of the thresholds cannot be followed where NMS is inside the network."""
-    from utils.evaluation.input_plan import has_nms, nms_thresholds
+    from utils.evaluation.input_plan import gives_masks, has_nms, nms_thresholds
 
     if not has_nms(runner):
         return
-    if runner.task.masks:
-        logger.warning("NMS is inside the network: its boxes are drawn, its masks are not")
+    if runner.task.masks and not gives_masks(runner):
+        logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
     own = nms_thresholds(runner)
     confidence, overlap = own.get("conf_thres"), own.get("iou_thres")
     if confidence is None:

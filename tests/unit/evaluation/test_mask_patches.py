@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from utils.evaluation.given_masks import GivenMasks
 from utils.evaluation.letterbox import letterbox
 from utils.evaluation.mask_patches import patches
 from utils.evaluation.masks import Masks
@@ -69,6 +70,27 @@ def test_a_box_between_two_pixels_has_an_empty_mask_and_no_box_has_none():
     shapes = ((96, 128), ((1.0, 1.0), (0.0, 0.0)))
     assert [patch.inside.any() for patch in patches(masks, 0, torch.arange(2), shapes)] == [False, False]
     assert list(patches(made([]), 0, torch.arange(0), shapes)) == []
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_given_masks_are_stretched_over_their_boxes_or_the_input(framed):
+    random = torch.Generator().manual_seed(1)
+    shares = torch.nn.functional.interpolate(torch.rand(1, 6, 5, 5, generator=random), (20, 20), mode="bilinear")
+    given = shares.flatten(2) if framed else torch.nn.functional.interpolate(shares, GRID, mode="bilinear")
+    boxes, numbers = torch.tensor(PLACES), torch.tensor([5, 2, 0, 1])
+    masks = GivenMasks.of(given, [numbers], [boxes], SIZE, upsampled=False)
+    shapes = ((192, 256), ((0.5, 0.5), (0.0, 0.0)))
+    for place, patch in enumerate(patches(masks, 0, torch.arange(4), shapes)):
+        y, x = np.indices(patch.inside.shape) + 0.5
+        x, y = (x + patch.left) * 0.5, (y + patch.top) * 0.5  # in the input
+        x1, y1, x2, y2 = PLACES[place] if framed else (0, 0, SIZE[1], SIZE[0])
+        where = torch.from_numpy(np.stack([(x - x1) / (x2 - x1) * 2 - 1, (y - y1) / (y2 - y1) * 2 - 1], 2))[None]
+        values = (shares if framed else given)[:, numbers[place], None].double()
+        found = torch.nn.functional.grid_sample(values, where, padding_mode="border", align_corners=False)[0, 0].numpy()
+        certain = np.abs(found - 0.5) > 1e-4
+        np.testing.assert_array_equal(patch.inside[certain], found[certain] > 0.5)
+        assert certain.mean() > 0.99
+        assert patch.inside.any()
 
 
 def test_one_mask_is_made_at_a_time():
