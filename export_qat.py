@@ -17,11 +17,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_nms, given_nms, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.jobs.dependencies import need
 
 FORMATS = ("onnx", "onnx_end2end")
@@ -86,27 +85,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_end2end(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("NMS in the file", "for --include onnx_end2end")
-    group.add_argument(
-        "--nms", choices=("efficient", "onnx", "none"),
-        help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
-    )  # fmt: skip
-    group.add_argument("--topk-all", type=int, default=100, metavar="N", help="detections an image (default: 100)")
-    group.add_argument(
-        "--iou-thres",
-        type=bounded("iou_thres"),
-        default=EVERYDAY_NMS_IOU,
-        metavar="P",
-        help=f"overlap (default: {EVERYDAY_NMS_IOU})",
-    )
-    group.add_argument(
-        "--conf-thres",
-        type=bounded("conf_thres"),
-        default=EVERYDAY_CONFIDENCE,
-        metavar="P",
-        help=f"confidence threshold (default: {EVERYDAY_CONFIDENCE})",
-    )
+    group = add_nms(parser, "NMS in the file", "for --include onnx_end2end")
     group.add_argument("--class-agnostic", action="store_true", help="boxes suppress each other across classes")
+    group.add_argument(
+        "--mask-resolution", type=bounded("mask_resolution"), metavar="N",
+        help="segmentation: a mask has N rows and columns, which lie over its box (default: 160); 0: it lies on the "
+        "prototypes' grid, a quarter of the input's size",
+    )  # fmt: skip
+    group.add_argument("--pooler-scale", choices=("0.25",), help="of the prototypes; there is no other")
+    group.add_argument("--sampling-ratio", choices=("0", "1"), help="of masks: both are one sample a bin")
 
 
 def verify(path: str) -> int:
@@ -130,11 +117,13 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
     if args.nms and "onnx_end2end" not in names:
         raise InputError(f"--nms {args.nms} needs --include onnx_end2end: without it there is no NMS in the file")
+    if args.mask_resolution is not None and "onnx_end2end" not in names:
+        raise InputError("--mask-resolution needs --include onnx_end2end: without it there are no masks in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     check_files(weights=args.weights, data=args.data)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
-    from utils.jobs.export import Request, deliver, output_files
+    from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export import ExportConfig
 
@@ -143,12 +132,15 @@ def export(args: argparse.Namespace) -> None:
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
         inplace=args.inplace, int8_weights=args.int8_weights, for_int8_kernels=not args.keep_layers,
     )  # fmt: skip
-    nms = output_formats.NmsSettings(
-        args.nms or "efficient", args.topk_all, args.iou_thres, args.conf_thres, args.class_agnostic
-    )
-    known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms)}
+    nms = output_formats.NmsSettings(**given_nms(args), agnostic=args.class_agnostic)
+    resolution = output_formats.RESOLUTION if args.mask_resolution is None else args.mask_resolution
+    known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms, resolution)}
     files = output_files(args.weights, args.output, [known[name] for name in names])
-    deliver(Request(args.weights, config, files, args.device, args.data, args.check), print)
+    flags = ["--mask-resolution"] * (args.mask_resolution is not None)
+    deliver(
+        Request(args.weights, config, files, args.device, args.data, args.check), print,
+        lambda network: refuse_flags_of_masks(network, args.weights, flags),
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,13 +15,17 @@ interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from utils.cli import add_device, run_program
+from utils.cli import NMS_FLAGS, add_device, add_nms, given_nms, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need
+
+if TYPE_CHECKING:
+    from utils.jobs.open import Network
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output", metavar="FILE", help="the file to write (default: beside the weights, NAME-deepstream.onnx)"
     )
     add_device(parser)
+    add_nms(parser, "NMS in the file", "segmentation networks only: DeepStream has no NMS for masks")
     return parser
 
 
@@ -64,7 +69,7 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
     check_files(weights=args.weights)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
-    from utils.jobs.export import Request, deliver, output_files
+    from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
     from utils.onnx_graph import deepstream, deepstream_files, output_formats
     from utils.onnx_graph.export import ExportConfig
 
@@ -73,19 +78,23 @@ def export(args: argparse.Namespace) -> None:
         imgsz=(args.size[0], args.size[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
         simplify=args.simplify, typing="auto", opset=args.opset,
     )  # fmt: skip
-    files = output_files(args.weights, args.output, [output_formats.deepstream()])
+    given = given_nms(args)
+    nms = output_formats.NmsSettings(**given)
+    files = output_files(args.weights, args.output, [output_formats.deepstream(nms)])
     (path,) = files
     refuse_overwrite([path, *deepstream_files.paths(path)], [args.weights])
     deepstream_files.check_name(path)
     deepstream_files.check_config(path)
-    network, (result,) = deliver(
-        Request(args.weights, config, files, args.device, check=args.check), print,
-        lambda found: deepstream_files.check_labels(path, deepstream.labels(found.names)),
-    )  # fmt: skip
+
+    def check(network: Network) -> None:
+        refuse_flags_of_masks(network, args.weights, [NMS_FLAGS[name] for name in given])
+        deepstream_files.check_labels(path, deepstream.labels(network.names))
+
+    network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print, check)
     height, width = result.inputs["images"][2:]
     text = deepstream.infer_config(
-        path, (int(height), int(width)), batch, len(network.names),
-        typing=config.resolved(True).typing if network.quantized else "", dynamic=args.dynamic,
+        path, (int(height), int(width)), batch, len(network.names), dynamic=args.dynamic,
+        typing=config.resolved(True).typing if network.quantized else "", nms=nms if network.task.prototypes else None,
     )  # fmt: skip
     for written in deepstream_files.write(path, deepstream.labels(network.names), text):
         print(written)

@@ -13,17 +13,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import interrupts
 from utils.core import console, distributed
 from utils.core.arguments import folder_name_argument, refuse_empty
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 logger = logging.getLogger(__name__)
 
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
+NMS_FLAGS = {"kind": "--nms", "topk": "--topk-all", "iou_thres": "--iou-thres", "conf_thres": "--conf-thres"}
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +74,30 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
         "--timing-iterations", type=bounded("timing_iterations"), metavar="N",
         help="runs of a measured kernel, see TensorRT",
     )  # fmt: skip
+
+
+def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse._ArgumentGroup:
+    """`--nms --topk-all --iou-thres --conf-thres`, which `given_nms` reads."""
+    group = parser.add_argument_group(title, about)
+    group.add_argument(
+        "--nms", choices=("efficient", "onnx", "none"),
+        help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
+    )  # fmt: skip
+    group.add_argument("--topk-all", type=int, metavar="N", help="detections an image (default: 100)")
+    group.add_argument(
+        "--iou-thres", type=bounded("iou_thres"), metavar="P", help=f"overlap (default: {EVERYDAY_NMS_IOU})"
+    )
+    group.add_argument(
+        "--conf-thres", type=bounded("conf_thres"), metavar="P",
+        help=f"confidence threshold (default: {EVERYDAY_CONFIDENCE})",
+    )  # fmt: skip
+    return group
+
+
+def given_nms(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of `add_nms`, as fields of `NmsSettings`."""
+    entries = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in NMS_FLAGS.items()}
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def setup_logging(verbose: bool = False, rank: int = 0) -> None:

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import val_trt
 from utils import upstream
+from utils.cli import run_program
 from utils.core.errors import InputError
+from utils.jobs.open import load_network
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.export import ExportConfig, export_forms
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.reports.schema import Report
 
 
@@ -55,10 +61,17 @@ def run(checkout: Path, *words: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_from_the_float_model_to_a_file_with_masks(checkout: Path, tmp_path: Path):
+@pytest.fixture(scope="module")
+def outlined(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data.yaml of a set of 24 images for validation, with outlines."""
+    folder = tmp_path_factory.mktemp("outlined")
+    run(checkout, "data/demo/make_digits.py", "--segments", folder / "set", "--train", 20, "--val", 24)
+    return folder / "set/data.yaml"
+
+
+def test_from_the_float_model_to_a_file_with_masks(checkout: Path, outlined: Path, tmp_path: Path):
     """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
-    run(checkout, "data/demo/make_digits.py", "--segments", tmp_path / "set", "--train", 20, "--val", 24)
-    where = ("--data", tmp_path / "set/data.yaml", "--device", "cpu", "--workers", 0)
+    where = ("--data", outlined, "--device", "cpu", "--workers", 0)
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)
     run(checkout, "qat.py", "quantize", *words, *where, "--calib-batches", 2, "--ptq-only", "--project", tmp_path)
     before, row = Report.load(tmp_path / "exp/report.json").rows
@@ -80,3 +93,25 @@ def test_without_its_files_it_says_what_it_needs(train_masks, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["train_masks.py", *arguments])
     with pytest.raises(InputError, match=r"name DETECTOR\.pt, START\.pt and --cfg FILE"):
         train_masks.main()
+
+
+def test_nms_in_the_file_scores_as_outside_of_it(checkout: Path, outlined: Path, tmp_path: Path):
+    """At the loop's thresholds and with masks on the grid; in the boxes' frames they lose a little."""
+    network = load_network(checkout / "data/demo/gelan-digits-seg.pt", torch.device("cpu"))
+    nms = NmsSettings("onnx", 300, 0.6, 0.001)
+    forms = {"plain": output_formats.plain(), "grid": output_formats.end2end(nms, 0),
+             "boxes": output_formats.end2end(nms)}  # fmt: skip
+    files = {tmp_path / f"{name}.onnx": form for name, form in forms.items()}
+    export_forms(network.model, ExportConfig((320, 320), 4), files, network.metadata())
+    rows = []
+    for file in files:
+        words = ["--engine-file", file, "--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path]
+        assert run_program(val_trt.make_parser(), val_trt.main, [str(word) for word in words]) == 0
+        rows.append(Report.load(max(tmp_path.glob("exp*/report.json"), key=lambda path: path.stat().st_mtime)).rows[0])
+    plain, grid, boxes = rows
+    assert plain.mask_ap > 0.45
+    assert (grid.ap, grid.mask_ap) == pytest.approx((plain.ap, plain.mask_ap), abs=1e-6)
+    assert boxes.ap == pytest.approx(plain.ap, abs=1e-6)
+    assert boxes.mask_ap == pytest.approx(plain.mask_ap, abs=0.03)
+    assert boxes.mask_ap != plain.mask_ap
+    assert [row.ap_with for row in rows] == ["", "NMS in the file", "NMS in the file, masks 160×160"]

@@ -17,13 +17,16 @@ from models.quantize import placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
-from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.jobs.open import load_network
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms, export_onnx
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from random_networks import convolutions_in, random_network
+from random_networks import convolutions_in, random_network, save_quantized
 
 NETWORKS = ["gelan-t", "gelan-s", "gelan-m", "gelan-c", "gelan-e", "gelan"]  # yolov9-* become these when deployed
 SIDE = 64
@@ -48,7 +51,8 @@ def network(request: pytest.FixtureRequest, upstream_yaml) -> nn.Module:
 
 def built(file: Path, **changes) -> BuildResult:
     rtx = tensorrt_api.load("tensorrt_rtx_bindings")
-    return build(file, file.with_suffix(".engine"), BuildConfig(targets=TARGETS, progress=False, **changes), rtx)
+    config = BuildConfig(**{"targets": TARGETS, "progress": False, **changes})
+    return build(file, file.with_suffix(".engine"), config, rtx)
 
 
 @pytest.mark.parametrize("dynamic", ["none", "batch"])
@@ -71,3 +75,39 @@ def test_weakly_typed_file_holds_its_properties(network, tmp_path):
     assert result.report.ok, result.report.findings
     assert result.report.counts["float_convolutions"] == 0
     assert convolutions_in(result.path) == set(network.quantization_plan.convolutions)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+MASK_FORMS = {
+    "plain": output_formats.plain(),
+    "in boxes": output_formats.end2end(NmsSettings("none", 100), 160),
+    "on the grid": output_formats.end2end(NmsSettings("none", 100), 0),
+    "deepstream": output_formats.deepstream(NmsSettings("none", 100)),
+}
+
+
+@pytest.fixture(scope="module")
+def mask_files(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
+    """The demo's network with masks, quantized, in each form whose operators RTX has, for any batch.
+
+    It lacks ONNX's NMS and the plugin.
+    """
+    folder = tmp_path_factory.mktemp("masks")
+    weights = save_quantized(folder / "demo.pt", checkout / "data/demo/gelan-digits-seg.pt", imgsz=SIDE)
+    network = load_network(weights, torch.device("cpu"))
+    config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
+    files = {folder / f"{name}.onnx": form for name, form in MASK_FORMS.items()}
+    results = export_forms(network.model, config, files, network.metadata())
+    return dict(zip(MASK_FORMS, results, strict=True))
+
+
+@pytest.mark.parametrize("form", MASK_FORMS)
+def test_masks_build(form: str, mask_files: dict[str, ExportResult], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    exported = mask_files[form]
+    assert exported.report.ok, exported.report.findings
+    assert exported.report.counts["float_convolutions"] == 0
+    note = built(exported.path, targets=TARGETS[:1], batch=(1, 4, 8)).note
+    assert (note.precision, note.typing, note.gpu) == ("int8", "strong", "SM89")
+    assert all(text.strip(" .").startswith(KNOWN) for text in note.warnings)

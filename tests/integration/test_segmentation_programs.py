@@ -60,6 +60,8 @@ def test_quantize_names_its_files_after_both_and_is_resumed(checkout, given, tmp
     run(checkout, "qat.py", "quantize", *words, "--calib-batches", 1, "--epochs", 1, "--iters", 1)
     report = Report.load(tmp_path / "exp/report.json")
     assert [row.stage for row in report.rows] == ["float", "PTQ", "QAT"]
+    assert len(report.samples) == 4
+    assert all(box.outline for sample in report.samples for box in sample.truth)
     ptq = report.rows[1]
     weights = tmp_path / "exp/weights"
     assert (weights / f"ptq_ap_{ptq.ap:.4f}_mask_{ptq.mask_ap:.4f}_seg.pt").is_file()

@@ -2,6 +2,9 @@
 
 For each image it gets a flat float buffer, six numbers an anchor: x1, y1, x2, y2 in pixels of the input, score and
 class. Boxes are clipped to the input; those under a pixel, or under the threshold of their class, are dropped.
+
+DeepStream-Yolo-Seg's gets six numbers a detection too, and behind them its mask, row by row: as many rows and columns
+as a quarter of the input's pixels, which lie over the box.
 """
 
 from __future__ import annotations
@@ -36,4 +39,31 @@ def objects_in(prediction: np.ndarray, width: int, height: int, thresholds: Sequ
         top, bottom = (min(max(value, 0.0), height) for value in (y - h / 2, y + h / 2))
         if scores[label] >= thresholds[label] and right - left >= 1 and bottom - top >= 1:
             objects.append((left, top, right - left, bottom - top, scores[label], label))
+    return objects
+
+
+def parse_masks_as_deepstream(
+    buffer: np.ndarray, width: int, height: int, thresholds: Sequence[float]
+) -> list[tuple[tuple[float, ...], np.ndarray]]:
+    """Each object of DeepStream-Yolo-Seg as above, and its mask float32 `[height / 4, width / 4]`."""
+    mask_height, mask_width = height // 4, width // 4
+    step, values, objects = 6 + mask_height * mask_width, buffer.astype(np.float32).ravel(), []
+    assert len(values) % step == 0
+    for start in range(0, len(values), step):
+        mask = values[start + 6 : start + step].reshape(mask_height, mask_width)
+        boxes = parse_as_deepstream(values[start : start + 6], width, height, thresholds)
+        objects += [(box, mask) for box in boxes]
+    return objects
+
+
+def masked_objects_in(
+    rows: np.ndarray, masks: np.ndarray, width: int, height: int, thresholds: Sequence[float]
+) -> list[tuple[tuple[float, ...], np.ndarray]]:
+    """What it should find, from detections `[n, 6]`: xyxy, score, class; and masks `[n, height / 4, width / 4]`."""
+    objects = []
+    for (x1, y1, x2, y2, score, label), mask in zip(rows.tolist(), masks, strict=True):
+        left, right = (min(max(value, 0.0), width) for value in (x1, x2))
+        top, bottom = (min(max(value, 0.0), height) for value in (y1, y2))
+        if score >= thresholds[int(label)] and right - left >= 1 and bottom - top >= 1:
+            objects.append(((left, top, right - left, bottom - top, score, int(label)), mask))
     return objects

@@ -136,7 +136,7 @@ def listing(item: Rule, least: int = 0, most: float = math.inf) -> Rule:
             raise Mismatch(field, value, "a list")
         if not least <= len(value) <= most:
             wanted = f"{least} items" if least == most else f"a list of {least} items or more"
-            raise Mismatch(field, value, wanted)
+            raise Mismatch(field, value, wanted if len(value) < least or least == most else f"at most {most} items")
         for index, one in enumerate(value):
             item(one, f"{field}[{index}]")
 

@@ -13,6 +13,8 @@ shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections
 masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
+mask_patches.py the same for drawing: one mask at a time
+given_masks.py  masks that a network with NMS inside gives
 nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
 metrics.py      detections and labels → precision, recall, AP
 statistics.py   what is kept of each image, until there is AP

@@ -15,9 +15,10 @@ from torch import Tensor
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
-from utils.evaluation.input_plan import batch_range, has_nms, image_input, output_names
+from utils.evaluation.given_masks import GivenMasks
+from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.masks import Masks
+from utils.evaluation.masks import AnyMasks, Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class Found:
 
     Attributes:
         rows: of each image float32 `[n, 6]`: xyxy in the original's pixels, score, class; best first.
-        masks: what the masks of these are made of; None for detection.
+        masks: of these; None for detection.
     """
 
     rows: list[Tensor]
-    masks: Masks | None = None
+    masks: AnyMasks | None = None
 
 
 class Detector:
@@ -65,6 +66,7 @@ class Detector:
         self._batch = batch_range(runner)
         self._task = runner.task
         self._suppressed = has_nms(runner)
+        self._masks = self._task.masks if self._suppressed and gives_masks(runner) else ""
         self._outputs = {} if self._suppressed else output_names(runner)
         if self._suppressed and data is not None:
             settings = runner.metadata.get("nms", "unknown thresholds").strip("{}").replace('"', "")
@@ -73,8 +75,9 @@ class Detector:
                 "AP does not compare with that of other files: it can even be higher, since the curve is cut off",
                 settings, conf_thres, iou_thres, max_det,
             )  # fmt: skip
-            if self._task.masks:
-                logger.warning("the masks of a network with NMS inside are not evaluated, only its boxes")
+            if self._task.masks and not gives_masks(runner):
+                logger.warning("this network with NMS inside gives no masks (%s); its boxes are evaluated",
+                               self._task.masks)  # fmt: skip
         self._nc = None if single_cls or data is None else data.nc
         self._data = data
         self._thresholds = conf_thres, iou_thres
@@ -134,14 +137,15 @@ class Detector:
         """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped.
 
         Returns:
-            The outputs by the task's names; of a network with NMS inside, its table of detections by no name.
+            The outputs by the task's names; of a network with NMS inside, its table of detections by no name, and its
+            masks.
         """
         min_batch, max_batch = self._batch
         parts = []
         for part in images.split(max_batch or len(images)):
             filler = part[-1:].expand(max(min_batch - len(part), 0), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
-            result = {"": packed_detections(raw)} if self._suppressed else self._named(raw)
+            result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
             sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in result.values()]
@@ -155,25 +159,40 @@ class Detector:
 
     def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> Found:
         """What the network's outputs say is in the images."""
+        size = (shape[2], shape[3])
         if self._suppressed:
-            return Found(in_images(self._best(raw[""]), shapes, single_cls=self._single_cls))
+            numbers, best = self._best(raw[""])
+            rows = in_images(best, shapes, single_cls=self._single_cls)
+            if not self._masks:
+                return Found(rows)
+            boxes = [one[:, :4] for one in best]
+            return Found(rows, GivenMasks.of(raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks))
         prediction = Prediction.of(raw, self._task)
         rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
-        masks = Masks.of(prediction, rows, (shape[2], shape[3]), upsampled=self._upsample_masks)
+        masks = Masks.of(prediction, rows, size, upsampled=self._upsample_masks)
         return Found(in_images(rows, shapes, single_cls=self._single_cls), masks)
 
-    def _best(self, raw: Tensor) -> list[Tensor]:
-        """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first."""
-        raw = raw.gather(1, raw[..., 4].argsort(dim=1, descending=True, stable=True)[..., None].expand_as(raw))
+    def _detections(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The table of detections of a network with NMS inside, by no name, and its masks."""
+        table = {"": packed_detections(raw)}
+        return {**table, self._masks: raw[self._masks]} if self._masks else table
+
+    def _best(self, raw: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.
+
+        Returns:
+            Of each image the numbers of its rows, `[n]`, and these rows, `[n, 6]`.
+        """
+        order = raw[..., 4].argsort(dim=1, descending=True, stable=True)
+        raw = raw.gather(1, order[..., None].expand_as(raw))
         valid = raw[..., 4] > self._thresholds[0]
         valid &= valid.cumsum(1) <= self._max_det
-        return list(raw[valid].split(valid.sum(1).tolist()))
+        counts = valid.sum(1).tolist()
+        return list(order[valid].split(counts)), list(raw[valid].split(counts))
 
     def _check_classes(self) -> None:
         if self._runner.metadata.get("form") == "deepstream":
-            raise InputError(
-                "the network's output has DeepStream's form, [batch, anchors, 6]; give a file of export_qat.py's"
-            )
+            raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
         names = self._runner.names
         rows, nm = (self._rows(name) for name in (self._task.prediction, self._task.prototypes))
         known = rows is not None and (nm is not None or not self._task.prototypes)

@@ -134,6 +134,19 @@ def has_nms(runner: Runner) -> bool:
     return set(DETECTIONS) <= {spec.name for spec in runner.outputs}
 
 
+def gives_masks(runner: Runner) -> bool:
+    """Whether a network with NMS inside gives masks too."""
+    return runner.task.masks in {spec.name for spec in runner.outputs}
+
+
+def mask_frame(runner: Runner) -> int | None:
+    """Rows and columns of the masks that a network gives in its boxes' frames; None if it gives none."""
+    for spec in runner.outputs:
+        if spec.name == runner.task.masks and len(spec.shape) == 3 and spec.shape[2]:
+            return math.isqrt(spec.shape[2])
+    return None
+
+
 def nms_thresholds(runner: Runner) -> dict[str, float]:
     """`conf_thres` and `iou_thres` of NMS inside the network, as far as its file says them and they are used there."""
     try:
@@ -149,17 +162,20 @@ def nms_thresholds(runner: Runner) -> dict[str, float]:
 def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = False) -> int | None:
     """Pixels of the input in one of the grid that masks are compared on; None for a network without masks.
 
-    Where the file does not say how large its prototypes are, the network is run once on grey.
+    Where the file does not say how large its prototypes are, the network is run once on grey. Masks in boxes' frames
+    are pasted onto the usual grid.
 
     Raises:
         InputError: the input's size is no multiple of the prototypes'.
     """
     task = runner.task
-    if not task.prototypes or has_nms(runner):
+    if not task.prototypes or (has_nms(runner) and not gives_masks(runner)):
         return None
     if upsampled:
         return 1
-    name = output_names(runner)[task.prototypes]
+    if mask_frame(runner):
+        return USUAL_STRIDE
+    name = task.masks if has_nms(runner) else output_names(runner)[task.prototypes]
     shape = next(spec.shape for spec in runner.outputs if spec.name == name)
     height, width = shape[2:]
     if height is None or width is None:

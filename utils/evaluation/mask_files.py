@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from utils.core.errors import DependencyError
 
 if TYPE_CHECKING:
-    from utils.evaluation.masks import Masks
+    from utils.evaluation.masks import AnyMasks
 
 CHANNELS = 128  # OpenCV 5 resizes no more at a time
 
@@ -24,7 +23,7 @@ def check_encoder() -> None:
         raise DependencyError("writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools")
 
 
-def run_lengths(masks: Masks, image: int, shapes: Any) -> list[dict[str, Any]]:
+def run_lengths(masks: AnyMasks, image: int, shapes: Any) -> list[dict[str, Any]]:
     """COCO's `segmentation` of each detection of an image: `size` (height, width) and `counts`, a text."""
     from pycocotools import mask as coco_mask
 
@@ -35,7 +34,7 @@ def run_lengths(masks: Masks, image: int, shapes: Any) -> list[dict[str, Any]]:
     return found
 
 
-def image_pixels(masks: Masks, image: int, shapes: Any) -> Iterator[np.ndarray]:
+def image_pixels(masks: AnyMasks, image: int, shapes: Any) -> Iterator[np.ndarray]:
     """Masks of an image's detections in its own pixels, a few at a time: uint8 `[n, H, W]` of 0 and 1.
 
     As upstream does it: made at the input's size, without the padding, then resized bilinearly.
@@ -45,11 +44,11 @@ def image_pixels(masks: Masks, image: int, shapes: Any) -> Iterator[np.ndarray]:
     """
     import cv2
 
-    wide = replace(masks, upsampled=True)
+    wide = masks.at_input_size()
     (height, width), (_, (left, top)) = shapes
     rows = slice(int(top), int(masks.size[0] - top))
     columns = slice(int(left), int(masks.size[1] - left))
-    device = masks.prototypes.device
+    device = masks.device
     numbers = torch.arange(len(masks.boxes[image]), device=device)
     for part in numbers.split(min(wide.at_a_time(), CHANNELS)) if len(numbers) else ():
         inside = wide.pixels(torch.tensor([image], device=device), part[None])[0, :, rows, columns]

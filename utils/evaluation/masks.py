@@ -11,8 +11,8 @@ several images together on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -25,6 +25,38 @@ if TYPE_CHECKING:
     from utils.evaluation.mask_truth import PackedMasks
 
 LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of sums at a time
+
+
+class AnyMasks(Protocol):
+    """Masks of a batch's detections: sums of prototypes here, or given by a network, see `given_masks.py`."""
+
+    @property
+    def boxes(self) -> tuple[Tensor, ...]:
+        """Of each image float32 `[n, 4]`, xyxy in pixels of the input."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the input."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(height, width) that masks are compared at."""
+
+    def at_input_size(self) -> AnyMasks:
+        """The same, compared at the input's size."""
+
+    def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Masks of some detections of several images: bool `[G, N, *grid]`, see `Masks.pixels`."""
+
+    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
+        """One mask in 0..1, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
+
+    def at_a_time(self) -> int:
+        """How many masks fit into what is computed together."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +91,15 @@ class Masks:
         return cls(prediction.prototypes, tuple(coefficients), boxes, size, upsampled)
 
     @property
+    def device(self) -> torch.device:
+        """Where the prototypes are."""
+        return self.prototypes.device
+
+    def at_input_size(self) -> Masks:
+        """The same, compared at the input's size."""
+        return replace(self, upsampled=True)
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(height, width) that masks are compared at."""
         return self.size if self.upsampled else (self.prototypes.shape[2], self.prototypes.shape[3])
@@ -70,7 +111,6 @@ class Masks:
             images: int64 `[G]`.
             rows: int64 `[G, N]`, their detections; -1 for none, whose mask is empty.
         """
-        height, width = self.grid
         index = rows.clamp(min=0)
         coefficients, boxes = (
             torch.stack([parts[image][chosen] for image, chosen in zip(images.tolist(), index, strict=True)])
@@ -84,17 +124,32 @@ class Masks:
             inside = wide > 0.5
         else:
             inside = sums > 0
-        boxes = boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)
-        boxes = boxes.masked_fill(rows[..., None] < 0, 0.0)
-        inside &= between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
-        inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
-        return inside
+        return crop(inside, boxes.masked_fill(rows[..., None] < 0, 0.0), self.size)
+
+    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
+        """The sigmoid of one detection's sum, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
+        prototypes = self.prototypes[image].float()
+        with full_float32():
+            sums = self.coefficients[image][number] @ prototypes.flatten(1)
+        return sums.sigmoid_().unflatten(0, prototypes.shape[1:]), (0.0, 0.0, float(self.size[1]), float(self.size[0]))
 
     def at_a_time(self) -> int:
         """How many masks fit into what is computed together."""
-        height, width = self.grid
-        device = "cuda" if self.prototypes.is_cuda else "cpu"
-        return max(LARGEST[device] // (4 * height * width), 1)
+        return at_a_time(self.grid, self.device)
+
+
+def at_a_time(grid: tuple[int, int], device: torch.device) -> int:
+    """How many float32 masks of this size may be computed together."""
+    return max(LARGEST["cuda" if device.type == "cuda" else "cpu"] // (4 * grid[0] * grid[1]), 1)
+
+
+def crop(inside: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks bool `[G, N, h, w]` without what is outside of their boxes `[G, N, 4]`, in pixels of an input of `size`."""
+    height, width = inside.shape[2:]
+    boxes = boxes * boxes.new_tensor([width / size[1], height / size[0]] * 2)
+    inside &= between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
+    inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
+    return inside
 
 
 def between(low: Tensor, high: Tensor, count: int) -> Tensor:
@@ -103,7 +158,9 @@ def between(low: Tensor, high: Tensor, count: int) -> Tensor:
     return (places >= low[..., None]) & (places < high[..., None])
 
 
-def mask_overlaps(masks: Masks, truth: PackedMasks, found: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+def mask_overlaps(
+    masks: AnyMasks, truth: PackedMasks, found: Sequence[Tensor], labels: Sequence[Tensor]
+) -> list[Tensor]:
     """IoU of the masks of labels and of detections, for each image float32 `[m, n]`.
 
     Detections of a class that no label of their image has stand for no label whatever they look like: theirs is 0, and
@@ -120,7 +177,7 @@ def mask_overlaps(masks: Masks, truth: PackedMasks, found: Sequence[Tensor], lab
     """
     if truth.shape != masks.grid:
         raise ValueError(f"the labels' masks are {truth.shape} and the network's {masks.grid}")
-    device = masks.prototypes.device
+    device = masks.device
     pixels = truth.unpacked(device)
     first = [0]
     for one in labels:

@@ -127,7 +127,10 @@ def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> 
 
 
 def best_class(found: Tensor) -> Tensor:
-    """Of boxes `[n, 6]` in one place the best one: AP counts a box for several classes, a drawing shows one object."""
+    """Of boxes `[n, 6]` in one place the best one, int64 `[m]`: which of them, best first.
+
+    AP counts a box for several classes, a drawing shows one object.
+    """
     from utils.core.light_torchvision import torchvision
 
-    return found[torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)]
+    return torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)

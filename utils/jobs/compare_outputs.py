@@ -2,14 +2,14 @@
 
 Three things are compared: the predictions; for a quantized network every stretch between two quantizers by itself, see
 `compare_tensors.py`; and what the file's form makes of its own predictions, with the NMS of the evaluation loop as
-reference.
+reference, and for masks those of `compare_masks.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from utils.core.errors import DependencyError
 from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
-from utils.core.tasks import DETECT, Prediction, prediction_of, task_of_head
-from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.core.tasks import SEGMENT, Prediction, prediction_of, task_of_head
+from utils.evaluation.nms import non_max_suppression
+from utils.jobs.compare_masks import ROWS, SAME_BOX, BehindPlugin, different_masks, same_detections, table_and_masks
 from utils.jobs.compare_tensors import Agreement, compare
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
@@ -31,7 +32,6 @@ from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
 BEST = 100  # anchors of an image whose boxes are compared: those without an object have boxes of no meaning
-SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ def check(
     graph = read_onnx(path)
     form, task = metadata_of(graph), task_of_head(model.model[-1])
     file = _Session(graph)
+    wrong_masks = 0
     boxes: list[float] = []
     scores: list[float] = []
     problems: list[str] = []
@@ -116,21 +117,28 @@ def check(
         with torch.no_grad():
             whole = prediction_of(task, model(batch))
         expected = Prediction(whole.raw[:count], whole.layout)
-        given = Prediction(results[task.prediction], whole.layout)
+        given = Prediction(results[task.prediction], whole.layout, results.get(task.prototypes))
         best = expected.scores.amax(1).topk(min(BEST, expected.raw.shape[2])).indices[:, None]
         apart = (given.boxes - expected.boxes).abs()
         boxes.append(float(apart.gather(2, best.expand(-1, apart.shape[1], -1)).max()))
         scores.append(float((given.scores - expected.scores).abs().max()))
         if order:
             stretches.append(compare(model, graph, batch, order))
-        found += _detections(form, results, given)
+        for image, (mine, expected_rows, masks) in enumerate(_detections(form, file, results, given)):
+            found.append((mine, expected_rows))
+            if masks is not None:
+                framed = form.get("mask_resolution") != "0"
+                wrong_masks += different_masks(masks, mine, expected_rows, given, image, part.shape[3], framed=framed)
         problems += _form_problems(form, results, given)
     together = _together(stretches)
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     problems += _prediction_problems(box, score, together, limits)
     different = sum(_different(*pair) for pair in found)
-    if different > max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found)):
+    few = max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found))
+    if different > few:
         problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
+    if wrong_masks > few:
+        problems.append(f"{wrong_masks} masks are not what the file's own coefficients and prototypes make")
     return Parity(len(images), box, score, together, tuple(problems))
 
 
@@ -165,8 +173,8 @@ def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Pred
     """Rows of the DeepStream form, or what the plugin reads, beside the predictions that they are made of."""
     boxes, scores = _corners(given)
     pairs: list[tuple[Tensor, Tensor]] = []
-    if form.get("form") == "deepstream":
-        rows = results["output"]
+    if form.get("form") == "deepstream" and "nms" not in form:
+        rows = results[ROWS]
         label = rows[..., 5:].long().clamp(0, scores.shape[2] - 1)
         best = scores.amax(2)
         pairs = [(rows[..., :4], boxes), (rows[..., 4], best), (scores.gather(2, label)[..., 0], best)]
@@ -176,32 +184,40 @@ def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Pred
     return ["the rows are not the predictions"] if wrong else []
 
 
-def _detections(form: dict[str, str], results: dict[str, Tensor], given: Prediction) -> list[tuple[Tensor, Tensor]]:
-    """For each image the file's detections and the loop's, `[n, 6]`; none where NMS is not in standard operators."""
-    if DETECT.detections[0] not in results:
+def _detections(
+    form: dict[str, str], file: _Session, results: dict[str, Tensor], given: Prediction
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """For each image the file's detections `[n, 6]`, the loop's, and the file's masks.
+
+    Nothing where TensorRT's plugin keeps the detections; where masks stand behind it, it is taken to keep the loop's.
+    """
+    if "nms" not in form or (file.behind_plugin is None and "plugin boxes" in results):
         return []
     settings = NmsSettings(**json.loads(form["nms"]))
     overlap = settings.iou_thres
+    compared = given
     if settings.kind == "none":
         overlap = 1.0
         if settings.agnostic:
             best, label = given.scores.max(1, keepdim=True)
-            given = Prediction.of_boxes(
-                torch.cat([given.boxes, torch.zeros_like(given.scores).scatter(1, label, best)], 1)
-            )
+            alone = torch.zeros_like(given.scores).scatter(1, label, best)
+            compared = replace(given, raw=torch.cat([given.boxes, alone, given.coefficients], 1))
     agnostic = settings.agnostic and settings.kind != "none"
-    expected = non_max_suppression(given, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
-    counts = results[DETECT.detections[0]].flatten().tolist()
-    found = [one[:count] for one, count in zip(packed_detections(results), counts, strict=True)]
-    return list(zip(found, expected, strict=True))
+    expected = non_max_suppression(compared, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
+    if file.behind_plugin is not None:
+        results = file.behind_plugin(results, expected, settings.topk)
+    grid = () if given.prototypes is None else given.prototypes.shape[2:]
+    table, masks = table_and_masks(results, grid)
+    rows = [one[one[:, 4] > 0] for one in table]
+    shown = [None] * len(rows) if masks is None else [one[: len(mine)] for one, mine in zip(masks, rows, strict=True)]
+    return list(zip(rows, expected, shown, strict=True))
 
 
 def _different(found: Tensor, expected: Tensor) -> int:
     """How many detections of either side have no equal on the other."""
     if not len(found) or not len(expected):
         return len(found) + len(expected)
-    apart = (found[:, None] - expected[None]).abs()
-    same = (apart[..., :4].amax(2) < SAME_BOX) & (apart[..., 4] < SAME_SCORE) & (apart[..., 5] == 0)
+    same = same_detections(found, expected)
     return max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
 
 
@@ -215,6 +231,7 @@ class _Session:
 
     Attributes:
         batch: the static batch size, 0 if it is dynamic.
+        behind_plugin: what makes masks of what the plugin keeps; None where there is no plugin, or no masks.
     """
 
     def __init__(self, graph: ModelProto) -> None:
@@ -229,6 +246,8 @@ class _Session:
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
+        masked = "plugin boxes" in self._names and SEGMENT.prototypes in self._names
+        self.behind_plugin = BehindPlugin(graph, options) if masked else None
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         values = self._session.run(list(self._names.values()), {self._input: np.ascontiguousarray(images.numpy())})
@@ -245,7 +264,8 @@ def _observed(graph: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
         result.graph.node.remove(plugin)
         del result.graph.output[:]
-    names[DETECT.prediction] = DETECT.prediction
+    written = {name for node in result.graph.node for name in node.output}
+    names |= {name: name for name in SEGMENT.outputs if name in written}
     present = {value.name for value in result.graph.output}
     added = [name for name in names.values() if name not in present]
     result.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in added)

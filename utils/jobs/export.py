@@ -19,7 +19,7 @@ from utils.jobs import compare_outputs
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
-from utils.onnx_graph.output_formats import Form, plain
+from utils.onnx_graph.output_formats import Form
 from utils.onnx_graph.verify import table
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ def deliver(
     network = load_network(request.weights, select_device(request.device))
     if data is not None:
         check_classes(request.weights, network.names, data)
-    refuse_forms(network, request)
     loaded(network)
     config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
     config = config.resolved(network.quantized)
@@ -106,18 +105,14 @@ def deliver(
     return network, results
 
 
-def refuse_forms(network: Network, request: Request) -> None:
-    """Refuse detections inside the file of a segmentation network: its masks would be left out.
+def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) -> None:
+    """Refuse options that only mean something for a segmentation network.
 
     Raises:
-        InputError: one of the request's files is not of the plain form.
+        InputError: there are some, and the network is a detector.
     """
-    wrong = [form.name for form in request.files.values() if form.name != plain().name]
-    if network.task.prototypes and wrong:
-        raise InputError(
-            f"{request.weights} ends in {network.head}: a segmentation network is exported with raw predictions and "
-            f"prototypes (--include onnx), and not as {wrong[0]}"
-        )
+    if flags and not network.task.prototypes:
+        raise InputError(f"{weights} ends in {network.head}: a detector, and {flags[0]} is for segmentation networks")
 
 
 def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:

@@ -55,6 +55,9 @@ class Network:
             "kind": self.kind,
             "version": __version__,
         }
+        if self.task.prototypes:
+            head: Any = self.model.model[-1]
+            entries["nm"] = str(head.nm)
         return entries if self.recipe is None else entries | {"recipe": json.dumps(self.recipe.to_dict())}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from utils.core.device import device_name
 from utils.core.resampled import Resampled
 from utils.core.thresholds import AP_CONFIDENCE
-from utils.evaluation.input_plan import has_nms
+from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.reports.schema import Row, versions
@@ -37,7 +37,7 @@ def make_row(
         seconds: wall time of the stage.
     """
     runner = where if isinstance(where, Runner) else None
-    marks = ap_with(config, result, nms_inside=runner is not None and has_nms(runner)) if result else ""
+    marks = ap_with(config, result, runner) if result else ""
     masks = result.masks if result else None
     return Row(
         stage=stage,
@@ -67,16 +67,21 @@ def _as_text(found: Resampled | None) -> str:
     return found.to_text() if found else ""
 
 
-def ap_with(config: EvalConfig, result: EvalResult, *, nms_inside: bool) -> str:
-    """What makes this AP differ from the usual one, such as '30 images, NMS in the file'; empty for nothing."""
+def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None) -> str:
+    """What makes this AP differ from the usual one, such as '30 images, NMS in the file'; empty for nothing.
+
+    `runner` is what ran the network, None for one in PyTorch.
+    """
     usual = EvalConfig()
+    side = mask_frame(runner) if runner is not None and result.masks is not None else None
     marks = {
         f"{result.images} images": config.limit is not None,
         f"split {config.split}": config.split != usual.split,
         f"confidence {config.conf_thres:g}": config.conf_thres != AP_CONFIDENCE,
         f"NMS IoU {config.nms_iou(result.task):g}": config.nms_iou(result.task) != result.task.nms_iou,
         f"at most {config.max_det} detections": config.max_det != usual.max_det,
-        "NMS in the file": nms_inside,
+        "NMS in the file": runner is not None and has_nms(runner),
+        f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,
         "upsampled masks": config.upsample_masks and result.masks is not None,
         result.mark: bool(result.mark),

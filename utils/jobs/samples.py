@@ -1,17 +1,22 @@
-"""Detections of several networks on a few validation images, for drawing them side by side."""
+"""Detections of several networks on a few validation images, with masks, for drawing them side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.reports.outlines import outline_of
 from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.evaluation.data_yaml import DataConfig
+    from utils.evaluation.detector import Found
+    from utils.evaluation.images import ImageFile
     from utils.runners.base import Runner
 
 
@@ -32,17 +37,21 @@ def collect(
         confidence: detections below it are not shown.
 
     Raises:
-        DataError: the split has no readable image.
+        DataError: the split has no readable image, or boxes as labels where a network has masks.
         InputError: a network does not take the images, or its classes are not the dataset's.
     """
     import torch
 
     from utils.evaluation.dataset import make_loader
     from utils.evaluation.detector import Detector
+    from utils.evaluation.input_plan import gives_masks, has_nms
     from utils.evaluation.loop import labels_in_images
-    from utils.evaluation.nms import best_class
 
-    loader = make_loader(data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count)
+    masks = any(runner.task.masks and (gives_masks(runner) or not has_nms(runner)) for runner in runners.values())
+    loader = make_loader(
+        data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count, mask_stride=1 if masks else None
+    )
+    files = {file.path: file for file in loader.dataset.images}
     detectors = {
         name: Detector(runner, data, conf_thres=confidence, iou_thres=EVERYDAY_NMS_IOU)
         for name, runner in runners.items()
@@ -54,17 +63,35 @@ def collect(
                 continue  # the image cannot be decoded
             labels = labels_in_images(batch, batch.labels.device)[0]
             predictions = {
-                name: _boxes(best_class(detector(batch.images, batch.shapes).rows[0]), data.names)
+                name: _found(detector(batch.images, batch.shapes), batch.shapes[0], data.names)
                 for name, detector in detectors.items()
             }
-            truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names)
+            truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names, _true_outlines(files[batch.paths[0]]))
             samples.append(Sample(batch.paths[0], predictions, truth, confidence))
     return samples
 
 
-def _boxes(rows: Tensor, names: Mapping[int, str]) -> list[Box]:
-    """Rows of xyxy in pixels of the image, a score if there is one, and the class."""
+def _found(found: Found, shapes: Any, names: Mapping[int, str]) -> list[Box]:
+    """What is in the only image of a batch, without objects that stand in the place of a better one."""
+    from utils.evaluation.mask_patches import patches
+    from utils.evaluation.nms import best_class
+
+    chosen = best_class(found.rows[0])
+    masks = () if found.masks is None else patches(found.masks, 0, chosen, shapes)
+    outlines = [outline_of(patch.inside, patch.left, patch.top) for patch in masks]
+    return _boxes(found.rows[0][chosen], names, outlines)
+
+
+def _true_outlines(file: ImageFile) -> list[tuple[str, ...]]:
+    """Of an image's labels, where they are polygons."""
+    from utils.evaluation.mask_truth import filled
+
+    return [outline_of(filled(points * np.float32(file.size), file.size[::-1])) for points in file.polygons]
+
+
+def _boxes(rows: Tensor, names: Mapping[int, str], outlines: Sequence[tuple[str, ...]]) -> list[Box]:
+    """Rows of xyxy in pixels of the image, a score if there is one, and the class; with outlines, if there are any."""
     boxes = []
-    for x0, y0, x1, y1, *score, label in rows.tolist():
-        boxes.append(Box((x0, y0, x1, y1), names[int(label)], *score))
+    for (x0, y0, x1, y1, *score, label), outline in zip(rows.tolist(), outlines or [()] * len(rows), strict=True):
+        boxes.append(Box((x0, y0, x1, y1), names[int(label)], score[0] if score else None, outline))
     return boxes

@@ -6,7 +6,7 @@ import colorsys
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,10 +23,14 @@ from utils.jobs.open import open_runner
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from utils.evaluation.detector import Found
+    from utils.evaluation.mask_patches import Patch
     from utils.jobs.file_options import FileOptions
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
+
+TINT = 0.45  # how much of a mask's pixels is the colour of its class
 
 
 def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
@@ -82,12 +86,22 @@ class Artist:
         self._names = names or runner.names or {}
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
-        """Uint8 BGR `[H, W, 3]` → the same with boxes, and how many."""
-        rows = self.find(image).tolist()
+        """Uint8 BGR `[H, W, 3]` → the same with boxes, and with masks where the network has them; and how many."""
+        from utils.evaluation.mask_patches import patches
+
+        found, chosen, shapes = self._detect(image)
+        rows = found.rows[0][chosen].tolist()
+        if found.masks is not None:
+            image = draw_masks(image, patches(found.masks, 0, chosen, shapes), [int(row[5]) for row in rows])
         return draw_boxes(image, rows, self._names), len(rows)
 
     def find(self, image: np.ndarray) -> Tensor:
         """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, class; the best class of each place."""
+        found, chosen, _ = self._detect(image)
+        return found.rows[0][chosen].cpu()
+
+    def _detect(self, image: np.ndarray) -> tuple[Found, Tensor, Any]:
+        """What is in an image, which of it is drawn, and where the image lies in the input."""
         import torch
 
         from utils.evaluation.nms import best_class
@@ -95,7 +109,8 @@ class Artist:
         fitted, box = letterbox(image, self._plan.imgsz, self._plan.imgsz)
         images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
         with torch.inference_mode():
-            return best_class(self._detector(images, [box.shapes]).rows[0]).cpu()
+            found = self._detector(images, [box.shapes])
+            return found, best_class(found.rows[0]), box.shapes
 
     def milliseconds(self) -> dict[str, float]:
         """Per image, see `Detector.milliseconds`."""
@@ -104,10 +119,12 @@ class Artist:
 
 def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
     """Say which of the thresholds cannot be followed where NMS is inside the network."""
-    from utils.evaluation.input_plan import has_nms, nms_thresholds
+    from utils.evaluation.input_plan import gives_masks, has_nms, nms_thresholds
 
     if not has_nms(runner):
         return
+    if runner.task.masks and not gives_masks(runner):
+        logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
     own = nms_thresholds(runner)
     confidence, overlap = own.get("conf_thres"), own.get("iou_thres")
     if confidence is None:
@@ -153,6 +170,24 @@ def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, p
     speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.milliseconds().items())
     logger.info("%d of %d files drawn; %s per image", len(written), len(files), speeds)
     return written
+
+
+def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int]) -> np.ndarray:
+    """A copy of uint8 BGR `[H, W, 3]` with masks in the colours of their classes: a tint, and one pixel of outline."""
+    image = image.copy()
+    for patch, label in zip(patches, labels, strict=True):
+        height, width = patch.inside.shape
+        under = image[patch.top : patch.top + height, patch.left : patch.left + width]
+        tinted = (1 - TINT) * under[patch.inside] + TINT * np.array(_colour(label))
+        under[patch.inside] = tinted.round().astype(np.uint8)
+        under[_edge(patch.inside)] = _colour(label)
+    return image
+
+
+def _edge(inside: np.ndarray) -> np.ndarray:
+    """The pixels of a mask, bool `[h, w]`, that have a side in common with one outside of it."""
+    wide = np.pad(inside, 1)
+    return inside & ~(wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:])
 
 
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:

@@ -1,7 +1,9 @@
 """The two files that DeepStream wants beside a network: class names, and nvinfer's configuration.
 
 The configuration assumes the parser and the engine builder of DeepStream-Yolo since its version for DeepStream 7.1
-(https://github.com/marcoslucianops/DeepStream-Yolo), which reads rows of x1, y1, x2, y2, score, class.
+(https://github.com/marcoslucianops/DeepStream-Yolo), which reads rows of x1, y1, x2, y2, score, class. That of a
+segmentation network assumes the parser of DeepStream-Yolo-Seg (https://github.com/marcoslucianops/DeepStream-Yolo-Seg),
+whose rows have a mask behind these six, and nvinfer's own engine builder.
 Keys: https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html
 """
 
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from utils.core.errors import InputError
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.onnx_graph.output_formats import NmsSettings
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
 SCALE = repr(1 / 255)
@@ -26,6 +29,14 @@ STRONG = """\
 # which DeepStream-Yolo's builder does not ask for: build it with `trtexec --onnx={onnx} --stronglyTyped`
 # (TensorRT 10.12 and later; 11 needs no flag) and name the engine in model-engine-file."""
 FLOAT = "# 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this network, which is not quantized."
+TRTEXEC = """\
+# The types and ranges are in the ONNX file, so there is no calibration file, without which nvinfer's own builder
+# makes no INT8 engine. Build it with `trtexec --onnx={onnx} {flags} --saveEngine={engine}`
+# ({which}); model-engine-file names it."""
+TRTEXEC_FLAGS = {
+    "weak": ("--int8 --fp16", "TensorRT up to 10.11"),
+    "strong": ("--stronglyTyped", "TensorRT 10.12 and later; 11 needs no flag"),
+}
 TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later, compiled in the folder named below
@@ -60,6 +71,42 @@ nms-iou-threshold={iou}
 pre-cluster-threshold={confidence}
 topk=300
 """
+MASKS_TEMPLATE = """\
+# {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
+#   the parser of DeepStream-Yolo-Seg, compiled in the folder named below
+#   images letterboxed in the middle, as in training, RGB, scaled to 0..1
+#   NMS is in the ONNX file: {nms}
+[property]
+gpu-id=0
+net-scale-factor={scale}
+model-color-format=0
+onnx-file={onnx}
+model-engine-file={engine}
+labelfile-path={labels}
+infer-dims=3;{height};{width}
+{batch_note}
+batch-size={batch}
+{mode_note}
+network-mode={mode}
+num-detected-classes={classes}
+interval=0
+gie-unique-id=1
+process-mode=1
+# 3: instance segmentation
+network-type=3
+# 4: no clustering, since NMS is in the file
+cluster-mode=4
+maintain-aspect-ratio=1
+symmetric-padding=1
+output-instance-mask=1
+segmentation-threshold=0.5
+parse-bbox-instance-mask-func-name=NvDsInferParseYoloSeg
+custom-lib-path=nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so
+
+[class-attrs-all]
+pre-cluster-threshold={confidence}
+topk={topk}
+"""
 
 
 def labels(names: Mapping[int, str]) -> str:
@@ -75,8 +122,9 @@ def labels(names: Mapping[int, str]) -> str:
 
 
 def infer_config(
-    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool
-) -> str:
+    onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool,
+    nms: NmsSettings | None = None,
+) -> str:  # fmt: skip
     """Write nvinfer's configuration for a file, as a text.
 
     Args:
@@ -85,12 +133,30 @@ def infer_config(
         batch: images a batch.
         typing: weak or strong, of a quantized network; '' for a float one.
         dynamic: whether the file takes any batch.
+        nms: in the file of a segmentation network; None for a detector.
     """
     name = Path(onnx).name
+    entries = {
+        "onnx": name, "scale": SCALE, "labels": LABELS, "height": size[0], "width": size[1], "batch": batch,
+        "classes": classes, "mode": INT8 if typing else FP16,
+        "batch_note": "# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
+    }  # fmt: skip
+    if nms is not None:
+        return MASKS_TEMPLATE.format(**entries, **_of_masks(name, batch, typing, nms))
     notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
     return TEMPLATE.format(
-        onnx=name, scale=SCALE, labels=LABELS, height=size[0], width=size[1], batch=batch, classes=classes,
-        iou=EVERYDAY_NMS_IOU, confidence=EVERYDAY_CONFIDENCE,
-        batch_note="# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
-        mode=INT8 if typing else FP16, mode_name="int8" if typing else "fp16", mode_note=notes[typing],
+        **entries, iou=EVERYDAY_NMS_IOU, confidence=EVERYDAY_CONFIDENCE, mode_name="int8" if typing else "fp16",
+        mode_note=notes[typing],
     )  # fmt: skip
+
+
+def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings) -> dict[str, object]:
+    """What only the configuration of a segmentation network says; nvinfer names an engine after its file."""
+    kinds = {"efficient": "TensorRT's plugin", "onnx": "the standard operator", "none": "top-k, no suppression"}
+    engine, note = f"{name}_b{batch}_gpu0_fp16.engine", FLOAT
+    if typing:
+        engine = f"{Path(name).stem}.engine"
+        flags, which = TRTEXEC_FLAGS[typing]
+        note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which)
+    told = f"{kinds[nms.kind]}, confidence {nms.conf_thres:g}, overlap {nms.iou_thres:g}, {nms.topk} detections"
+    return {"engine": engine, "mode_note": note, "nms": told, "confidence": nms.conf_thres, "topk": nms.topk}

@@ -227,7 +227,7 @@ def _write(
     metadata: Mapping[str, str],
     quantizers: Mapping[str, Traced] | None,
 ) -> ExportResult:
-    graph = _checked(cleanup.set_metadata(form.attach(graph), {**metadata, **form.metadata()}))
+    graph = _checked(cleanup.set_metadata(form.attach(graph), {**metadata, "form": form.name}))
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)

@@ -1,8 +1,15 @@
-"""The forms in which a detector leaves: what stands behind its raw predictions in the file.
+"""The forms in which a network leaves: what stands behind its raw predictions in the file.
 
     plain        output0 [B, 4 + classes, anchors], as upstream's export.py
     end-to-end   num_dets [B, 1], det_boxes [B, K, 4], det_scores [B, K], det_classes [B, K]: NMS inside
     deepstream   output [B, anchors, 6]: x1, y1, x2, y2, score, class, as DeepStream-Yolo's parser reads it
+
+and of a segmentation network, whose masks `mask_output.py` makes:
+
+    plain        output0 has mask coefficients too, and output1 [B, nm, H / 4, W / 4] the prototypes
+    end-to-end   det_masks [B, K, R * R] too, in the boxes' frames, or [B, K, H / 4, W / 4]
+    deepstream   output [B, K, 6 + H / 4 * W / 4]: after NMS, with masks in the boxes' frames, as DeepStream-Yolo-Seg's
+                 parser reads it
 
 A form is a pure pass over the graph of the plain form, so that all of them share one trace, one quantization and one
 typing. Boxes are corners in pixels of the input, FP32; scores FP32; num_dets and det_classes INT32.
@@ -19,10 +26,13 @@ from typing import Literal
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, SEGMENT, Layout
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.onnx_graph import mask_output
 from utils.onnx_graph.editing import Tail, pure
+from utils.onnx_graph.mask_output import RESOLUTION, Kept, Sums
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
 MOST_DETECTIONS = 3840  # of TensorRT's TopK
@@ -63,19 +73,12 @@ class Form:
     Attributes:
         name: in the file's metadata and in the summary.
         suffix: of the file's name, before `.onnx`.
-        attach: the pass that adds the form to a plain graph.
-        nms: settings of the end-to-end form, None for the others.
+        attach: the pass that adds the form to a plain graph, and to its metadata what is needed to read it.
     """
 
     name: str
     suffix: str
     attach: Callable[[ModelProto], ModelProto]
-    nms: NmsSettings | None = None
-
-    def metadata(self) -> dict[str, str]:
-        """Properties for the file."""
-        entries = {"form": self.name}
-        return entries | {"nms": json.dumps(asdict(self.nms))} if self.nms else entries
 
 
 def plain() -> Form:
@@ -83,66 +86,134 @@ def plain() -> Form:
     return Form("plain", "", lambda model: model)
 
 
-def end2end(settings: NmsSettings) -> Form:
-    """Detections, after NMS in the file."""
-    return Form("end-to-end", "-end2end", partial(attach_nms, settings=settings), settings)
+def end2end(settings: NmsSettings, mask_resolution: int = RESOLUTION) -> Form:
+    """Detections, after NMS in the file; `mask_resolution` is that of a segmentation network, 0 for the grid.
+
+    Raises:
+        InputError: the resolution is out of its range.
+    """
+    if mask_resolution not in BOUNDS["mask_resolution"]:
+        raise InputError(f"--mask-resolution is {mask_resolution}; expected {BOUNDS['mask_resolution']}")
+    attach = partial(attach_nms, settings=settings, mask_resolution=mask_resolution)
+    return Form("end-to-end", "-end2end", attach)
 
 
-def deepstream() -> Form:
-    """A row for each anchor, for DeepStream's own NMS."""
-    return Form("deepstream", "-deepstream", attach_deepstream)
+def deepstream(settings: NmsSettings | None = None) -> Form:
+    """A detector's rows for each anchor, for DeepStream's own NMS; detections with masks, after NMS in the file."""
+    attach = partial(attach_deepstream, settings=settings or NmsSettings())
+    return Form("deepstream", "-deepstream", attach)
 
 
 @pure
-def attach_nms(model: ModelProto, settings: NmsSettings) -> None:
-    """Turn raw predictions into detections."""
-    tail = Tail(model, "end2end")
-    batch, layout, anchors = _dimensions(model)
-    boxes, scores = _boxes_and_scores(tail, layout)
-    if settings.kind == "efficient":
-        _plugin(model, tail, boxes, scores, settings)
-    else:
-        _standard(tail, boxes, scores, layout.nc, anchors, settings)
+def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = RESOLUTION) -> None:
+    """Turn raw predictions into detections, with masks where there are prototypes."""
+    tail, raw = Tail(model, "end2end"), _Raw.of(model)
+    masked = _attach(model, tail, raw, settings)
     floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
     types_and_shapes = ((integers, 1), (floats, k, 4), (floats, k), (integers, k))
-    tail.outputs([_output(n, t, batch, *s) for n, (t, *s) in zip(DETECT.detections, types_and_shapes, strict=True)])
+    outputs = [_output(n, t, raw.batch, *s) for n, (t, *s) in zip(DETECT.detections, types_and_shapes, strict=True)]
+    if masked is not None:
+        (kept, sums), side = masked, mask_resolution
+        masks = mask_output.framed(tail, sums, kept, side, side) if side else mask_output.cropped(tail, sums, kept)
+        tail.add("Identity", masks, outputs=[SEGMENT.masks])
+        outputs.append(_output(SEGMENT.masks, floats, raw.batch, k, *((side * side,) if side else raw.grid)))
+        _say(model, mask_resolution=str(side))
+    tail.outputs(outputs)
 
 
 @pure
-def attach_deepstream(model: ModelProto) -> None:
-    """Turn raw predictions into rows of x1, y1, x2, y2, best score, its class."""
-    tail = Tail(model, "deepstream")
-    batch, layout, anchors = _dimensions(model)
-    boxes, scores = _boxes_and_scores(tail, layout)
+def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) -> None:
+    """Turn raw predictions into rows of x1, y1, x2, y2, score, class; with masks after NMS with these settings."""
+    tail, raw = Tail(model, "deepstream"), _Raw.of(model)
+    if raw.layout.nm:
+        _deepstream_masks(model, tail, raw, settings or NmsSettings())
+        return
+    boxes, scores, _ = _parts(tail, raw.layout)
     best, label = _best_class(tail, scores)
     (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
     columns = [tail.add("Transpose", name, perm=[0, 2, 1])[0] for name in (best, label)]
     tail.add("Concat", boxes, *columns, outputs=["output"], axis=2)
-    tail.outputs([_output("output", TensorProto.FLOAT, batch, anchors, 6)])
+    tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, raw.anchors, 6)])
 
 
-def _dimensions(model: ModelProto) -> tuple[int | str, Layout, int | str]:
-    """Batch, layout of the rows, anchors; a dynamic one is its name."""
-    outputs = {value.name: value.type.tensor_type.shape.dim for value in model.graph.output}
-    batch, rows, anchors = outputs[DETECT.prediction]
-    nm = outputs[SEGMENT.prototypes][1].dim_value if SEGMENT.prototypes in outputs else 0
-    layout = Layout.of_rows(rows.dim_value, nm)
-    return batch.dim_param or batch.dim_value, layout, anchors.dim_param or anchors.dim_value
+def _deepstream_masks(model: ModelProto, tail: Tail, raw: _Raw, settings: NmsSettings) -> None:
+    height, width = raw.grid
+    masked = _attach(model, tail, raw, settings)
+    if masked is None or not isinstance(height, int) or not isinstance(width, int):
+        raise InputError("DeepStream's masks have a fixed size, and height and width are dynamic here")
+    kept, sums = masked
+    masks = mask_output.framed(tail, sums, kept, height, width)
+    _, boxes, scores, labels = DETECT.detections
+    (labels,) = tail.add("Cast", labels, to=TensorProto.FLOAT)
+    columns = [tail.add("Unsqueeze", name, tail.value([2]))[0] for name in (scores, labels)]
+    tail.add("Concat", boxes, *columns, masks, outputs=["output"], axis=2)
+    tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, settings.topk, 6 + height * width)])
+
+
+def _attach(model: ModelProto, tail: Tail, raw: _Raw, settings: NmsSettings) -> tuple[Kept, Sums] | None:
+    """Attach NMS, whose results have the names of `DETECT.detections`, and sums of prototypes where there are any."""
+    boxes, scores, coefficients = _parts(tail, raw.layout)
+    _say(model, nms=json.dumps(asdict(settings)))
+    if settings.kind == "efficient":
+        _plugin(model, tail, boxes, scores, settings)
+        kept = _found_again(tail, boxes, settings) if coefficients else None
+    else:
+        kept = _standard(tail, boxes, scores, raw.layout.nc, raw.anchors, settings)
+    if kept is None or not coefficients:
+        return None
+    return kept, mask_output.sums_of(tail, kept, coefficients, SEGMENT.prototypes, raw.grid)
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """What a plain graph gives; a dynamic size is its name. `grid` is that of the prototypes, (0, 0) without them."""
+
+    batch: int | str
+    layout: Layout
+    anchors: int | str
+    grid: tuple[int | str, int | str] = (0, 0)
+
+    @classmethod
+    def of(cls, model: ModelProto) -> _Raw:
+        """Raises `InputError` if a cell of the prototypes has not four pixels of the input in each direction."""
+        images, *values = (_shape(value) for value in (model.graph.input[0], *model.graph.output))
+        shapes = dict(zip((value.name for value in model.graph.output), values, strict=True))
+        batch, rows, anchors = shapes[DETECT.prediction]
+        if SEGMENT.prototypes not in shapes:
+            return cls(batch, Layout.of_rows(int(rows)), anchors)
+        _, nm, height, width = shapes[SEGMENT.prototypes]
+        for pixels, cells in zip(images[2:], (height, width), strict=True):
+            if isinstance(pixels, int) and isinstance(cells, int) and cells != pixels * mask_output.SCALE:
+                raise InputError(
+                    f"the prototypes are {height}x{width} for an input of {images[2]}x{images[3]}; masks are cut out "
+                    "of prototypes with a cell for 4 pixels in each direction, as upstream's heads have them"
+                )
+        return cls(batch, Layout.of_rows(int(rows), int(nm)), anchors, (height, width))
+
+
+def _shape(value: ValueInfoProto) -> list[int | str]:
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _say(model: ModelProto, **entries: str) -> None:
+    """Write into the file's metadata."""
+    for key, value in entries.items():
+        model.metadata_props.add(key=key, value=value)
 
 
 def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _boxes_and_scores(tail: Tail, layout: Layout) -> tuple[str, str]:
-    """Corners `[B, anchors, 4]` and scores `[B, classes, anchors]`."""
+def _parts(tail: Tail, layout: Layout) -> tuple[str, str, str]:
+    """Corners `[B, anchors, 4]`, scores `[B, classes, anchors]`, coefficients `[B, nm, anchors]`; '' for none."""
     sizes = layout.sizes
-    raw, scores, *_ = tail.add("Split", DETECT.prediction, tail.value(sizes), outputs=("",) * len(sizes), axis=1)
+    raw, scores, *more = tail.add("Split", DETECT.prediction, tail.value(sizes), outputs=("",) * len(sizes), axis=1)
     middle, size = tail.add("Split", raw, tail.value([2, 2]), outputs=("", ""), axis=1)
     (half,) = tail.add("Mul", size, tail.value(0.5, np.float32))
     corners = [tail.add(kind, middle, half)[0] for kind in ("Sub", "Add")]
     (joined,) = tail.add("Concat", *corners, axis=1)
-    return tail.add("Transpose", joined, perm=[0, 2, 1])[0], scores
+    return tail.add("Transpose", joined, perm=[0, 2, 1])[0], scores, more[0] if more else ""
 
 
 def _best_class(tail: Tail, scores: str) -> tuple[str, str]:
@@ -163,7 +234,14 @@ def _plugin(model: ModelProto, tail: Tail, boxes: str, scores: str, settings: Nm
     model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
 
 
-def _standard(tail: Tail, boxes: str, scores: str, classes: int, anchors: int | str, settings: NmsSettings) -> None:
+def _found_again(tail: Tail, boxes: str, settings: NmsSettings) -> Kept:
+    """What the plugin keeps: it does not say which boxes that is, so they are looked for."""
+    number, found, *_ = DETECT.detections
+    (valid,) = tail.add("Less", tail.value(np.arange(settings.topk), np.int32), number)
+    return Kept(found, mask_output.nearest_box(tail, boxes, found), valid, settings.topk)
+
+
+def _standard(tail: Tail, boxes: str, scores: str, classes: int, anchors: int | str, settings: NmsSettings) -> Kept:
     """NMS with ONNX's own operators: scores that are not kept become zero, then the best are taken.
 
     The shape of every result but NonMaxSuppression's own is known when an engine is built.
@@ -206,3 +284,4 @@ def _standard(tail: Tail, boxes: str, scores: str, classes: int, anchors: int | 
     (found,) = tail.add("GatherND", boxes, column, batch_dims=1)
     (shown,) = tail.add("Unsqueeze", valid, tail.value([2]))
     tail.add("Where", shown, found, zero, outputs=[boxes_out])
+    return Kept(boxes_out, column, valid, settings.topk)

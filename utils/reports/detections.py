@@ -1,6 +1,7 @@
 """Detections drawn on images: one panel, or a sheet with the models side by side.
 
-What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green.
+What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green. Masks are
+filled in the colour of their box, and outlined.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
+from utils.reports.outlines import points_of
 from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
+FILL = 0.35  # opacity of a mask
+FILL_PIXELS = 1400  # longer side of what masks are filled in: more than a panel has
 
 
 def detection_panel(sample: Sample, stage: str, reference: str | None = None) -> Figure:
@@ -119,8 +123,12 @@ def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence
     axes.axis("off")
     boxes = boxes or []
     alone = [False] * len(boxes) if others is None else unmatched(boxes, others)
-    for box, different in zip(boxes, alone, strict=True):
-        colour = VERMILLION if different else GREEN if box.score is None else BLUE
+    colours = [
+        VERMILLION if different else GREEN if box.score is None else BLUE
+        for box, different in zip(boxes, alone, strict=True)
+    ]
+    _draw_masks(axes, (height, breadth), boxes, colours)
+    for box, different, colour in zip(boxes, alone, colours, strict=True):
         x0, y0, x1, y1 = box.xyxy
         for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
             axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
@@ -138,6 +146,28 @@ def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence
             parse_math=False,
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.92},
         )
+
+
+def _draw_masks(axes: Axes, size: tuple[int, int], boxes: Sequence[Box], colours: Sequence[str]) -> None:
+    """Fill the masks of boxes in an image of `size` (height, width), the best on top, and draw their outlines."""
+    import cv2
+    import numpy as np
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Line
+
+    if not any(box.outline for box in boxes):
+        return
+    scale = min(FILL_PIXELS / max(size), 1.0)
+    layer: np.ndarray = np.zeros((max(round(size[0] * scale), 1), max(round(size[1] * scale), 1), 4), np.uint8)
+    for box, colour in reversed(list(zip(boxes, colours, strict=True))):
+        polygons = [points_of(text) for text in box.outline]
+        paint = [255 * part for part in (*to_rgb(colour), 1.0)]
+        cv2.fillPoly(layer, [((one + 0.5) * scale).astype(np.int32) for one in polygons], paint)  # even-odd
+        for one in polygons:
+            ring = Line(np.concatenate([one, one[:1]]) + 0.5, closed=True)
+            axes.add_patch(PathPatch(ring, fill=False, ec=colour, lw=0.9, zorder=0.9))
+    axes.imshow(layer, alpha=FILL, extent=(0, size[1], size[0], 0), zorder=0.8)
 
 
 def _iou(one: Box, two: Box) -> float:

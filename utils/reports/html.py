@@ -46,6 +46,7 @@ def page(report: Report) -> str:
         history_chart=_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
         ranges_chart=_data_uri(figures.ranges_per_layer(report.ranges), "svg") if report.ranges else None,
         samples=[_sample(sample) for sample in report.samples],
+        masks=any(sample.has_masks for sample in report.samples),
         confidence=", ".join(dict.fromkeys(f"{sample.confidence:g}" for sample in report.samples)),
         versions=_versions(report),
         hardware=_hardware(report),

@@ -38,6 +38,7 @@ from utils.core.files import atomic_path
 from utils.core.resampled import Difference
 from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
+from utils.reports.outlines import outline_rule
 from utils.reports.rows import Row, row_rule
 
 SCHEMA_VERSION = 2  # 2 has masks
@@ -96,11 +97,15 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """One object in an image: `xyxy` in pixels of the stored image, its class, and a score (None: ground truth)."""
+    """One object in an image: `xyxy` in pixels of the stored image, its class, and a score (None: ground truth).
+
+    `outline` holds the polygons of its mask, see `outlines.py`; it is empty where there is none.
+    """
 
     xyxy: tuple[float, float, float, float]
     name: str
     score: float | None = None
+    outline: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         corners = tuple(float(v) for v in self.xyxy)
@@ -109,6 +114,11 @@ class Box:
         object.__setattr__(self, "xyxy", corners)
         if self.score is not None:
             object.__setattr__(self, "score", float(self.score))
+        object.__setattr__(self, "outline", tuple(self.outline))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON holds them; an outline only where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "outline" or value}
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,16 @@ class Sample:
     predictions: dict[str, list[Box]]
     truth: list[Box] = field(default_factory=list)
     confidence: float = EVERYDAY_CONFIDENCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON holds them."""
+        predictions = {stage: [box.to_dict() for box in boxes] for stage, boxes in self.predictions.items()}
+        return {**asdict(self), "predictions": predictions, "truth": [box.to_dict() for box in self.truth]}
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether any of its objects has a mask."""
+        return any(box.outline for boxes in (self.truth, *self.predictions.values()) for box in boxes)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Sample:
@@ -191,6 +211,7 @@ class Report:
         """
         content = {"schema_version": SCHEMA_VERSION, **_plain(asdict(self))}
         content["rows"] = [_plain(row.to_dict()) for row in self.rows]
+        content["samples"] = [_plain(sample.to_dict()) for sample in self.samples]
         for row, stored in zip(self.rows, content["rows"], strict=True):
             found = self.difference(row)
             stored[AP_DIFFERENCE_ERROR] = found.error if found else None
@@ -247,7 +268,8 @@ class Report:
 def _report_rule() -> Rule:
     """What a report's JSON holds: `Report`, with null for what was not measured or not finite."""
     some, positive, score = maybe(number()), maybe(number(0)), maybe(number(0, 1))
-    box = record({"xyxy": listing(number(), 4, 4), "name": text(), "score": some}, ("score",))
+    box = record({"xyxy": listing(number(), 4, 4), "name": text(), "score": some, "outline": outline_rule()},
+                 ("score", "outline"))  # fmt: skip
     sample = record({"image": text(), "predictions": mapping(text(), listing(box)), "truth": listing(box),
                      "confidence": number(0, 1)}, ("truth", "confidence"))  # fmt: skip
     history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "mask_ap": score, "mask_ap50": score,

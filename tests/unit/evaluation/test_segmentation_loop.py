@@ -9,11 +9,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel
 from known_masks import KnowingMasks, export_masks, write_outlined_set
 from pycocotools import mask as coco_mask
+from tensorrt_stand_in import stand_in
 
 from utils.core.errors import DataError, DependencyError, InputError
 from utils.core.score import Score
@@ -28,10 +30,15 @@ from utils.jobs import evaluate_file
 from utils.jobs.file_options import FileOptions
 from utils.jobs.open import open_runner
 from utils.jobs.report_rows import make_row
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.runner import TensorRTRunner
 
 NAMES = ("cat", "dog", "owl")
 CONFIG = EvalConfig(imgsz=192, batch_size=8, workers=0)
@@ -296,8 +303,82 @@ def test_json_of_masks_needs_pycocotools(known, tmp_path, monkeypatch):
         known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
 
 
-def test_masks_of_a_network_with_nms_inside_are_said_not_to_be_evaluated(known, caplog):
-    runner = Shell(known, tuple(TensorSpec(name, (None, 1), "float32") for name in (*DETECTIONS, SEGMENT.masks)))
+def test_a_network_with_nms_inside_and_without_masks_is_told(known, caplog):
+    runner = Shell(known, tuple(TensorSpec(name, (None, 1), "float32") for name in DETECTIONS))
     Detector(runner, known.data)
-    assert "the masks of a network with NMS inside are not evaluated, only its boxes" in caplog.text
+    assert "this network with NMS inside gives no masks (det_masks); its boxes are evaluated" in caplog.text
     assert mask_stride(runner, (192, 192)) is None
+
+
+# NMS inside the network
+
+
+@pytest.fixture(scope="module")
+def plain_file(known):
+    return export_masks(known.model, known.folder / "plain.onnx", 8)
+
+
+def with_nms(plain_file, side, path):
+    """The same network with NMS inside, at the thresholds of the loop, and masks of `side` rows."""
+    model = onnx.load(plain_file)
+    for value in (model.graph.input[0], *model.graph.output):  # torch's exporter does not see all shapes
+        for dim in value.type.tensor_type.shape.dim:
+            assert dim.dim_value or dim.dim_param
+    onnx.save(output_formats.end2end(NmsSettings("onnx", 300, 0.6, 0.001), side).attach(model), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["ONNX Runtime", "TensorRT's stand-in"])
+def test_masks_on_the_grid_score_as_those_of_the_plain_file(known, plain_file, tmp_path, kind, monkeypatch):
+    file = with_nms(plain_file, 0, tmp_path / "a.onnx")
+    with open_runner(plain_file) as runner:
+        expected = known.evaluate(runner=runner)
+    if kind == "ONNX Runtime":
+        runner = open_runner(file)
+    else:
+        api = stand_in(monkeypatch)
+        config = BuildConfig(precision="fp32", progress=False)
+        runner = TensorRTRunner(build(file, tmp_path / "a.engine", config, api).path, "cpu", api=api)
+    with runner:
+        found = known.evaluate(runner=runner)
+        assert mask_stride(runner, (192, 192)) == 4
+    assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=1e-9)
+    assert of_masks(found) == pytest.approx(of_masks(expected), abs=1e-9)
+    assert found.task is SEGMENT
+
+
+def test_masks_in_boxes_lose_a_little_and_less_with_more_rows(known, plain_file, tmp_path):
+    expected, losses = known.evaluate().masks.ap, []
+    for side in (80, 12):
+        with open_runner(with_nms(plain_file, side, tmp_path / "a.onnx")) as runner:
+            found = known.evaluate(runner=runner)
+            assert mask_stride(runner, (192, 192)) == 4
+        assert found.ap == pytest.approx(known.evaluate().ap, abs=1e-9)
+        losses.append(abs(expected - found.masks.ap))
+    assert losses[0] < 0.02
+    assert losses[0] < losses[1] < 0.15
+
+
+@pytest.mark.parametrize("side", [0, 80])
+def test_their_coco_json_and_upsampled_masks(known, plain_file, tmp_path, side):
+    config = replace(CONFIG, save_json=True, upsample_masks=True)
+    expected = known.evaluate(config, out_dir=tmp_path)
+    with open_runner(with_nms(plain_file, side, tmp_path / "a.onnx")) as runner:
+        found = known.evaluate(config, runner, out_dir=tmp_path, name="given")
+        row = make_row(runner, config, found, tmp_path / "a.onnx", "ONNX", 1.0)
+    assert found.masks.ap == pytest.approx(expected.masks.ap, abs=0.06)
+    assert found.mask_coco["ap50"] == pytest.approx(expected.mask_coco["ap50"], abs=0.03)
+    frames = ", masks 80×80" if side else ""
+    assert row.ap_with == f"NMS in the file{frames}, upsampled masks"
+    assert "segmentation" in json.loads((tmp_path / "given_predictions.json").read_text())[0]
+    Report(command="", title="", data="", rows=[row]).save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json").rows == [row]
+
+
+def test_masks_of_another_shape(known, plain_file, tmp_path):
+    file = with_nms(plain_file, 12, tmp_path / "a.onnx")
+    with open_runner(file) as runner:
+        run = runner.infer
+        runner.infer = lambda feeds: {**(found := run(feeds)), "det_masks": found["det_masks"][..., 1:]}
+        with pytest.raises(InputError, match=r"masks are \[8, 300, 143\]; expected \[batch, detections, R \* R\]"):
+            known.evaluate(runner=runner)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
+import torch
 from known_images import MIXED, SQUARE, KnowingModel, export_answers, write_set
+from known_masks import KnowingMasks, export_masks, write_outlined_set
 
 import val_trt
 from utils.cli import run_program
 from utils.core.errors import DataError, InputError
-from utils.core.tasks import DETECT
-from utils.jobs.visualize import Artist, draw_boxes, show
+from utils.core.tasks import DETECT, SEGMENT
+from utils.evaluation.mask_patches import Patch
+from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -54,6 +57,94 @@ def test_where_it_draws_and_that_the_image_stays(known):
     assert tuple(other[90, 80]) != tuple(drawn[90, 80])
 
 
+def tinted(image, masks, colours):
+    """Pixel by pixel: 45 % of the colour inside, the colour itself where one of the four neighbours is outside."""
+    image = image.copy()
+    for mask, colour in zip(masks, colours, strict=True):
+        height, width = mask.shape
+        for y, x in np.argwhere(mask):
+            around = ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1))
+            within = all(0 <= a < height and 0 <= b < width and mask[a, b] for a, b in around)
+            for channel in range(3):
+                mixed = round(0.55 * float(image[y, x, channel]) + 0.45 * colour[channel])
+                image[y, x, channel] = mixed if within else colour[channel]
+    return image
+
+
+def class_colour(label):
+    """The colour of a class: the most frequent one of the label that is drawn for it."""
+    drawn = draw_boxes(np.full((60, 60, 3), 255, np.uint8), [[2, 40, 58, 58, 1.0, label]], {label: " "})[:38, 3:30]
+    colours, counts = np.unique(drawn[(drawn != 255).any(2)], axis=0, return_counts=True)
+    return colours[counts.argmax()].tolist()
+
+
+def test_masks_are_tinted_and_outlined_in_the_colours_of_their_classes():
+    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    kept = image.copy()
+    masks = np.zeros((3, 50, 70), bool)
+    masks[0, 5:30, 10:40] = True
+    masks[0, 12:20, 18:25] = False
+    masks[1, 20:50, 30:70] = True  # over the first, and up to the image's end
+    parts = [Patch(8, 3, masks[0, 3:40, 8:45]), Patch(30, 20, masks[1, 20:, 30:]), Patch(5, 5, masks[2, 5:9, 5:5])]
+    drawn = draw_masks(image, iter(parts), [1, 4, 0])
+    assert np.array_equal(image, kept)
+    assert class_colour(1) != class_colour(4)
+    np.testing.assert_array_equal(drawn, tinted(image, masks, [class_colour(label) for label in (1, 4, 0)]))
+    assert np.array_equal(drawn[12, 18:25], image[12, 18:25]), "the hole"
+
+
+@pytest.fixture(scope="module")
+def outlined(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outlined")
+    samples = write_outlined_set(folder, 8, SQUARE)
+    return folder, samples, KnowingMasks(samples, NAMES, 64)
+
+
+def test_an_image_is_drawn_with_the_masks_of_its_detections(outlined):
+    """The network's input has the image's size, so that torch can resize the prototypes to it."""
+    _, samples, model = outlined
+    seen = 0
+    for sample in samples:
+        image = cv2.imread(str(sample.path))
+        ours = artist(model, imgsz=64, conf_thres=0.3)
+        rows = ours.find(image)
+        given = torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
+        raw, (_, coefficients, prototypes) = model(given)
+        masks = []
+        for row in rows:
+            anchor = (raw[0, 4:7].max(0).values - row[4]).abs().argmin()
+            sums = torch.einsum("k,khw->hw", coefficients[0, :, anchor], prototypes[0])
+            wide = torch.nn.functional.interpolate(sums.sigmoid()[None, None], (64, 64), mode="bilinear")[0, 0]
+            x1, y1, x2, y2 = row[:4].tolist()
+            y, x = np.mgrid[:64, :64]
+            masks.append((wide.numpy() > 0.5) & (x >= x1) & (x < x2) & (y >= y1) & (y < y2))
+        expected = tinted(image, masks, [class_colour(int(row[5])) for row in rows])
+        drawn, count = ours.draw(image)
+        assert count == len(rows)
+        expected = draw_boxes(expected, rows.tolist(), dict(enumerate(NAMES)))
+        assert (drawn != expected).any(2).mean() < 0.001  # the last bit of a product may move a pixel
+        seen += sum(bool(mask.any()) for mask in masks)
+    assert seen > 5
+
+
+def test_a_video_of_a_segmentation_network_has_masks(outlined, tmp_path):
+    _, samples, model = outlined
+    image = cv2.imread(str(samples[1].path))
+    writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 64))
+    for _ in range(3):
+        writer.write(image)
+    writer.release()
+    ours = artist(model, imgsz=64, conf_thres=0.3)
+    given = torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
+    known = ours._detector._runner.infer({"images": given})
+    ours._detector._runner.infer = lambda _: known  # the colours of a video are not exact
+    (written,) = show(ours, tmp_path / "film.avi", tmp_path, progress=False)
+    frame = cv2.VideoCapture(str(written)).read()[1]
+    expected, plain = ours.draw(image)[0], draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))
+    distance = [np.abs(frame.astype(int) - one).mean() for one in (expected, plain)]
+    assert distance[0] < 0.7 * distance[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "thresholds", "expected"),
     [
@@ -79,6 +170,15 @@ def test_thresholds_that_nms_in_the_file_overrules_are_named(known, caplog, sett
     assert len(caplog.messages) == len(expected)
     for message, text in zip(caplog.messages, expected, strict=True):
         assert text in message
+
+
+def test_masks_of_a_network_with_nms_are_said_to_be_missing(outlined, caplog):
+    runner = TorchRunner(outlined[2], "cpu")
+    assert runner.task is SEGMENT
+    runner.outputs = tuple(TensorSpec(name, (None, 100), "float32") for name in SEGMENT.detections)
+    runner.metadata["nms"] = '{"kind": "none", "conf_thres": 0.25}'
+    Artist(runner, imgsz=64, conf_thres=0.25)
+    assert caplog.messages == ["NMS is inside the network: the boxes are drawn, and it gives no masks"]
 
 
 def test_folders_images_and_videos(known, tmp_path):
@@ -139,3 +239,27 @@ def test_the_program(tmp_path, capsys):
     assert run("--source", tmp_path / "none") == 2
     assert "--source" in capsys.readouterr().err
     assert not (tmp_path / "runs/exp2").exists()
+
+
+def test_the_program_draws_masks_of_an_onnx_file(outlined, tmp_path):
+    folder, samples, model = outlined
+    export_masks(model, tmp_path / "a.onnx", 1)
+    words = [
+        "--engine-file",
+        tmp_path / "a.onnx",
+        "--project",
+        tmp_path / "runs",
+        "--device",
+        "cpu",
+        "--conf-thres",
+        0.3,
+    ]
+    words += ["--source", folder / "images/val"]
+    assert run_program(val_trt.make_parser(), val_trt.main, list(map(str, words))) == 0
+    ours, masked = artist(model, imgsz=64, conf_thres=0.3), 0
+    for sample in samples:
+        image = cv2.imread(str(sample.path))
+        drawn = cv2.imread(str(tmp_path / "runs/exp" / sample.path.name))
+        assert (drawn != ours.draw(image)[0]).any(2).mean() < 0.001
+        masked += (drawn != draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))).any()
+    assert masked > 3

@@ -14,7 +14,7 @@ from utils.core.errors import InputError
 from utils.evaluation.dataset import load_data
 from utils.jobs.samples import collect
 from utils.reports.files import load, merged, write_all
-from utils.reports.schema import Report, Row
+from utils.reports.schema import Box, Report, Row, Sample
 from utils.runners.base import Runner, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,10 +148,13 @@ class TestProgram:
 
     def test_bad_input_is_one_line_and_exit_code_2(self, tmp_path):
         Report("qat.py").save(tmp_path / "report.json")
+        box, hostile = Box((0, 0, 9, 9), "a", 0.5, ("0,0 9,0 9,<svg>",)), tmp_path / "hostile.json"
+        Report("qat.py", samples=[Sample("a.png", {"float": [box]})]).save(hostile)
         for arguments in (
             ["missing"],
             [tmp_path, "--compare", "a.pt", "b.onnx"],
             [tmp_path, "--compare", "a", "b", "--data", "no.yaml"],
+            [hostile],
         ):
             done = self.make(*arguments)
             assert done.returncode == 2

@@ -1,0 +1,348 @@
+"""Segmentation networks with NMS inside the file and for DeepStream, made by the programs; and what `--check` finds.
+
+References of their own: the evaluation loop's NMS and torchvision's ROIAlign on the plain file's outputs, a parser
+after DeepStream-Yolo-Seg's documented layout. tests/unit/onnx_graph/test_mask_output.py tests the graphs by themselves.
+"""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torchvision
+from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
+from onnx import numpy_helper
+from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
+from torch import nn
+
+import export_qat
+import export_yoloV9
+from utils.core.tasks import SEGMENT, Prediction
+from utils.evaluation.nms import non_max_suppression
+from utils.jobs import compare_outputs
+from utils.jobs.open import Network, load_network
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
+from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.view import metadata_of
+from utils.runners.onnxrt import open_session
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDE = 64
+LOW = 0.5  # score: half of what a random head says is above
+FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
+CPU = torch.device("cpu")
+Program = Callable[..., tuple[int, list[str], list[str]]]
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Let boxes, scores and coefficients differ from anchor to anchor: random networks hardly do."""
+    torch.manual_seed(2)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.constant_(layer.weight, 2)
+    for name, layer in model.model[-1].named_modules():
+        if isinstance(layer, nn.Conv2d) and name.startswith("cv") and name.endswith(".2"):
+            nn.init.normal_(layer.weight, std=0.5 if name.startswith("cv4") else 3)
+            small = torch.arange(16).repeat(4) * -0.6  # prefers the first bins of DFL: boxes of about 20 to 80 pixels
+            layer.bias.data = small if layer.out_channels == 64 else torch.zeros(layer.out_channels)
+    return model
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small segmentation network with random weights, float and quantized, and a detector."""
+    folder = tmp_path_factory.mktemp("mask_forms")
+    floating = save_float(folder / "tiny.pt", lively(random_network(tiny_with("DSegment"))))
+    return {
+        "float": floating,
+        "quantized": save_quantized(folder / "tiny-int8.pt", floating),
+        "detector": save_float(folder / "detector.pt", random_network(TINY)),
+    }
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Program:
+    """Runs a program; gives its exit code, lines on standard output, lines on standard error."""
+
+    def run(main: Callable[[list[str]], int], *words: object) -> tuple[int, list[str], list[str]]:
+        code = main([str(word) for word in words])
+        streams = capsys.readouterr()
+        return code, streams.out.splitlines(), streams.err.splitlines()
+
+    return run
+
+
+def images(batch: int = 2) -> torch.Tensor:
+    return torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
+
+
+def run(path: Path, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = open_session(str(path), options, ["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    results = session.run(names, {"images": images.numpy()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, results, strict=True)}
+
+
+def pooled(given: Prediction, image: int, rows: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
+    maps = torchvision.ops.roi_align(
+        given.prototypes[image : image + 1], [rows[:, :4]], size, spatial_scale=0.25, sampling_ratio=1, aligned=True
+    )
+    coefficients = given.coefficients[image][:, rows[:, 6].long()].T
+    return torch.einsum("nk,nkhw->nhw", coefficients, maps).sigmoid().numpy()
+
+
+# --- NMS inside -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "typing", "nms", "dynamic"),
+    [
+        ("float", "weak", "onnx", "all"), ("float", "weak", "none", "none"), ("quantized", "weak", "onnx", "none"),
+        ("quantized", "weak", "none", "batch"), ("quantized", "strong", "onnx", "batch"),
+    ],
+)  # fmt: skip
+def test_masks_are_those_of_the_plain_file(
+    kind: str, typing: str, nms: str, dynamic: str, weights: dict[str, Path], tmp_path: Path, program: Program
+):
+    shape = ["--dynamic", dynamic] if dynamic != "none" else ["--batch-size", 2]
+    words = ["--weights", weights[kind], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, *shape, "--nms", nms]
+    words += ["--include", "onnx", "onnx_end2end", *FLAGS, "--mask-resolution", 28, "--typing", typing, "--simplify"]
+    code, out, err = program(export_qat.main, *words, "--pooler-scale", "0.25", "--sampling-ratio", "0")
+    assert (code, err) == (0, [])
+    batch = "batch" if dynamic != "none" else 2
+    assert f"det_classes [{batch}, 40], det_masks [{batch}, 40, 784]" in "\n".join(out)
+    if kind == "quantized":
+        assert sum(line.endswith("properties hold") for line in out) == 2
+        code, _, err = program(export_qat.main, "--verify", tmp_path / "net-end2end.onnx")
+        assert (code, err) == (0, [])
+    plain, found = run(tmp_path / "net.onnx", images()), run(tmp_path / "net-end2end.onnx", images())
+    given = Prediction.of(plain, SEGMENT)
+    for index, rows in enumerate(non_max_suppression(given, LOW, 0.6 if nms == "onnx" else 1.0, max_det=40)):
+        count = int(found["num_dets"][index, 0])
+        assert count == len(rows) > 10
+        masks = found["det_masks"][index]
+        assert not masks[count:].any()
+        apart = np.abs(masks[:count].view(-1, 28, 28).numpy() - pooled(given, index, rows, (28, 28)))
+        assert (apart.max((1, 2)) < 1e-3).mean() > 0.9  # equal scores may come in another order
+        assert np.median(apart.max((1, 2))) < 2e-5
+    entries = metadata_of(onnx.load(tmp_path / "net-end2end.onnx"))
+    assert (entries["form"], entries["task"], entries["nm"]) == ("end-to-end", "segment", "8")
+    assert entries["mask_resolution"] == "28"
+    assert '"conf_thres": 0.5' in entries["nms"]
+
+
+def test_half_has_masks_in_fp32(weights: dict[str, Path], tmp_path: Path, program: Program):
+    words = ["--weights", weights["float"], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, "--half"]
+    code, out, err = program(export_qat.main, *words, "--include", "onnx_end2end", "--nms", "onnx", *FLAGS)
+    assert (code, err) == (0, [])
+    assert "det_masks [1, 40, 25600]" in out[0]
+    assert run(tmp_path / "net.onnx", images(1))["det_masks"].dtype == torch.float32
+
+
+# --- DeepStream -------------------------------------------------------------------------------------------------------
+
+
+def with_predictions(path: Path, target: Path) -> Path:
+    """The file with its own raw predictions and prototypes among its outputs."""
+    graph = onnx.load(path)
+    for name in SEGMENT.outputs:
+        graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    onnx.save(graph, target)
+    return target
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
+    path = tmp_path / "net.onnx"
+    words = ["--weights", weights[kind], "--size", SIDE, 96, "--output", path, "--device", "cpu", "--dynamic"]
+    code, out, err = program(export_yoloV9.main, *words, "--nms", "onnx", *FLAGS)
+    assert (code, err) == (0, [])
+    assert "images [batch, 3, 64, 96] -> output [batch, 40, 390], " in out[0]
+    assert out[-2:] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
+    pictures = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    results = run(with_predictions(path, tmp_path / "both.onnx"), pictures)
+    given = Prediction.of(results, SEGMENT)
+    for index, rows in enumerate(non_max_suppression(given, LOW, 0.6, max_det=40)):
+        objects = parse_masks_as_deepstream(results["output"][index].numpy(), 96, 64, [LOW] * 10)
+        expected = masked_objects_in(rows[:, :6].numpy(), pooled(given, index, rows, (16, 24)), 96, 64, [LOW] * 10)
+        assert len(objects) == len(expected) > 10
+        for (box, mask), (other, wanted) in zip(objects, expected, strict=True):
+            np.testing.assert_allclose(box, other, atol=0.05)
+            np.testing.assert_allclose(mask, wanted, atol=1e-3)
+    config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
+    text = (tmp_path / "config_infer_primary_yoloV9.txt").read_text()
+    config.read_string(text)
+    wanted = {
+        "onnx-file": "net.onnx", "infer-dims": "3;64;96", "num-detected-classes": "10", "network-type": "3",
+        "cluster-mode": "4", "output-instance-mask": "1", "segmentation-threshold": "0.5",
+        "parse-bbox-instance-mask-func-name": "NvDsInferParseYoloSeg",
+        "custom-lib-path": "nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so",
+        "network-mode": "1" if kind == "quantized" else "2",
+        "model-engine-file": "net.engine" if kind == "quantized" else "net.onnx_b1_gpu0_fp16.engine",
+    }  # fmt: skip
+    assert wanted.items() <= dict(config["property"]).items()
+    assert "parse-bbox-func-name" not in config["property"]
+    assert dict(config["class-attrs-all"]) == {"pre-cluster-threshold": "0.5", "topk": "40"}
+    assert ("`trtexec --onnx=net.onnx --int8 --fp16 --saveEngine=net.engine`" in text) == (kind == "quantized")
+    assert "the standard operator, confidence 0.5, overlap 0.6, 40 detections" in text
+    assert (tmp_path / "labels.txt").read_text().startswith("class 0\n")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("main", "kind", "words", "message"),
+    [
+        (export_yoloV9.main, "detector", ["--nms", "onnx"], "a detector, and --nms is for segmentation networks"),
+        (export_yoloV9.main, "detector", ["--topk-all", 5], "a detector, and --topk-all is for segmentation networks"),
+        (export_yoloV9.main, "float", ["--conf-thres", 2], "'2' is not a number from 0 to 1"),
+        (export_qat.main, "detector", ["--include", "onnx_end2end", "--mask-resolution", 5],
+         "ends in DDetect: a detector, and --mask-resolution is for segmentation networks"),
+        (export_qat.main, "float", ["--mask-resolution", 5], "--mask-resolution needs --include onnx_end2end"),
+        (export_qat.main, "float", ["--mask-resolution", 5000], "'5000' is not an integer from 0 to 1,024"),
+        (export_qat.main, "float", ["--pooler-scale", "0.5"], "argument --pooler-scale: invalid choice: '0.5' (choose"),
+        (export_qat.main, "float", ["--sampling-ratio", "2"], "argument --sampling-ratio: invalid choice: '2' (choose"),
+    ],
+)  # fmt: skip
+def test_one_line(main, kind: str, words: list, message: str, weights: dict[str, Path], tmp_path: Path, capsys):
+    line = ["--weights", str(weights[kind]), "--output", str(tmp_path / "net.onnx"), *map(str, words)]
+    try:
+        code = main(line)
+    except SystemExit as stopped:  # argparse's
+        code = stopped.code
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+    assert not list(tmp_path.iterdir())
+
+
+# --- the check --------------------------------------------------------------------------------------------------------
+
+
+FORMS = {
+    "box": output_formats.end2end(NmsSettings("onnx", 40, 0.6, LOW), 28),
+    "grid": output_formats.end2end(NmsSettings("onnx", 40, 0.6, LOW), 0),
+    "none": output_formats.end2end(NmsSettings("none", 40, 0.6, LOW, agnostic=True), 28),
+    "efficient": output_formats.end2end(NmsSettings("efficient", 40, 0.6, LOW), 28),
+    "efficient grid": output_formats.end2end(NmsSettings("efficient", 40, 0.6, LOW), 0),
+    "deepstream": output_formats.deepstream(NmsSettings("efficient", 40, 0.6, LOW)),
+    "deepstream onnx": output_formats.deepstream(NmsSettings("onnx", 40, 0.6, LOW)),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(
+    weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Network, dict[str, ExportResult]]]:
+    """Network and results of every form, float and quantized."""
+    found = {}
+    for kind in ("float", "quantized"):
+        folder = tmp_path_factory.mktemp(kind)
+        network = load_network(weights[kind], CPU)
+        files = {folder / f"{name}.onnx": form for name, form in FORMS.items()}
+        results = export_forms(network.model, ExportConfig((SIDE, SIDE), 3), files, network.metadata())
+        found[kind] = network, dict(zip(FORMS, results, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+@pytest.mark.parametrize("form", FORMS)
+def test_check_finds_nothing_in_good_files(kind: str, form: str, exported):
+    network, results = exported[kind]
+    found = compare_outputs.check(results[form].path, network.model, images(4), results[form].quantizers)
+    assert found.problems == ()
+    assert found.images == 4
+
+
+def moved_bins(graph: onnx.ModelProto) -> None:
+    """Samples lie a cell lower or further right than they should: the constant that is taken from them is -0.5."""
+    tensors = {tensor.name: tensor for tensor in graph.graph.initializer}
+    for node in graph.graph.node:
+        tensor = tensors.get(node.input[1]) if node.op_type == "Sub" else None
+        if tensor is not None and numpy_helper.to_array(tensor).ravel().tolist() == [0.5]:
+            tensor.CopyFrom(numpy_helper.from_array(np.array(-0.5, np.float32), tensor.name))
+
+
+def other_anchor(graph: onnx.ModelProto) -> None:
+    """Coefficients are those of the farthest box."""
+    (node,) = (
+        node for node in graph.graph.node
+        if node.op_type == "TopK" and any(item.name == "largest" and item.i == 0 for item in node.attribute)
+    )  # fmt: skip
+    next(item for item in node.attribute if item.name == "largest").i = 1
+
+
+def no_crop(graph: onnx.ModelProto) -> None:
+    """The graph crops with boxes twice as large."""
+    tensors = {tensor.name: tensor for tensor in graph.graph.initializer}
+    for node in graph.graph.node:
+        tensor = tensors.get(node.input[1]) if node.op_type == "Mul" else None
+        if tensor is not None and numpy_helper.to_array(tensor).ravel().tolist() == [0.25]:
+            tensor.CopyFrom(numpy_helper.from_array(np.array(0.5, np.float32), tensor.name))
+
+
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("box", moved_bins), ("none", moved_bins), ("efficient", moved_bins), ("deepstream", moved_bins),
+        ("deepstream onnx", moved_bins), ("efficient", other_anchor), ("deepstream", other_anchor), ("grid", no_crop),
+        ("efficient grid", no_crop),
+    ],
+)  # fmt: skip
+def test_check_finds_mistakes(form: str, change, exported, tmp_path: Path):
+    network, results = exported["float"]
+    graph = onnx.load(results[form].path)
+    before = graph.SerializeToString()
+    change(graph)
+    assert graph.SerializeToString() != before
+    onnx.save(graph, tmp_path / "changed.onnx")
+    problems = compare_outputs.check(tmp_path / "changed.onnx", network.model, images(4)).problems
+    assert len(problems) == 1
+    assert "masks are not what the file's own coefficients and prototypes make" in problems[0]
+
+
+# --- docs/export.md ---------------------------------------------------------------------------------------------------
+
+
+def documented_commands() -> list[str]:
+    """The commands of the table of output formats of segmentation networks."""
+    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    section = text[text.index("## Output formats of segmentation networks") :]
+    section = section[: section.index("\n## ", 1)]
+    rows = [line for line in section.splitlines() if line.startswith("|") and "python export" in line]
+    return [row.rsplit("`", 2)[1] for row in rows]
+
+
+def test_documented_commands_do_what_their_rows_say(weights: dict[str, Path], tmp_path: Path, program: Program):
+    names = {"qat_best_seg.pt": "quantized", "gelan-c-seg.pt": "float"}
+    for name, kind in names.items():
+        (tmp_path / name).write_bytes(weights[kind].read_bytes())
+    made = []
+    for command in documented_commands():
+        _, file, *words = shlex.split(command)
+        main = {"export_qat.py": export_qat.main, "export_yoloV9.py": export_yoloV9.main}[file]
+        words = [str(tmp_path / word) if word in names else word for word in words]
+        code, out, err = program(main, *words, "--size" if file == "export_yoloV9.py" else "--imgsz", SIDE)
+        assert (code, err) == (0, []), command
+        made += [line.partition(" -> ")[2].rpartition("], ")[0] + "]" for line in out if " -> " in line]
+    four = "num_dets [1, 1], det_boxes [1, 100, 4], det_scores [1, 100], det_classes [1, 100]"
+    assert made == [
+        "output0 [1, 22, 84], output1 [1, 8, 16, 16]",
+        f"{four}, det_masks [1, 100, 25600]",
+        f"{four}, det_masks [1, 100, 3136]",
+        f"{four}, det_masks [1, 100, 25600]",
+        f"{four}, det_masks [1, 100, 16, 16]",
+        "output [batch, 100, 262]",
+        "output [1, 50, 262]",
+    ]

@@ -1,0 +1,72 @@
+"""Samples of a segmentation network; those of detectors are in tests/unit/reports/test_files.py."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from known_images import SQUARE, KnowingModel
+from known_masks import KnowingMasks, write_outlined_set
+
+from utils.core.errors import DataError
+from utils.evaluation.dataset import load_data
+from utils.jobs.samples import collect
+from utils.reports.outlines import points_of
+from utils.runners.pytorch import TorchRunner
+
+NAMES = ("cat", "dog", "owl")
+
+
+@pytest.fixture
+def known(tmp_path):
+    samples = write_outlined_set(tmp_path, 6, SQUARE)
+    return samples, load_data(tmp_path / "data.yaml")
+
+
+def filled(polygons):
+    return cv2.fillPoly(np.zeros((64, 64), np.uint8), polygons, 1).astype(bool)
+
+
+def test_masks_of_labels_and_of_detections_have_outlines(known):
+    samples, data = known
+    model = KnowingMasks(samples, NAMES, 64)
+    runners = {"float": TorchRunner(model, "cpu"), "boxes": TorchRunner(KnowingModel(samples, NAMES, 64), "cpu")}
+    found = collect(runners, data, imgsz=64, count=6)
+    masks = 0
+    for sample, one in zip(samples, found, strict=True):
+        assert one.image == str(sample.path)
+        assert len(one.truth) == len(sample.outlines)
+        for box in one.truth:
+            corners = [np.concatenate([points.min(0), points.max(0)]) for points in sample.outlines]
+            nearest = np.abs(np.array(corners) - box.xyxy).sum(1).argmin()
+            theirs = filled([sample.outlines[nearest].astype(np.int32)])
+            assert (filled([points_of(text) for text in box.outline]) != theirs).mean() < 0.002
+        assert not any(box.outline for box in one.predictions["boxes"])
+        image = cv2.imread(one.image)
+        raw, (_, coefficients, prototypes) = model(
+            torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
+        )
+        for box in one.predictions["float"]:
+            anchor = (raw[0, 4:7].max(0).values - box.score).abs().argmin()
+            sums = torch.einsum("k,khw->hw", coefficients[0, :, anchor], prototypes[0])
+            wide = torch.nn.functional.interpolate(sums.sigmoid()[None, None], (64, 64), mode="bilinear")[0, 0]
+            y, x = np.mgrid[:64, :64]
+            x1, y1, x2, y2 = box.xyxy
+            expected = (wide.numpy() > 0.5) & (x >= x1) & (x < x2) & (y >= y1) & (y < y2)
+            drawn = filled([points_of(text) for text in box.outline])
+            assert (drawn != expected).mean() < 0.002
+            masks += bool(box.outline)
+    assert masks > 5
+
+
+def test_boxes_as_labels_are_refused_where_a_network_has_masks(known, tmp_path):
+    samples, data = known
+    labels = tmp_path / "labels/val" / f"{samples[0].path.stem}.txt"
+    labels.write_text("0 0.5 0.5 0.2 0.2\n")
+    boxes = {"float": TorchRunner(KnowingModel(samples, NAMES, 64), "cpu")}
+    assert len(collect(boxes, data, imgsz=64, count=1)[0].truth) == 1
+    with pytest.raises(
+        DataError, match=rf"{labels.name}, line 1: a box, and a network for segmentation needs outlines"
+    ):
+        collect({"float": TorchRunner(KnowingMasks(samples, NAMES, 64), "cpu")}, data, imgsz=64, count=1)

@@ -1,0 +1,246 @@
+"""Masks in a file's graph, in ONNX Runtime, against torchvision's ROIAlign and the masks of the evaluation loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torchvision
+from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
+from onnx import TensorProto, helper
+
+from utils.core.errors import InputError
+from utils.core.tasks import DETECT, SEGMENT, Layout, Prediction
+from utils.evaluation.masks import Masks
+from utils.evaluation.nms import non_max_suppression
+from utils.onnx_graph import output_formats
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.view import metadata_of
+
+CLASSES, COEFFICIENTS, ANCHORS = 5, 8, 90
+HEIGHT, WIDTH = 64, 96
+ROWS = 4 + CLASSES + COEFFICIENTS
+FIXED = {"batch": 3, "anchors": ANCHORS, "height": HEIGHT, "width": WIDTH}
+ALL = NmsSettings("onnx", 60, 0.6, 0.3)
+
+
+def raw_graph(opset: int = 17, dynamic: Sequence[str] = (), grid: tuple = (HEIGHT // 4, WIDTH // 4)) -> onnx.ModelProto:
+    """A network whose predictions and prototypes are inputs, beside images that it does not look at."""
+    size = {name: name if name in dynamic else value for name, value in FIXED.items()}
+    grid = ("mask_height", "mask_width") if "height" in dynamic else grid
+    shapes = {
+        "images": (size["batch"], 3, size["height"], size["width"]), "raw": (size["batch"], ROWS, size["anchors"]),
+        "maps": (size["batch"], COEFFICIENTS, *grid),
+    }  # fmt: skip
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    names = {"raw": DETECT.prediction, "maps": SEGMENT.prototypes}
+    outputs = [helper.make_tensor_value_info(own, TensorProto.FLOAT, shapes[name]) for name, own in names.items()]
+    nodes = [helper.make_node("Identity", [name], [own]) for name, own in names.items()]
+    graph = helper.make_graph(nodes, "raw", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def prediction(seed: int = 0, batch: int = 3, height: int = HEIGHT, width: int = WIDTH) -> Prediction:
+    """Boxes of all sizes, some under a pixel, some out of the image; the second image is empty."""
+    random = torch.Generator().manual_seed(seed)
+    middle = torch.rand(batch, 2, ANCHORS, generator=random) * torch.tensor([width, height])[:, None]
+    size = torch.rand(batch, 2, ANCHORS, generator=random) * 50 + 4
+    size[:, :, ::7] *= 0.01
+    middle[:, 0, 3::7] += width * 0.6
+    middle[:, 1, 5::7] -= height * 0.6
+    scores = torch.rand(batch, CLASSES, ANCHORS, generator=random) ** 2
+    scores[1] = 0
+    coefficients = torch.randn(batch, COEFFICIENTS, ANCHORS, generator=random)
+    maps = torch.randn(batch, COEFFICIENTS, height // 4, width // 4, generator=random)
+    return Prediction(torch.cat([middle, size, scores, coefficients], 1), Layout(CLASSES, COEFFICIENTS), maps)
+
+
+def run(model: onnx.ModelProto, found: Prediction, **more: np.ndarray) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    batch, _, height, width = found.prototypes.shape
+    feeds = {
+        "images": np.zeros((batch, 3, height * 4, width * 4), np.float32), "raw": found.raw.numpy(),
+        "maps": found.prototypes.numpy(), **more,
+    }  # fmt: skip
+    names = [value.name for value in session.get_outputs()]
+    taken = {value.name for value in session.get_inputs()}
+    results = session.run(names, {name: value for name, value in feeds.items() if name in taken})
+    return dict(zip(names, results, strict=True))
+
+
+def pooled(found: Prediction, image: int, rows: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
+    """Masks in their boxes' frames: torchvision pools the prototypes for each box, then they are summed."""
+    maps = torchvision.ops.roi_align(
+        found.prototypes[image : image + 1], [rows[:, :4]], size, spatial_scale=0.25, sampling_ratio=1, aligned=True
+    )
+    coefficients = found.coefficients[image][:, rows[:, 6].long()].T
+    return torch.einsum("nk,nkhw->nhw", coefficients, maps).sigmoid()
+
+
+def detections(found: Prediction, settings: NmsSettings) -> list[torch.Tensor]:
+    overlap = 1.0 if settings.kind == "none" else settings.iou_thres
+    return non_max_suppression(found, settings.conf_thres, overlap, max_det=settings.topk)
+
+
+@pytest.mark.parametrize("side", [160, 56, 5])
+@pytest.mark.parametrize("kind", ["onnx", "none"])
+@pytest.mark.parametrize("dynamic", [(), ("batch",), tuple(FIXED)], ids=["static", "batch", "all"])
+def test_masks_in_boxes_are_those_of_roi_align(side: int, kind: str, dynamic: tuple[str, ...]):
+    settings = NmsSettings(kind, 60, 0.6, 0.3)
+    model = output_formats.end2end(settings, side).attach(raw_graph(dynamic=dynamic))
+    onnx.checker.check_model(model, full_check=True)
+    shape = [dim.dim_param or dim.dim_value for dim in model.graph.output[-1].type.tensor_type.shape.dim]
+    assert (model.graph.output[-1].name, shape) == ("det_masks", ["batch" if dynamic else 3, 60, side * side])
+    raw = prediction(1, 2, 96, 64) if "height" in dynamic else prediction()
+    found = run(model, raw)
+    counts = []
+    for image, rows in enumerate(detections(raw, settings)):
+        count = found["num_dets"][image, 0]
+        counts.append(count)
+        assert count == len(rows)
+        np.testing.assert_allclose(found["det_boxes"][image, :count], rows[:, :4], atol=1e-4)
+        masks = found["det_masks"][image].reshape(-1, side, side)
+        np.testing.assert_allclose(masks[:count], pooled(raw, image, rows, side), atol=2e-5)
+        assert not masks[count:].any()
+    assert min(counts[0], *counts[2:], 61) > 30
+    assert counts[1] == 0
+
+
+def test_the_boxes_here_are_tiny_and_leave_the_image():
+    """What the tests above compare."""
+    rows = torch.cat(detections(prediction(), ALL))[:, :4]
+    sizes = rows[:, 2:] - rows[:, :2]
+    assert int((sizes < 1).any(1).sum()) > 5
+    assert int(((rows[:, 0] > WIDTH) | (rows[:, 3] < 0)).sum()) > 3
+
+
+@pytest.mark.parametrize("dynamic", [(), tuple(FIXED)], ids=["static", "all"])
+def test_masks_on_the_grid_are_the_loops(dynamic: tuple[str, ...]):
+    model = output_formats.end2end(ALL, 0).attach(raw_graph(dynamic=dynamic))
+    onnx.checker.check_model(model, full_check=True)
+    raw = prediction()
+    found = run(model, raw)
+    assert found["det_masks"].shape == (3, 60, HEIGHT // 4, WIDTH // 4)
+    rows = detections(raw, ALL)
+    masks = Masks.of(raw, rows, (HEIGHT, WIDTH))
+    for image, one in enumerate(rows):
+        inside = masks.pixels(torch.tensor([image]), torch.arange(len(one))[None])[0].numpy()
+        np.testing.assert_array_equal(found["det_masks"][image, : len(one)] > 0.5, inside)
+        assert not found["det_masks"][image, len(one) :].any()
+        sums = np.einsum("kn,khw->nhw", raw.coefficients[image][:, one[:, 6].long()], raw.prototypes[image])
+        shares = found["det_masks"][image, : len(one)]
+        np.testing.assert_allclose(shares, np.where(shares > 0, 1 / (1 + np.exp(-sums)), 0), atol=2e-6)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 20])
+def test_operators_are_standard_ones_of_every_opset(opset: int):
+    for form in (output_formats.end2end(ALL), output_formats.end2end(ALL, 0), output_formats.deepstream(ALL)):
+        for dynamic in ((), ("batch",)):
+            model = form.attach(raw_graph(opset, dynamic))
+            assert {node.domain for node in model.graph.node} == {""}
+            assert "RoiAlign" not in {node.op_type for node in model.graph.node}
+            run(model, prediction())
+
+
+# --- behind the plugin ------------------------------------------------------------------------------------------------
+
+
+def without_plugin(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph behind TensorRT's plugin: what that returns are inputs."""
+    plugin = next(node for node in model.graph.node if node.op_type == "EfficientNMS_TRT")
+    values = [value for value in model.graph.output if value.name in plugin.output]
+    model.graph.input.extend(values)
+    model.graph.node.remove(plugin)
+    for value in values:
+        if len(model.graph.output) > 1:
+            model.graph.output.remove(value)
+    drop_unused(model)
+    return model
+
+
+@pytest.mark.parametrize("side", [32, 0])
+def test_masks_behind_a_plugin_that_rounds_boxes_to_fp16(side: int):
+    """The anchor is found again; the mask is cut out by the box as it was returned."""
+    settings = NmsSettings("efficient", 60, 0.6, 0.3)
+    model = output_formats.end2end(settings, side).attach(raw_graph(dynamic=tuple(FIXED)))
+    assert [value.name for value in model.graph.output] == [*DETECT.detections, "det_masks"]
+    raw = prediction(2)
+    raw.raw[:, :2] += 600  # where FP16 has steps of half a pixel; the prototypes lie there too
+    raw = Prediction(raw.raw, raw.layout, torch.nn.functional.pad(raw.prototypes, (150, 0, 150, 0)))
+    expected = detections(raw, settings)
+    given = {"num_dets": np.array([[len(rows)] for rows in expected], np.int32)}
+    for name, shape, kind in (("det_boxes", (3, 60, 4), np.float32), ("det_scores", (3, 60), np.float32),
+                              ("det_classes", (3, 60), np.int32)):  # fmt: skip
+        given[name] = np.full(shape, 7, kind)  # behind the last detection anything may lie
+    for image, rows in enumerate(expected):
+        rows[:, :4] = rows[:, :4].half().float()
+        given["det_boxes"][image, : len(rows)] = rows[:, :4]
+    found = run(without_plugin(model), raw, **given)["det_masks"]
+    for image, rows in enumerate(expected):
+        if side:
+            masks = pooled(raw, image, rows, side).flatten(1)
+        else:
+            masks = Masks.of(raw, expected, tuple(4 * cells for cells in raw.prototypes.shape[2:])).pixels(
+                torch.tensor([image]), torch.arange(len(rows))[None]
+            )[0]
+        one = found[image, : len(rows)]
+        np.testing.assert_allclose(one if side else one > 0.5, masks, atol=2e-5)
+        assert not found[image, len(rows) :].any()
+
+
+# --- DeepStream -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [(), ("batch",)], ids=["static", "batch"])
+def test_deepstream_parser_finds_boxes_and_masks(dynamic: tuple[str, ...]):
+    model = output_formats.deepstream(ALL).attach(raw_graph(dynamic=dynamic))
+    onnx.checker.check_model(model, full_check=True)
+    grid = (HEIGHT // 4, WIDTH // 4)
+    raw = prediction()
+    found = run(model, raw)
+    assert list(found) == ["output"]
+    assert found["output"].shape == (3, 60, 6 + grid[0] * grid[1])
+    assert metadata_of(model)["nms"].startswith('{"kind": "onnx", "topk": 60, ')
+    thresholds = [0.3, 0.9, 0.3, 0.5, 0.3]
+    for image, rows in enumerate(detections(raw, ALL)):
+        objects = parse_masks_as_deepstream(found["output"][image], WIDTH, HEIGHT, thresholds)
+        masks = pooled(raw, image, rows, grid)
+        expected = masked_objects_in(rows[:, :6].numpy(), masks.numpy(), WIDTH, HEIGHT, thresholds)
+        assert len(objects) == len(expected)
+        assert (len(objects) > 15) == (image != 1)
+        for (box, mask), (other, wanted) in zip(objects, expected, strict=True):
+            np.testing.assert_allclose(box, other, atol=1e-4)
+            np.testing.assert_allclose(mask, wanted, atol=2e-5)
+
+
+# --- what is said and refused -----------------------------------------------------------------------------------------
+
+
+def test_metadata_say_what_was_attached():
+    said = metadata_of(output_formats.end2end(ALL, 56).attach(raw_graph()))
+    assert said["mask_resolution"] == "56"
+    assert '"conf_thres": 0.3' in said["nms"]
+    assert "nms" not in metadata_of(output_formats.plain().attach(raw_graph()))
+
+
+def test_prototypes_of_another_stride_are_refused():
+    with pytest.raises(InputError, match=r"prototypes are 8x12 for an input of 64x96; masks are cut out of"):
+        output_formats.end2end(ALL).attach(raw_graph(grid=(8, 12)))
+
+
+def test_deepstream_wants_a_fixed_size():
+    with pytest.raises(InputError, match="height and width are dynamic here"):
+        output_formats.deepstream(ALL).attach(raw_graph(dynamic=tuple(FIXED)))
+
+
+@pytest.mark.parametrize("side", [-1, 1025])
+def test_resolutions_out_of_range(side: int):
+    with pytest.raises(InputError, match=rf"--mask-resolution is {side}; expected an integer from 0 to 1,024"):
+        output_formats.end2end(ALL, side)
