@@ -149,6 +149,8 @@ def _check_fields(path: str | Path, model: Any, heads: tuple[str, ...]) -> None:
         raise Mismatch("nc", count, f"an integer from 1 to {MOST_CLASSES}")
     if type(layers[-1]).__name__ in WITH_MASKS:
         integer(1, MOST_MASKS)(getattr(layers[-1], "nm", None), "nm")
+    elif getattr(layers[-1], "nm", None) is not None:  # what is behind the classes is found by it
+        raise Mismatch("nm", layers[-1].nm, f"none: a {type(layers[-1]).__name__} has no masks")
     rules = {"names": class_names(count), "stride": _strides, "yaml": mapping(text(), plain),
              "save": listing(_index(len(layers)))}  # fmt: skip
     check(fields, record(rules), path, AGAIN)

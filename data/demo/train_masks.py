@@ -18,7 +18,6 @@ import runpy
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,23 +26,20 @@ ROOT = Path(__file__).resolve().parents[2]
 def grid_mask(
     size: tuple[int, int], polygons: list[np.ndarray], color: int = 1, downsample_ratio: int = 1
 ) -> np.ndarray:
-    """Fill polygons as upstream's ``polygon2mask`` does, and take them to the grid as its ``segment/val.py`` does.
+    """Fill a polygon as upstream's ``polygon2mask`` does, and take it to the grid as its ``segment/val.py`` does.
 
     Args:
         size: height and width of the image, multiples of the ratio.
-        polygons: x1, y1, x2, y2, ... in pixels, [2 n] each.
-        downsample_ratio: image pixels per pixel of the grid and axis, even or 1.
+        polygons: one, x1, y1, x2, y2, ... in pixels, [2 n].
+        downsample_ratio: image pixels per pixel of the grid and axis.
 
     Returns:
         uint8 [h, w], ``color`` where it is set.
     """
-    mask = np.zeros(size, np.uint8)
-    cv2.fillPoly(mask, [np.asarray(polygon).astype(np.int32).reshape(-1, 2) for polygon in polygons], 1)
-    if downsample_ratio > 1:
-        step, middle = downsample_ratio, downsample_ratio // 2
-        inner = sum(mask[row::step, column::step] for row in (middle - 1, middle) for column in (middle - 1, middle))
-        mask = (inner >= 3).astype(np.uint8)
-    return mask * np.uint8(color)
+    from utils.evaluation.mask_truth import filled, on_grid
+
+    (points,) = (np.asarray(polygon).reshape(-1, 2) for polygon in polygons)
+    return on_grid(filled(points, size), downsample_ratio).astype(np.uint8) * np.uint8(color)
 
 
 def write_start(detector: Path, description: Path, start: Path) -> None:

@@ -23,7 +23,6 @@ from models.quantize import backend
 from models.quantize.modules import QuantConv2d, Site
 from models.quantize.placement import Plan
 from utils.core.device import full_float32
-from utils.core.head_outputs import predicted
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 
 
@@ -80,11 +79,6 @@ class Run:
     def size(self) -> tuple[int, int]:
         """(height, width) of the images."""
         return self.images.shape[2], self.images.shape[3]
-
-    @property
-    def outputs(self) -> tuple[Tensor, ...]:
-        """What a file of the network gives: predictions, and of a segmentation network the prototypes of masks."""
-        return predicted(self.results[-1])
 
     @property
     def prediction(self) -> Prediction:

@@ -205,6 +205,8 @@ def fill(name: str, value: float) -> Callable[[Any], None]:
         (spoil("model/-1/nc", 11), "expected names of 11 classes"),
         (spoil("model/-1/nc", "ten"), "nc is 'ten'"),
         (spoil("model/-1/nc", 10**9), "nc is 1000000000"),
+        (spoil("model/-1/nm", 32), "nm is 32, expected none: a DDetect has no masks"),
+        (spoil("model/-1/nm", "many"), "nm is 'many', expected none"),
         (spoil("model", nn.Identity()), "model is 'Identity', expected a sequence of layers"),
         (spoil("model", nn.Sequential()), "model is 'Sequential'"),
         (spoil("model/2/i", 7), "model.2.i is 7, expected 2"),

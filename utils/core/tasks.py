@@ -1,4 +1,4 @@
-"""What differs between the tasks of a network; nothing else branches on the task.
+"""What differs between the tasks of a network: detection, and detection with masks.
 
 A `Task` says which outputs a network has, a `Layout` how the rows of its prediction are divided, and a `Prediction`
 holds both together with the tensors. It is chosen once, from a head or from the outputs of a file, and passed on.
@@ -64,23 +64,27 @@ DETECT = Task("detect", "output0", DETECTIONS, "bbox", AP_NMS_IOU)
 SEGMENT = Task("segment", "output0", DETECTIONS, "segm", MASK_AP_NMS_IOU, prototypes="output1", masks="det_masks")
 
 
+def masks_of_head(head: Any) -> int:
+    """How many coefficients and prototypes the masks of a network that ends in `head` have; 0 for a detector."""
+    return int(getattr(head, "nm", 0))
+
+
 def task_of_head(head: Any) -> Task:
-    """The task of a network that ends in `head`: a segment head has a number of mask coefficients, `nm`."""
-    return SEGMENT if getattr(head, "nm", 0) else DETECT
+    """The task of a network that ends in `head`."""
+    return SEGMENT if masks_of_head(head) else DETECT
 
 
 def task_of_outputs(metadata: Mapping[str, str], outputs: Mapping[str, int]) -> Task:
     """The task of a file, as its metadata say it, or else its outputs.
 
     Args:
-        outputs: name → number of dimensions, in the file's order. A second and last one of four dimensions holds
-            prototypes; `det_masks` are masks.
+        outputs: name → number of dimensions. Two of them, of three dimensions and of four, are a prediction and
+            prototypes, in any order; `det_masks` are masks.
     """
     said = {task.name: task for task in (DETECT, SEGMENT)}.get(metadata.get("task", ""))
     if said is not None:
         return said
-    dimensions = list(outputs.values())
-    return SEGMENT if SEGMENT.masks in outputs or dimensions[1:] == [4] else DETECT
+    return SEGMENT if SEGMENT.masks in outputs or sorted(outputs.values()) == [3, 4] else DETECT
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,13 @@ class CocoGroundTruth:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 
     def evaluate(
-        self, results: list[dict[str, Any]], paths: Sequence[str], iou_type: str = "bbox"
+        self, results: list[dict[str, Any]], paths: Sequence[str], iou_type: str, heading: str = ""
     ) -> dict[str, float] | None:
         """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
 
         Args:
             iou_type: what it compares, `bbox` or `segm`.
+            heading: a line of the log in front of the statistics.
         """
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
@@ -114,6 +115,8 @@ class CocoGroundTruth:
             evaluator.evaluate()
             evaluator.accumulate()
             evaluator.summarize()
+        if heading:
+            logger.info(heading)
         for line in printed.getvalue().splitlines():
             if line.startswith(" Average"):
                 logger.info(line)

@@ -197,6 +197,9 @@ class Detector:
         rows, nm = (self._rows(name) for name in (self._task.prediction, self._task.prototypes))
         known = rows is not None and (nm is not None or not self._task.prototypes)
         nc = Layout.of_rows(rows or 0, nm or 0).nc if known else len(names) if names else None
+        if nc is not None and nc < 1:
+            used = f"4 for a box and {nm or 0} for masks"
+            raise InputError(f"the network's predictions have {rows} rows; {used} leave none for classes")
         if self._data is None or self._nc is None or nc is None:
             return
         if nc != self._nc:
@@ -222,8 +225,12 @@ class Detector:
         found = {name: raw[own] for name, own in self._outputs.items()}
         prediction = found[self._task.prediction]
         nm = found[self._task.prototypes].shape[1] if self._task.prototypes else 0
+        if len({len(one) for one in found.values()}) != 1:
+            shapes = ", ".join(f"{self._outputs[name]} is {list(one.shape)}" for name, one in found.items())
+            raise InputError(f"the network's outputs are of different numbers of images: {shapes}")
         wanted = None if self._nc is None else Layout(self._nc, nm).rows
-        if prediction.ndim != 3 or (wanted is not None and prediction.shape[1] != wanted):
+        rows = prediction.shape[1] if prediction.ndim == 3 else 0
+        if rows < Layout(1, nm).rows or (wanted is not None and rows != wanted):
             parts = "4 + classes + masks" if nm else "4 + classes"
             shape = f"[batch, {parts if wanted is None else wanted}, anchors]"
             beside = f" ({nm} of them for masks)" if nm and wanted is not None else ""

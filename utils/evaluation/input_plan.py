@@ -162,14 +162,16 @@ def nms_thresholds(runner: Runner) -> dict[str, float]:
 def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = False) -> int | None:
     """Pixels of the input in one of the grid that masks are compared on; None for a network without masks.
 
-    Where the file does not say how large its prototypes are, the network is run once on grey. Masks in boxes' frames
+    Where the file does not say how large its prototypes are, the network is run once on black. Masks in boxes' frames
     are pasted onto the usual grid.
 
     Raises:
-        InputError: the input's size is no multiple of the prototypes'.
+        InputError: the input's size is no multiple of the prototypes', or upsampled masks of a network without any.
     """
     task = runner.task
     if not task.prototypes or (has_nms(runner) and not gives_masks(runner)):
+        if upsampled:
+            raise InputError("--upsample-masks is for networks that give masks, and this one gives boxes only")
         return None
     if upsampled:
         return 1
@@ -180,10 +182,10 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     height, width = shape[2:]
     if height is None or width is None:
         spec = image_input(runner)
-        grey = torch.full((batch_range(runner)[0], 3, *imgsz), 0, dtype=getattr(torch, spec.dtype))
-        height, width = runner.infer({spec.name: grey})[name].shape[2:]
-    strides = {side / cells for side, cells in zip(imgsz, (height, width), strict=True)}
-    if len(strides) != 1 or not (stride := strides.pop()).is_integer():
+        black = torch.full((batch_range(runner)[0], 3, *imgsz), 0, dtype=getattr(torch, spec.dtype))
+        height, width = runner.infer({spec.name: black})[name].shape[2:]
+    strides = {side / max(cells, 1) for side, cells in zip(imgsz, (height, width), strict=True)}
+    if not height * width or len(strides) != 1 or not (stride := strides.pop()).is_integer():
         raise InputError(
             f"prototypes of {height}x{width} do not fit an input of {imgsz[0]}x{imgsz[1]}; expected one of "
             f"{USUAL_STRIDE} pixels in each direction, or another whole number"
@@ -198,7 +200,8 @@ def output_names(runner: Runner) -> dict[str, str]:
         InputError: a network for segmentation has no prototypes.
     """
     task, given = runner.task, [spec.name for spec in runner.outputs]
-    found = {task.prediction: task.prediction if task.prediction in given else given[0]}
+    flat = next((spec.name for spec in runner.outputs if len(spec.shape) == 3), given[0])
+    found = {task.prediction: task.prediction if task.prediction in given else flat}
     if task.prototypes:
         maps = [spec.name for spec in runner.outputs if len(spec.shape) == 4]
         if not maps:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from utils.core.bounds import check_bounds
 from utils.core.errors import DataError
 from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
-from utils.core.tasks import SEGMENT, Task
+from utils.core.tasks import DETECT, SEGMENT, Task
 from utils.core.thresholds import AP_CONFIDENCE
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
@@ -160,9 +161,10 @@ def _result(
     coco = mask_coco = None
     if outputs.json and outputs.truth:
         outputs.json.save(outputs.folder / f"{name}_predictions.json")
-        coco = outputs.truth.evaluate(outputs.json.results, statistics.paths)
-        if mask_scores:
-            mask_coco = outputs.truth.evaluate(outputs.json.results, statistics.paths, SEGMENT.iou_type)
+        compare = partial(outputs.truth.evaluate, outputs.json.results, statistics.paths)
+        coco = compare(DETECT.iou_type, "pycocotools, boxes:" if mask_scores else "")
+        if coco and mask_scores:
+            mask_coco = compare(SEGMENT.iou_type, "pycocotools, masks:")
     precision, recall, ap50, ap = scores.mean()
     processes = distributed.world().size
     result = EvalResult(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from utils.evaluation.masks import AnyMasks
 
 CHANNELS = 128  # OpenCV 5 resizes no more at a time
+LARGEST = 64 << 20  # pixels of masks of an image's own size at a time, a byte each
 
 
 def check_encoder() -> None:
@@ -50,7 +51,8 @@ def image_pixels(masks: AnyMasks, image: int, shapes: Any) -> Iterator[np.ndarra
     columns = slice(int(left), int(masks.size[1] - left))
     device = masks.device
     numbers = torch.arange(len(masks.boxes[image]), device=device)
-    for part in numbers.split(min(wide.at_a_time(), CHANNELS)) if len(numbers) else ():
+    together = max(min(wide.at_a_time(), CHANNELS, LARGEST // (height * width)), 1)
+    for part in numbers.split(together) if len(numbers) else ():
         inside = wide.pixels(torch.tensor([image], device=device), part[None])[0, :, rows, columns]
         planes = np.ascontiguousarray(inside.permute(1, 2, 0).to(torch.uint8).cpu().numpy())
         resized = cv2.resize(planes, (width, height))

@@ -51,9 +51,9 @@ class PackedMasks:
     def __len__(self) -> int:
         return len(self.bits)
 
-    def unpacked(self, device: torch.device) -> Tensor:
-        """Bool `[n, height * width]` on `device`."""
-        bits = self.bits.to(device)
+    def unpacked(self, device: torch.device, rows: slice = slice(None)) -> Tensor:
+        """All of them or some, bool `[n, height * width]` on `device`."""
+        bits = self.bits[rows].to(device)
         weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=device)
         found = bits[:, :, None].bitwise_and(weights).bool().flatten(1)
         return found[:, : self.shape[0] * self.shape[1]]
@@ -70,9 +70,9 @@ def packed_truth(
         shape: (height, width) of the input.
         stride: of the grid, pixels of the input; 1 for masks of the input's size.
     """
-    grid = [on_grid(filled(points_to_input(one, box), shape), stride) for one in polygons]
-    height, width = shape[0] // stride, shape[1] // stride
-    return PackedMasks.pack(np.stack(grid) if grid else np.zeros((0, height, width), bool))
+    none = PackedMasks.pack(np.zeros((0, shape[0] // stride, shape[1] // stride), bool))
+    masks = (on_grid(filled(points_to_input(one, box), shape), stride) for one in polygons)
+    return PackedMasks.together([none, *(PackedMasks.pack(mask[None]) for mask in masks)])
 
 
 def filled(points: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -178,18 +178,22 @@ def mask_overlaps(
     if truth.shape != masks.grid:
         raise ValueError(f"the labels' masks are {truth.shape} and the network's {masks.grid}")
     device = masks.device
-    pixels = truth.unpacked(device)
+    limit = masks.at_a_time()
+    pixels = truth.unpacked(device) if len(truth) <= limit else None
     first = [0]
     for one in labels:
         first.append(first[-1] + len(one))
     overlaps = [one.new_zeros((len(theirs), len(one))) for one, theirs in zip(found, labels, strict=True)]
     wanted = [torch.isin(one[:, 5], theirs[:, 0]).nonzero()[:, 0] for one, theirs in zip(found, labels, strict=True)]
-    for images, rows in _groups(wanted, masks.at_a_time(), device):
+    for images, rows in _groups(wanted, limit, device):
         inside = masks.pixels(images, rows).flatten(2).float()
         for image, chosen, one in zip(images.tolist(), rows, inside, strict=True):
             chosen = chosen[chosen >= 0]
-            theirs = pixels[first[image] : first[image + 1]].float()
-            overlaps[image][:, chosen] = _iou(theirs, one[: len(chosen)])
+            for begin in range(first[image], first[image + 1], limit):
+                part = slice(begin, min(begin + limit, first[image + 1]))
+                theirs = (truth.unpacked(device, part) if pixels is None else pixels[part]).float()
+                rows_of_part = slice(begin - first[image], part.stop - first[image])
+                overlaps[image][rows_of_part][:, chosen] = _iou(theirs, one[: len(chosen)])
     return overlaps
 
 

@@ -42,7 +42,7 @@ def distance(reference: Prediction, other: Prediction, size: tuple[int, int]) ->
 
 
 def weight(reference: Prediction) -> Tensor:
-    """What a distance is relative to: about 1 if no box of the float network has its place any more."""
+    """What a distance is relative to: about 1 if no box of the float network is in its place, and 2 if no mask is."""
     return (reference.scores.float().amax(1) ** 3).sum()
 
 

@@ -138,7 +138,8 @@ def table(result: EvalResult, *, per_class: bool) -> list[str]:
     rows = [_cells("all", result), *(_cells(one.name, one) for one in result.per_class if per_class)]
     lines = aligned(columns, rows, gap="")
     if result.ap_coco is not None:
-        lines.append(f"By pycocotools' definition: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
+        of = ", boxes" if result.masks else ""
+        lines.append(f"By pycocotools' definition{of}: mAP50 {result.ap50_coco:.3f}, mAP50-95 {result.ap_coco:.3f}")
     if result.mark:
         lines.append(f"The network gives {result.mark}")
     if result.left_out:

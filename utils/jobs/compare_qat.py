@@ -108,7 +108,7 @@ class Comparison:
         images = (as_input(one.images, self._inputs.device) for one in self._inputs.calibration_loader(options))
         self._statistics = calibration.collect(self._placed, images, Recipe().calibration.batches, progress=False)
         self._float = self._measured(self._teacher)
-        self._float_resampled = self._float.resampled()
+        self._float_resampled = self._float.score_resampled()
         self._ptq_ap: dict[str, float] = {}
 
     def measure(self, run: Run) -> Result:
@@ -129,12 +129,12 @@ class Comparison:
             result.steps.append(step)
             result.ap.append(_ap(last) if step else self._ptq(run.start))
             result.held_out.append(tuner.held_out_loss(self._held_out))
-        trained = last.resampled()
+        trained = last.score_resampled()
         result.error = difference_error(trained, self._float_resampled)
         if run.form in CONTROLLED:
             self._move_at_random(origin, student, run.seed)
             moved = self._measured(origin)
-            result.random_ap, result.random_error = _ap(moved), difference_error(trained, moved.resampled())
+            result.random_ap, result.random_error = _ap(moved), difference_error(trained, moved.score_resampled())
         return result
 
     def run(self, runs: Sequence[Run]) -> None:

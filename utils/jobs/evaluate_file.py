@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,7 +78,7 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         split=options.task if options.task in ("test", "train") else "val",
         save_txt=options.save_txt,
         save_conf=options.save_conf,
-        save_json=options.save_json or Path(options.data).name == "coco.yaml",  # as upstream's val.py
+        save_json=options.save_json or _is_coco(options, runner),
         verbose=options.verbose,
         limit=options.limit,
         upsample_masks=options.upsample_masks,
@@ -95,6 +96,16 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
     warn_of_a_cut_curve(config)
     return [config]
+
+
+def _is_coco(options: FileOptions, runner: Runner) -> bool:
+    """Whether predictions are written though it was not asked for, as upstream's val.py does for COCO."""
+    if Path(options.data).name != "coco.yaml":
+        return False
+    encoder = not runner.task.prototypes or importlib.util.find_spec("pycocotools") is not None
+    if not encoder:
+        logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
+    return encoder
 
 
 def stage(file: Path) -> str:

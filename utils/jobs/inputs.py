@@ -19,7 +19,7 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.file_schema import Mismatch, number, record
 from utils.core.input_files import EXPECTED, read_yaml
-from utils.core.tasks import task_of_head
+from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.find_images import find_images
@@ -176,7 +176,12 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
         return None
     teacher = upstream.load_float(weights)
     ours, theirs = (
-        {"classes": one.nc, "strides": _strides(one.model), "bins": _bins(one.model), "masks": _masks(one.model)}
+        {
+            "classes": one.nc,
+            "strides": _strides(one.model),
+            "bins": _bins(one.model),
+            "masks": masks_of_head(one.model.model[-1]),
+        }
         for one in (student, teacher)
     )
     for name, value in ours.items():
@@ -199,10 +204,6 @@ def _shapes(model: nn.Module) -> dict[str, Any]:
 
 def _bins(model: Any) -> int:
     return int(model.model[-1].reg_max)
-
-
-def _masks(model: Any) -> int:
-    return int(getattr(model.model[-1], "nm", 0))
 
 
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:

@@ -164,7 +164,12 @@ def check_part(content: Any, path: Path) -> None:
                 if len(correct) != len(detections):
                     raise Mismatch(f"{field}.{name}[{index}]", correct, f"{len(detections)} rows")
 
-    check(content, mapping(text(), network), path, "delete it, and what it holds is measured again")
+    def networks(value: Any, field: str) -> None:
+        mapping(text(), network)(value, field)
+        if len({"correct_masks" in one for one in value.values()}) > 1:
+            raise Mismatch.said(f"{field} holds masks of some networks only")
+
+    check(content, networks, path, "delete it, and what it holds is measured again")
 
 
 def _resampled(value: Any, field: str) -> None:

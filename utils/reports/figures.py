@@ -80,7 +80,8 @@ def ap_per_epoch(report: Report) -> Figure:
     masks = [entry["mask_ap"] for entry in report.history if entry.get("mask_ap") is not None]
     if len(masks) == len(epochs):
         axes.plot(epochs, masks, "-s", color=ORANGE, linewidth=1.8, markersize=4, label="QAT, masks", zorder=3)
-        labels.append((masks[-1], f"masks {masks[-1]:.4f}", ORANGE))
+        shown = masks[-1] if best is None else masks[best]
+        labels.append((shown, f"{'masks' if best is None else 'chosen, masks'} {shown:.4f}", ORANGE))
     if best is not None:
         axes.plot(
             epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9,
@@ -92,6 +93,9 @@ def ap_per_epoch(report: Report) -> Figure:
             colour, line = STAGE_LINES[row.stage.lower()]
             axes.axhline(row.ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
             labels.append((row.ap, f"{row.stage} {row.ap:.4f}", colour))
+            if row.mask_ap is not None:
+                axes.axhline(row.mask_ap, color=colour, linestyle=line, linewidth=1.0)
+                labels.append((row.mask_ap, f"{row.stage}, masks {row.mask_ap:.4f}", colour))
     axes.set(xlabel="QAT epoch", ylabel="AP (IoU 0.50:0.95)")
     title(axes, "AP on the validation set after each epoch")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)

@@ -12,7 +12,6 @@ from typing import Any
 
 from utils.core.file_schema import Mismatch, Rule, plain, record
 from utils.core.resampled import Difference, Resampled
-from utils.core.score import Score
 
 MASK_FIELDS = ("mask_ap", "mask_ap50", "mask_precision", "mask_recall", "mask_ap_resampled")
 
@@ -101,11 +100,6 @@ class Row:
     def key(self) -> tuple[str, str, str]:
         """What tells one row from another: the stage, the file, and what it was measured on."""
         return self.stage, self.file, self.measured_on
-
-    @property
-    def score(self) -> Score | None:
-        """AP of boxes and masks; None where it was not measured."""
-        return Score.from_dict({"ap": self.ap, "mask_ap": self.mask_ap})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as files hold them; those of masks only where there are any."""

@@ -40,7 +40,7 @@ def mask_difference(row: Row, baseline: Row | None) -> str:
 
 
 def headers(report: Report) -> tuple[str, ...]:
-    """The columns of a report's table: without precision and recall where there are masks, so that it stays narrow."""
+    """The columns of a report's table: with masks it has no room for precision and recall."""
     return MASK_HEADERS if report.has_masks else HEADERS
 
 
@@ -85,7 +85,7 @@ def cells(row: Row, baseline: Row | None, *, masks: bool = False) -> tuple[str, 
 
 
 def terminal_table(report: Report) -> str:
-    """Aligned text, at most 80 columns wide: what rows were measured on stands below, marked by letters."""
+    """Aligned text, at most 80 columns wide, 92 with masks: what rows were measured on stands below, by letters."""
     if not report.rows:
         return "(no results)"
     baseline = report.baseline()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from utils.core.device import device_name, full_float32
 from utils.core.errors import InputError
-from utils.core.tasks import IMAGES, Layout, task_of_head
+from utils.core.tasks import IMAGES, Layout, masks_of_head, task_of_head
 from utils.runners.base import Runner, TensorSpec
 
 
@@ -42,7 +42,7 @@ class TorchRunner(Runner):
             metadata["names"] = json.dumps(names)
         dtype = "float16" if half else "float32"
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-        nm = int(getattr(head, "nm", 0))
+        nm = masks_of_head(head)
         rows = None if names is None else Layout(len(names), nm).rows
         shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(

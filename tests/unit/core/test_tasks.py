@@ -22,6 +22,7 @@ MAPS = [torch.rand(2, 9, 4, 4), torch.rand(2, 9, 2, 2)]
         ({}, {"output0": 3}, DETECT),
         ({}, {"output0": 3, "output1": 4}, SEGMENT),  # as upstream's export.py writes it
         ({"task": "?"}, {"a": 3, "b": 4}, SEGMENT),
+        ({}, {"output1": 4, "output0": 3}, SEGMENT),  # engines list outputs in an order of their own
         ({}, {"output0": 3, "a": 4, "b": 4, "c": 4}, DETECT),  # feature maps beside the prediction
         ({}, {"num_dets": 2, "det_boxes": 3, "det_scores": 2, "det_classes": 2}, DETECT),
         ({}, {"num_dets": 2, "det_boxes": 3, "det_scores": 2, "det_classes": 2, "det_masks": 3}, SEGMENT),

@@ -8,8 +8,8 @@ import torch
 from pycocotools import mask as coco_mask
 
 from utils.core.tasks import Layout, Prediction
+from utils.evaluation import mask_files, nms
 from utils.evaluation import masks as masks_module
-from utils.evaluation import nms
 from utils.evaluation.mask_files import check_encoder, image_pixels, run_lengths
 from utils.evaluation.mask_truth import PackedMasks
 from utils.evaluation.masks import Masks, mask_overlaps
@@ -122,6 +122,24 @@ def test_overlaps_are_pycocotools(monkeypatch):
     assert float(whole[2].sum()) > 0
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_labels_are_looked_at_a_few_at_a_time(monkeypatch, limit):
+    _, rows, masks = detected(6)
+    labels, truth, _ = truth_of(masks, rows)
+    whole = mask_overlaps(masks, truth, rows, labels)
+    unpacked, sizes = PackedMasks.unpacked, []
+
+    def watched(self, *arguments):
+        sizes.append(len(found := unpacked(self, *arguments)))
+        return found
+
+    monkeypatch.setattr(PackedMasks, "unpacked", watched)
+    monkeypatch.setattr(masks_module, "LARGEST", {"cpu": limit * 4 * GRID[0] * GRID[1]})
+    parts = mask_overlaps(masks, truth, rows, labels)
+    assert max(map(len, labels)) > limit == max(sizes)
+    assert all(map(torch.equal, parts, whole))
+
+
 @pytest.mark.parametrize("limit", [1, 3, 200, 1000])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])  # the groups of either, here on the CPU
 def test_groups_do_not_matter(monkeypatch, limit, device):
@@ -168,6 +186,10 @@ def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
     monkeypatch.setitem(masks_module.LARGEST, "cpu", 3 * 4 * SIZE[0] * SIZE[1])
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 3
+    np.testing.assert_array_equal(np.concatenate(parts), pixels)
+    monkeypatch.setattr(mask_files, "LARGEST", 2 * 96 * 128)  # of the image's own size
+    parts = list(image_pixels(masks, 0, SHAPES))
+    assert max(map(len, parts)) == 2
     np.testing.assert_array_equal(np.concatenate(parts), pixels)
     found = run_lengths(masks, 0, SHAPES)
     np.testing.assert_array_equal(coco_mask.decode(found).transpose(2, 0, 1), pixels)

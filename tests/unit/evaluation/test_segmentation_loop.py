@@ -19,7 +19,7 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.errors import DataError, DependencyError, InputError
 from utils.core.score import Score
-from utils.core.tasks import DETECTIONS, SEGMENT, Prediction
+from utils.core.tasks import DETECTIONS, SEGMENT, Prediction, task_of_outputs
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import mask_stride
@@ -231,6 +231,43 @@ def test_as_many_coefficients_as_prototypes(known):
         known.evaluate(runner=Shell(known, specs, fewer))
 
 
+def test_prototypes_of_another_number_of_images(known):
+    specs = tuple(replace(spec, shape=(None,) * len(spec.shape)) for spec in TorchRunner(known.model, "cpu").outputs)
+    runner = Shell(known, specs, lambda found: {**found, "output1": found["output1"][:1]})
+    with pytest.raises(InputError, match=r"of different numbers of images: output0 is \[8, .*output1 is \[1, 32"):
+        known.evaluate(runner=runner)
+
+
+@pytest.mark.parametrize("known_rows", [True, False])
+@pytest.mark.parametrize("single_cls", [True, False])
+def test_more_prototypes_than_the_rows_have_room_for(known, known_rows, single_cls):
+    """The network has 39 rows: 4 of a box, 3 classes, 32 coefficients."""
+
+    def wide(found):
+        return {**found, "output1": found["output1"].repeat(1, 2, 1, 1)}
+
+    rows, maps = ((None, 39, None), (None, 64, None, None)) if known_rows else ((None,) * 3, (None,) * 4)
+    specs = (TensorSpec("output0", rows, "float32"), TensorSpec("output1", maps, "float32"))
+    message = "39 rows; 4 for a box and 64 for masks leave none" if known_rows else "output0 is .* expected "
+    with pytest.raises(InputError, match=message):
+        known.evaluate(replace(CONFIG, single_cls=single_cls), runner=Shell(known, specs, wide))
+
+
+def test_outputs_in_another_order_and_without_metadata(known):
+    """As engines may list them: prototypes first, and names of their own."""
+
+    class Turned(Shell):
+        def _infer(self, feeds):
+            found = super()._infer(feeds)
+            return {"protos": found["output1"], "rows": found["output0"]}
+
+    first, second = TorchRunner(known.model, "cpu").outputs
+    outputs = (replace(second, name="protos"), replace(first, name="rows"))
+    runner = Turned(known, outputs)
+    assert task_of_outputs({}, {spec.name: len(spec.shape) for spec in outputs}) is SEGMENT
+    assert of_masks(known.evaluate(runner=runner)) == pytest.approx(of_masks(known.evaluate()), abs=1e-9)
+
+
 def test_other_numbers_of_classes_are_found(known, tmp_path):
     content = json.loads((known.folder / "data.yaml").read_text()) | {"names": ["a", "b", "c", "d"]}
     (tmp_path / "four.yaml").write_text(json.dumps(content))
@@ -244,11 +281,14 @@ def test_the_stride_of_the_prototypes_is_asked_for_or_said(known):
     assert mask_stride(runner, (192, 192), upsampled=True) == 1
     said = (runner.outputs[0], TensorSpec("output1", (None, 32, 24, 24), "float32"))
     assert mask_stride(Shell(known, said), (192, 192)) == 8
-    for shape in ((None, 32, 50, 50), (None, 32, 24, 48)):
+    for shape in ((None, 32, 50, 50), (None, 32, 24, 48), (None, 32, 0, 0)):
         said = (runner.outputs[0], TensorSpec("output1", shape, "float32"))
         with pytest.raises(InputError, match=r"prototypes of \d+x\d+ do not fit an input of 192x192"):
             mask_stride(Shell(known, said), (192, 192))
-    assert mask_stride(TorchRunner(KnowingModel(known.samples, NAMES, 192), "cpu"), (192, 192)) is None
+    boxes_only = TorchRunner(KnowingModel(known.samples, NAMES, 192), "cpu")
+    assert mask_stride(boxes_only, (192, 192)) is None
+    with pytest.raises(InputError, match="--upsample-masks is for networks that give masks"):
+        mask_stride(boxes_only, (192, 192), upsampled=True)
 
 
 def test_prototypes_on_another_grid(known):
@@ -289,7 +329,9 @@ def test_annotations_without_segmentation(tmp_path, kind):
     content = json.loads(file.read_text())
     content["annotations"][1]["segmentation"] = BAD[kind]
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"entry 1 of 'annotations' has the segmentation .*expected polygons"):
+    with pytest.raises(
+        DataError, match=r"entry 1 of 'annotations' has (the segmentation .*expected polygons|(the )?run )"
+    ):
         known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
     assert not (tmp_path / "model_predictions.json").exists()
 

@@ -20,7 +20,6 @@ from PIL import Image
 
 from utils.core.errors import InputError
 from utils.core.resampled import Resampled
-from utils.core.score import Score
 from utils.core.text_tables import code, columns, markdown
 from utils.reports import detections, figures
 from utils.reports.html import page, write_html
@@ -187,7 +186,7 @@ class TestSchema:
         errors = [row.get("mask_ap_difference_error") for row in stored["rows"]]
         assert errors == [None, pytest.approx(0.01), None]
         assert "mask_ap" not in stored["rows"][2]
-        assert segmented.rows[1].score == Score(0.7361, 0.43)
+        assert (segmented.rows[1].ap, segmented.rows[1].mask_ap) == (0.7361, 0.43)
         stored["rows"][1]["mask_ap_difference_error"] = -1
         (tmp_path / "r.json").write_text(json.dumps(stored))
         with pytest.raises(InputError, match=r"rows\[1\].mask_ap_difference_error is -1"):
