@@ -24,7 +24,9 @@ from torch import nn
 
 import export_qat
 import export_yoloV9
+from utils.core.errors import InputError
 from utils.core.tasks import SEGMENT, Prediction
+from utils.evaluation.detector import Detector
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs
 from utils.jobs.open import Network, load_network
@@ -32,7 +34,7 @@ from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
-from utils.runners.onnxrt import open_session
+from utils.runners.onnxrt import OnnxRuntimeRunner, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 64
@@ -196,6 +198,8 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     assert ("`trtexec --onnx=net.onnx --int8 --fp16 --saveEngine=net.engine`" in text) == (kind == "quantized")
     assert "the standard operator, confidence 0.5, overlap 0.6, 40 detections" in text
     assert (tmp_path / "labels.txt").read_text().startswith("class 0\n")
+    with OnnxRuntimeRunner(path, threads=1) as runner, pytest.raises(InputError, match="has DeepStream's form; give"):
+        Detector(runner, None)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

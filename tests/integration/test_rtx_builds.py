@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
+from utils.onnx_graph.editing import Tail
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms, export_onnx
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.trt import tensorrt_api
@@ -91,7 +94,7 @@ MASK_FORMS = {
 def mask_files(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
     """The demo's network with masks, quantized, in each form whose operators RTX has, for any batch.
 
-    It lacks ONNX's NMS and the plugin.
+    It lacks ONNX's NMS and the plugin, in whose place another node stands.
     """
     folder = tmp_path_factory.mktemp("masks")
     weights = save_quantized(folder / "demo.pt", checkout / "data/demo/gelan-digits-seg.pt", imgsz=SIDE)
@@ -99,10 +102,21 @@ def mask_files(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
     files = {folder / f"{name}.onnx": form for name, form in MASK_FORMS.items()}
     results = export_forms(network.model, config, files, network.metadata())
-    return dict(zip(MASK_FORMS, results, strict=True))
+    found = dict(zip(MASK_FORMS, results, strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output_formats, "_plugin", top_k)
+        form = output_formats.end2end(NmsSettings("efficient", 100), 56)
+        (found["efficient"],) = export_forms(network.model, config, {folder / "efficient.onnx": form}, {})
+    return found
 
 
-@pytest.mark.parametrize("form", MASK_FORMS)
+def top_k(model: onnx.ModelProto, tail: Tail, boxes: str, scores: str, settings: NmsSettings) -> None:
+    """In the plugin's place: what stands behind it still has to find the anchors again."""
+    anchors = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+    output_formats._standard(tail, boxes, scores, 10, anchors, replace(settings, kind="none"))
+
+
+@pytest.mark.parametrize("form", [*MASK_FORMS, "efficient"])
 def test_masks_build(form: str, mask_files: dict[str, ExportResult], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     exported = mask_files[form]

@@ -60,6 +60,8 @@ class Detector:
         Raises:
             InputError: the network and the dataset have different numbers of classes, or the network is no detector.
         """
+        if runner.metadata.get("form") == "deepstream":
+            raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
         self.device = runner.device
         self._runner = runner
         self._input = image_input(runner)
@@ -191,8 +193,6 @@ class Detector:
         return list(order[valid].split(counts)), list(raw[valid].split(counts))
 
     def _check_classes(self) -> None:
-        if self._runner.metadata.get("form") == "deepstream":
-            raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
         names = self._runner.names
         rows, nm = (self._rows(name) for name in (self._task.prediction, self._task.prototypes))
         known = rows is not None and (nm is not None or not self._task.prototypes)

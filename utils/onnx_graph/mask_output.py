@@ -49,7 +49,8 @@ class Sums:
 def nearest_box(tail: Tail, boxes: str, found: str) -> str:
     """Which of `boxes`, `[B, anchors, 4]`, each of `found`, `[B, K, 4]`, is: int64 `[B, K, 1]`.
 
-    TensorRT's plugin does not say it, and may round what it returns; the nearest by the sum of differences is it.
+    TensorRT's plugin does not say it, and may round what it returns; the nearest by the sum of differences is it, or
+    has nearly the same box.
     """
     (each,) = tail.add("Unsqueeze", found, tail.value([2]))
     (every,) = tail.add("Unsqueeze", boxes, tail.value([1]))

@@ -203,6 +203,29 @@ def test_configuration_says_what_the_network_needs(typing: str, mode: str, note:
 
 
 @pytest.mark.parametrize(
+    ("typing", "engine", "note"),
+    [
+        ("", "net.onnx_b3_gpu0_fp16.engine", "1 (INT8) needs a calibration file"),
+        ("weak", "net.engine", "`trtexec --onnx=net.onnx --int8 --fp16 --saveEngine=net.engine`"),
+        ("strong", "net.engine", "`trtexec --onnx=net.onnx --stronglyTyped --saveEngine=net.engine`"),
+    ],
+)
+def test_configuration_of_masks(typing: str, engine: str, note: str):
+    nms = NmsSettings("efficient", 50, 0.6, 0.3)
+    text = deepstream.infer_config("some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=False, nms=nms)
+    assert note in text
+    lines = text.splitlines()
+    assert {f"model-engine-file={engine}", "network-type=3", "cluster-mode=4", "infer-dims=3;64;96", "topk=50",
+            "pre-cluster-threshold=0.3", "output-instance-mask=1", "segmentation-threshold=0.5",
+            "parse-bbox-instance-mask-func-name=NvDsInferParseYoloSeg",
+            f"network-mode={1 if typing else 2}"} <= set(lines)  # fmt: skip
+    assert "NMS is in the ONNX file: TensorRT's plugin, confidence 0.3, overlap 0.6, 50 detections" in text
+    assert not any(line.startswith(("engine-create", "parse-bbox-func-name", "nms-iou")) for line in lines)
+    assert "{" not in text
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"topk": 0}, "--topk-all is 0; expected 1 to 3840"),
