@@ -61,7 +61,7 @@ def test_a_state_of_segmentation_comes_back_equal(tmp_path, state):
     state.save(tmp_path)
     write(weights / "a.pt")
     assert RunState.load(tmp_path) == state
-    assert Row(**state.rows["PTQ"]).score == state.best.score
+    assert Row(**state.rows["PTQ"]).mask_ap == state.best.score.mask
 
 
 def test_the_state_of_a_detector_is_what_it_was(tmp_path, state):
