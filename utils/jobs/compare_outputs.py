@@ -2,7 +2,7 @@
 
 Three things are compared: the predictions; for a quantized network every stretch between two quantizers by itself, see
 `compare_tensors.py`; and what the file's form makes of its own predictions, with the NMS of the evaluation loop as
-reference, and for masks those of `compare_masks.py`.
+reference, and for masks those of `compare_detections.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
 from utils.core.tasks import SEGMENT, Prediction, prediction_of, task_of_head
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs.compare_masks import ROWS, SAME_BOX, BehindPlugin, different_masks, same_detections, table_and_masks
+from utils.jobs.compare_detections import (
+    ROWS,
+    SAME_BOX,
+    BehindPlugin,
+    different_masks,
+    same_detections,
+    table_and_masks,
+)
 from utils.jobs.compare_tensors import Agreement, compare
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
