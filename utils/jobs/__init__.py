@@ -10,6 +10,7 @@ quantize.py           float → PTQ → QAT → the best        calibrate.py    
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
+compare_masks.py      masks of two predictions
 training.py           QAT's epochs, and their rates       compare_qat.py      forms of QAT by AP, with controls
 report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
