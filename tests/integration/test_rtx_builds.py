@@ -21,6 +21,7 @@ from utils.onnx_graph.export import ExportConfig, export_onnx
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build
+from utils.trt.engine_file import EngineNote
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from random_networks import convolutions_in, random_network
@@ -36,19 +37,31 @@ KNOWN = (
 )
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def network(request: pytest.FixtureRequest, upstream_yaml) -> nn.Module:
+def placed(config: Path) -> nn.Module:
     """A network with random weights, placed and calibrated."""
-    model = upstream.fuse(random_network(upstream_yaml(request.param)))
+    model = upstream.fuse(random_network(config))
     placement.apply(model, placement.plan(model, Recipe()))
     image = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     calibrate(model, [image], Calibration(method="max", batches=1), progress=False)
     return model
 
 
-def built(file: Path, **changes) -> BuildResult:
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request: pytest.FixtureRequest, upstream_yaml) -> nn.Module:
+    return placed(upstream_yaml(request.param))
+
+
+def built(file: Path, targets: tuple[str, ...] = TARGETS, **changes) -> BuildResult:
     rtx = tensorrt_api.load("tensorrt_rtx_bindings")
-    return build(file, file.with_suffix(".engine"), BuildConfig(targets=TARGETS, progress=False, **changes), rtx)
+    return build(file, file.with_suffix(".engine"), BuildConfig(targets=targets, progress=False, **changes), rtx)
+
+
+def check_warnings(note: EngineNote) -> None:
+    """Nothing but what is known; all of it is shown."""
+    kinds = {text: note.warnings.count(text) for text in note.warnings}
+    for text, count in kinds.items():
+        warnings.warn(f"{note.api}: {text} ({count} times)", UserWarning, stacklevel=1)
+    assert all(text.strip(" .").startswith(KNOWN) for text in kinds)
 
 
 @pytest.mark.parametrize("dynamic", ["none", "batch"])
@@ -60,10 +73,23 @@ def test_strongly_typed_file_holds_its_properties_and_builds(network, dynamic, t
     assert exported.report.checked["types"] == exported.report.counts["convolutions"] + 1  # and DFL's
     note = built(exported.path, **({"batch": (1, 4, 8)} if dynamic == "batch" else {})).note
     assert (note.precision, note.typing, note.gpu) == ("int8", "strong", "SM89 SM120")
-    kinds = {text: note.warnings.count(text) for text in note.warnings}
-    for text, count in kinds.items():
-        warnings.warn(f"{note.api}: {text} ({count} times)", UserWarning, stacklevel=1)
-    assert all(text.strip(" .").startswith(KNOWN) for text in kinds)
+    check_warnings(note)
+
+
+@pytest.mark.parametrize("name", ["demo", "segment/gelan-c-dseg"])
+def test_prototypes_are_a_second_output_of_what_builds(name, checkout, upstream_yaml, tmp_path, monkeypatch):
+    """The plain form of segmentation networks; for one GPU, since each build of the larger one takes seconds."""
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    model = placed(checkout / "data/demo/gelan-digits-seg.yaml" if name == "demo" else upstream_yaml(name))
+    config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
+    exported = export_onnx(model, config, tmp_path / "network.onnx", {"stride": "32", "task": "segment"})
+    assert exported.report.ok, exported.report.findings
+    assert exported.report.counts["float_convolutions"] == 0
+    nc = model.model[-1].nc
+    assert exported.outputs == {"output0": ("batch", 4 + nc + 32, 84), "output1": ("batch", 32, 16, 16)}
+    note = built(exported.path, TARGETS[:1], batch=(1, 4, 8)).note
+    assert (note.precision, note.typing, note.metadata["task"]) == ("int8", "strong", "segment")
+    check_warnings(note)
 
 
 def test_weakly_typed_file_holds_its_properties(network, tmp_path):
