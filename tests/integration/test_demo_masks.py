@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.reports.schema import Report
@@ -55,10 +57,29 @@ def run(checkout: Path, *words: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_from_the_float_model_to_a_file_with_masks(checkout: Path, tmp_path: Path):
+@pytest.fixture(scope="module")
+def data(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data.yaml of a small set of the demo's with polygons."""
+    folder = tmp_path_factory.mktemp("digits") / "set"
+    run(checkout, "data/demo/make_digits.py", "--segments", folder, "--train", 20, "--val", 24)
+    return folder / "data.yaml"
+
+
+def test_methods_of_calibration_are_compared_by_both(checkout: Path, data: Path, tmp_path: Path):
+    words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
+    where = ("--data", data, "--device", "cpu", "--workers", 0, "--project", tmp_path)
+    run(checkout, "qat.py", "calibrate", *words, *where, "--calib-batches", 1, "--num-image", 4)
+    found = json.loads((tmp_path / "exp/calibration.json").read_text())
+    assert found["measure"] == "the mean of box and mask AP"
+    assert len(found["methods"]) == 6
+    assert found["chosen_ap"] == max(found["chosen_ap"], *found["methods"].values())
+    assert min(found["methods"].values()) > 0.3
+    assert Recipe.from_file(tmp_path / "exp/recipe.yaml").calibration.method == found["chosen"]["method"]
+
+
+def test_from_the_float_model_to_a_file_with_masks(checkout: Path, data: Path, tmp_path: Path):
     """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
-    run(checkout, "data/demo/make_digits.py", "--segments", tmp_path / "set", "--train", 20, "--val", 24)
-    where = ("--data", tmp_path / "set/data.yaml", "--device", "cpu", "--workers", 0)
+    where = ("--data", data, "--device", "cpu", "--workers", 0)
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)
     run(checkout, "qat.py", "quantize", *words, *where, "--calib-batches", 2, "--ptq-only", "--project", tmp_path)
     before, row = Report.load(tmp_path / "exp/report.json").rows
