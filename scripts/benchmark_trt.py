@@ -5,7 +5,8 @@
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), or an engine. --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with
-a baseline that has it inside too. trtexec takes the times where it is installed, else our own loop does.
+a baseline that has it inside too, and files with masks with one that has masks: a segmentation network beside a
+detector shows what masks cost. trtexec takes the times where it is installed, else our own loop does.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ONNX file or engine")
     parser.add_argument(
         "--baseline", nargs="+", type=Path, default=[], metavar="FILE",
-        help="float ONNX (its engine is FP16), or an FP16 engine; two to compare with and without NMS",
+        help="float ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size",

@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from random_networks import TINY, convolutions_in
+from random_networks import TINY, convolutions_in, tiny_with
 
 from models.quantize import placement
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs.compare_placement import variants
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import attribute
+from utils.onnx_graph.view import attribute, metadata_of
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,29 @@ def test_three_placements_and_nothing_twice(folder, checkout):
     again = run(folder, checkout)
     assert again.stdout.count("is there already") == 3
     assert {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")} == before
+
+
+def test_a_segmentation_description_keeps_its_prototypes(folder, tmp_path, checkout):
+    """As upstream's models/segment/*.yaml; what --from-onnx and the engine tools read."""
+    import yaml
+
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_with("DSegment")))
+    result = run(tmp_path, checkout)
+    assert result.returncode == 0, result.stderr
+    for variant in variants.VARIANTS:
+        graph = onnx.load(tmp_path / f"out/tiny-64-b2-{variant}.onnx")
+        shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.graph.output}
+        assert shapes == {"output0": [2, 4 + 10 + 8, 84], "output1": [2, 8, 16, 16]}
+        assert metadata_of(graph)["task"] == "segment"
+    modules = {variant: convolutions_in(tmp_path / f"out/tiny-64-b2-{variant}.onnx") for variant in variants.VARIANTS}
+    assert modules["fp16"] == modules["int8-convs"] == modules["int8"]
+    assert {"model.11.proto.conv", "model.11.cv4.0.2"} <= modules["int8"]
+    context = Context(onnx.load(tmp_path / "out/tiny-64-b2-int8.onnx"))
+    of_masks = [
+        node for node in context.convolutions if context.path(node).startswith(("model.11.proto", "model.11.cv4"))
+    ]
+    assert len(of_masks) == 1 + 3 * 3
+    assert all(context.dequantizer(node.input[0]) for node in of_masks)
 
 
 def joined(weights):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import val_trt
+from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.cli import run_program
 from utils.core.errors import InputError
@@ -67,6 +69,18 @@ def outlined(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outlined")
     run(checkout, "data/demo/make_digits.py", "--segments", folder / "set", "--train", 20, "--val", 24)
     return folder / "set/data.yaml"
+
+
+def test_methods_of_calibration_are_compared_by_both(checkout: Path, outlined: Path, tmp_path: Path):
+    words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
+    where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
+    run(checkout, "qat.py", "calibrate", *words, *where, "--calib-batches", 1, "--num-image", 4)
+    found = json.loads((tmp_path / "exp/calibration.json").read_text())
+    assert found["measure"] == "the mean of box and mask AP"
+    assert len(found["methods"]) == 6
+    assert found["chosen_ap"] == max(found["chosen_ap"], *found["methods"].values())
+    assert min(found["methods"].values()) > 0.3
+    assert Recipe.from_file(tmp_path / "exp/recipe.yaml").calibration.method == found["chosen"]["method"]
 
 
 def test_from_the_float_model_to_a_file_with_masks(checkout: Path, outlined: Path, tmp_path: Path):

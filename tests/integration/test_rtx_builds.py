@@ -27,6 +27,7 @@ from utils.onnx_graph.output_formats import NmsSettings
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build
+from utils.trt.engine_file import EngineNote
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from random_networks import convolutions_in, random_network, save_quantized
@@ -42,20 +43,32 @@ KNOWN = (
 )
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def network(request: pytest.FixtureRequest, upstream_yaml) -> nn.Module:
+def placed(config: Path) -> nn.Module:
     """A network with random weights, placed and calibrated."""
-    model = upstream.fuse(random_network(upstream_yaml(request.param)))
+    model = upstream.fuse(random_network(config))
     placement.apply(model, placement.plan(model, Recipe()))
     image = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     calibrate(model, [image], Calibration(method="max", batches=1), progress=False)
     return model
 
 
-def built(file: Path, **changes) -> BuildResult:
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request: pytest.FixtureRequest, upstream_yaml) -> nn.Module:
+    return placed(upstream_yaml(request.param))
+
+
+def built(file: Path, targets: tuple[str, ...] = TARGETS, **changes) -> BuildResult:
     rtx = tensorrt_api.load("tensorrt_rtx_bindings")
-    config = BuildConfig(**{"targets": TARGETS, "progress": False, **changes})
+    config = BuildConfig(**{"targets": targets, "progress": False, **changes})
     return build(file, file.with_suffix(".engine"), config, rtx)
+
+
+def check_warnings(note: EngineNote) -> None:
+    """Nothing but what is known; all of it is shown."""
+    kinds = {text: note.warnings.count(text) for text in note.warnings}
+    for text, count in kinds.items():
+        warnings.warn(f"{note.api}: {text} ({count} times)", UserWarning, stacklevel=1)
+    assert all(text.strip(" .").startswith(KNOWN) for text in kinds)
 
 
 @pytest.mark.parametrize("dynamic", ["none", "batch"])
@@ -67,10 +80,22 @@ def test_strongly_typed_file_holds_its_properties_and_builds(network, dynamic, t
     assert exported.report.checked["types"] == exported.report.counts["convolutions"] + 1  # and DFL's
     note = built(exported.path, **({"batch": (1, 4, 8)} if dynamic == "batch" else {})).note
     assert (note.precision, note.typing, note.gpu) == ("int8", "strong", "SM89 SM120")
-    kinds = {text: note.warnings.count(text) for text in note.warnings}
-    for text, count in kinds.items():
-        warnings.warn(f"{note.api}: {text} ({count} times)", UserWarning, stacklevel=1)
-    assert all(text.strip(" .").startswith(KNOWN) for text in kinds)
+    check_warnings(note)
+
+
+def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path, monkeypatch):
+    """The plain form of a large segmentation network; for one GPU, since each build takes seconds."""
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    model = placed(upstream_yaml("segment/gelan-c-dseg"))
+    config = ExportConfig((SIDE, SIDE), 1, dynamic="batch", typing="strong")
+    exported = export_onnx(model, config, tmp_path / "network.onnx", {"stride": "32", "task": "segment"})
+    assert exported.report.ok, exported.report.findings
+    assert exported.report.counts["float_convolutions"] == 0
+    nc = model.model[-1].nc
+    assert exported.outputs == {"output0": ("batch", 4 + nc + 32, 84), "output1": ("batch", 32, 16, 16)}
+    note = built(exported.path, TARGETS[:1], batch=(1, 4, 8)).note
+    assert (note.precision, note.typing, note.metadata["task"]) == ("int8", "strong", "segment")
+    check_warnings(note)
 
 
 def test_weakly_typed_file_holds_its_properties(network, tmp_path):
@@ -124,4 +149,4 @@ def test_masks_build(form: str, mask_files: dict[str, ExportResult], monkeypatch
     assert exported.report.counts["float_convolutions"] == 0
     note = built(exported.path, targets=TARGETS[:1], batch=(1, 4, 8)).note
     assert (note.precision, note.typing, note.gpu) == ("int8", "strong", "SM89")
-    assert all(text.strip(" .").startswith(KNOWN) for text in note.warnings)
+    check_warnings(note)

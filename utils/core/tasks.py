@@ -144,6 +144,11 @@ class Prediction:
         """A detector's: everything behind the box is a class."""
         return cls(raw, Layout.of_rows(raw.shape[1]))
 
+    def of_first(self, count: int) -> Prediction:
+        """For the first images of the batch."""
+        prototypes = None if self.prototypes is None else self.prototypes[:count]
+        return Prediction(self.raw[:count], self.layout, prototypes)
+
     @property
     def task(self) -> Task:
         """What it was predicted for."""

@@ -10,21 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core import text_tables
 from utils.core.files import atomic_path
-from utils.core.text_tables import aligned, code, columns
+from utils.core.text_tables import Column, aligned, code, columns
 from utils.trt.benchmark import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = columns(
-    ("model", "precision", "NMS", "batch", "latency", "p99", "qps", "images/s", "against FP16"),
-    left=("model", "precision", "NMS"),
-)
+HEADERS = ("model", "precision", "NMS", "masks", "batch", "latency", "p99", "qps", "images/s", "against FP16")
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """The texts of a row, one for each of COLUMNS; latency is the median in milliseconds."""
-    start = (row.model, row.precision, "inside" if row.nms else "without", str(row.batch))
+def table(rows: Sequence[Row]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
+    """Columns and cells; masks have a column where a network gives some."""
+    masks = any(row.masks for row in rows)
+    headers = [name for name in HEADERS if masks or name != "masks"]
+    return columns(headers, left=("model", "precision", "NMS", "masks")), [cells(row, masks) for row in rows]
+
+
+def cells(row: Row, masks: bool = False) -> tuple[str, ...]:
+    """The texts of a row, one for each column; latency is the median in milliseconds.
+
+    Args:
+        masks: whether there is a column for them.
+    """
+    kind = ("inside" if row.nms else "without", *(["with" if row.masks else "without"] if masks else []))
+    start = (row.model, row.precision, *kind, str(row.batch))
     if row.figures is None:
         return (*start, "", "", "", "", row.error)
     latency = row.figures.parts["latency"]
@@ -35,12 +44,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def text(rows: Sequence[Row]) -> str:
     """Aligned columns."""
-    return "\n".join(aligned(COLUMNS, map(cells, rows)))
+    return "\n".join(aligned(*table(rows)))
 
 
 def markdown(rows: Sequence[Row], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
-    lines = text_tables.markdown(COLUMNS, map(cells, rows))
+    lines = text_tables.markdown(*table(rows))
     lines += ["", about, "", code(command), *(f"\n{note}" for row in rows for note in row.notes)]
     return "\n".join(lines) + "\n"
 

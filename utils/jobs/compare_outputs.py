@@ -1,14 +1,14 @@
 """Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few images.
 
-Three things are compared: the predictions; for a quantized network every stretch between two quantizers by itself, see
-`compare_tensors.py`; and what the file's form makes of its own predictions, with the NMS of the evaluation loop as
-reference, and for masks those of `compare_detections.py`.
+Three things are compared: the predictions, with the masks that they make; for a quantized network every stretch between
+two quantizers by itself, see `compare_tensors.py`; and what the file's form makes of its own predictions, with the NMS
+of the evaluation loop as reference, see `compare_detections.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from utils.core.errors import DependencyError
 from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
-from utils.core.tasks import SEGMENT, Prediction, prediction_of, task_of_head
+from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.compare_detections import (
     ROWS,
@@ -30,6 +30,7 @@ from utils.jobs.compare_detections import (
     same_detections,
     table_and_masks,
 )
+from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
@@ -38,7 +39,6 @@ from utils.onnx_graph.view import metadata_of
 from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
-BEST = 100  # anchors of an image whose boxes are compared: those without an object have boxes of no meaning
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,19 @@ class Limits:
         score: in 0..1.
         steps: between two INT8 values, each stretch between quantizers by itself.
         fraction: of the INT8 values that differ.
+        masks: of coefficients and prototypes, fractions of the largest.
+        pixels: of masks, the fraction that differ.
     """
 
     box: float
     score: float
     steps: int = 1
     fraction: float = 1e-3
+    masks: float = 1e-3
+    pixels: float = 1e-3
 
 
-FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05)
+FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05, masks=0.05, pixels=0.02)
 DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
 
 
@@ -68,9 +72,10 @@ class Parity:
 
     Attributes:
         images: how many.
-        box, score: largest differences of the predictions; boxes in pixels, of the `BEST` anchors.
+        box, score: largest differences of the predictions; boxes in pixels, of the best anchors.
         stretches: of a quantized network, None for a float one.
         problems: differences that are too large, in words.
+        masks: of the same anchors, None for detection.
     """
 
     images: int
@@ -78,15 +83,20 @@ class Parity:
     score: float
     stretches: Agreement | None
     problems: tuple[str, ...]
+    masks: MaskAgreement | None = None
 
     def __str__(self) -> str:
         text = f"boxes differ by up to {self.box:.2g} px, scores by up to {self.score:.2g}"
+        if self.masks:
+            text += f", {self.masks}"
         if self.stretches:
             text += (
                 " (steps between INT8 levels add up); from quantizer to quantizer "
                 f"{100 * self.stretches.fraction:.2g} % of the INT8 values differ, by {self.stretches.steps} at most, "
                 f"and the results by {self.stretches.output:.2g}"
             )
+            if self.stretches.masks:
+                text += f"; there {self.stretches.masks}"
         return f"ONNX Runtime beside PyTorch, {self.images} image{'s' * (self.images > 1)}: {text}"
 
 
@@ -109,13 +119,14 @@ def check(
     """
     graph = read_onnx(path)
     form, task = metadata_of(graph), task_of_head(model.model[-1])
-    file = _Session(graph)
+    file = _Session(graph, task)
     wrong_masks = 0
     boxes: list[float] = []
     scores: list[float] = []
     problems: list[str] = []
     found: list[tuple[Tensor, Tensor]] = []
     stretches: list[Agreement] = []
+    masks: list[MaskAgreement | None] = []
     size = file.batch or min(len(images), FREE_BATCH)
     for part in images.split(size):
         count = len(part)
@@ -123,30 +134,33 @@ def check(
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
             whole = prediction_of(task, model(batch))
-        expected = Prediction(whole.raw[:count], whole.layout)
+        expected = whole.of_first(count)
         given = Prediction(results[task.prediction], whole.layout, results.get(task.prototypes))
-        best = expected.scores.amax(1).topk(min(BEST, expected.raw.shape[2])).indices[:, None]
+        best = best_anchors(expected)
         apart = (given.boxes - expected.boxes).abs()
-        boxes.append(float(apart.gather(2, best.expand(-1, apart.shape[1], -1)).max()))
+        boxes.append(float(apart.gather(2, best[:, None].expand(-1, apart.shape[1], -1)).max()))
+        masks.append(compare_masks(given, expected, best, (part.shape[2], part.shape[3])))
         scores.append(float((given.scores - expected.scores).abs().max()))
         if order:
             stretches.append(compare(model, graph, batch, order))
-        for image, (mine, expected_rows, masks) in enumerate(_detections(form, file, results, given)):
-            found.append((mine, expected_rows))
-            if masks is not None:
+        for image, (mine, rows, shown) in enumerate(_detections(form, file, results, given)):
+            found.append((mine, rows))
+            if shown is not None:
                 framed = form.get("mask_resolution") != "0"
-                wrong_masks += different_masks(masks, mine, expected_rows, given, image, part.shape[3], framed=framed)
+                wrong_masks += different_masks(shown, mine, rows, given, image, part.shape[3], framed=framed)
         problems += _form_problems(form, results, given)
     together = _together(stretches)
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
+    of_masks = MaskAgreement.together(masks)
     problems += _prediction_problems(box, score, together, limits)
+    problems += _mask_problems(of_masks if together is None else together.masks, limits)
     different = sum(_different(*pair) for pair in found)
     few = max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found))
     if different > few:
         problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
     if wrong_masks > few:
         problems.append(f"{wrong_masks} masks are not what the file's own coefficients and prototypes make")
-    return Parity(len(images), box, score, together, tuple(problems))
+    return Parity(len(images), box, score, together, tuple(problems), of_masks)
 
 
 def _together(parts: list[Agreement]) -> Agreement | None:
@@ -154,7 +168,8 @@ def _together(parts: list[Agreement]) -> Agreement | None:
         return None
     fraction = sum(part.fraction for part in parts) / len(parts)
     output = float(np.max([part.output for part in parts]))
-    return Agreement(parts[0].tensors, max(part.steps for part in parts), fraction, output)
+    masks = MaskAgreement.together([part.masks for part in parts])
+    return Agreement(parts[0].tensors, max(part.steps for part in parts), fraction, output, masks)
 
 
 def _prediction_problems(box: float, score: float, stretches: Agreement | None, limits: Limits) -> list[str]:
@@ -166,6 +181,22 @@ def _prediction_problems(box: float, score: float, stretches: Agreement | None, 
             ("share of INT8 values", "", stretches.fraction, limits.fraction),
             ("result behind equal INT8 values", "px or score", stretches.output, limits.box),
         ]
+    return _beyond(values)
+
+
+def _mask_problems(masks: MaskAgreement | None, limits: Limits) -> list[str]:
+    """Of a quantized network only masks that equal INT8 values make can be held against limits."""
+    if masks is None:
+        return []
+    return _beyond([
+        ("mask coefficient", "of the largest", masks.coefficients, limits.masks),
+        ("prototype", "of the largest", masks.prototypes, limits.masks),
+        ("share of the masks' pixels", "", masks.pixels, limits.pixels),
+    ])  # fmt: skip
+
+
+def _beyond(values: Sequence[tuple[str, str, float, float]]) -> list[str]:
+    """Lines on values that are beyond their limits, or NaN; of (what, unit, value, limit)."""
     return [
         f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limit:g} at most was expected"
         for what, unit, value, limit in values
@@ -241,19 +272,19 @@ class _Session:
         behind_plugin: what makes masks of what the plugin keeps; None where there is no plugin, or no masks.
     """
 
-    def __init__(self, graph: ModelProto) -> None:
+    def __init__(self, graph: ModelProto, task: Task) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
         self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         self._input = graph.graph.input[0].name
-        observed, self._names = _observed(graph)
+        observed, self._names = _observed(graph, task)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
-        masked = "plugin boxes" in self._names and SEGMENT.prototypes in self._names
+        masked = "plugin boxes" in self._names and task.prototypes in self._names
         self.behind_plugin = BehindPlugin(graph, options) if masked else None
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
@@ -261,7 +292,7 @@ class _Session:
         return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
 
 
-def _observed(graph: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]]:
     """The graph with its predictions among its outputs, and what a result is called here → in the graph."""
     result = ModelProto()
     result.CopyFrom(graph)
@@ -272,7 +303,7 @@ def _observed(graph: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         result.graph.node.remove(plugin)
         del result.graph.output[:]
     written = {name for node in result.graph.node for name in node.output}
-    names |= {name: name for name in SEGMENT.outputs if name in written}
+    names |= {name: name for name in task.outputs if name in written}
     present = {value.name for value in result.graph.output}
     added = [name for name in names.values() if name not in present]
     result.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in added)

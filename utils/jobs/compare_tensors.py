@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from models.quantize.flow import export_mode
 from utils.core.number_types import INT8
-from utils.core.tasks import DETECT
+from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
+from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.qdq_view import Context
@@ -35,12 +36,14 @@ class Agreement:
         steps: the largest difference of two integers.
         fraction: of the values that differ at all.
         output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
+        masks: of the best anchors for equal last quantized tensors; None for detection.
     """
 
     tensors: int
     steps: int
     fraction: float
     output: float
+    masks: MaskAgreement | None = None
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,11 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[
     Raises:
         ValueError: the graph has other quantizers, or the network fewer.
     """
-    cut, places = _cut(graph, order)
+    task = task_of_head(model.model[-1])
+    cut, places = _cut(graph, order, task)
     traced = list(order.values())
     calls, result = _torch_integers(
-        model, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
+        model, task, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
     )
     expected = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
     options = onnxruntime.SessionOptions()
@@ -79,19 +83,25 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[
     }
     feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
-    wanted = [DETECT.prediction, *(place.integers for place in places)]
-    output, *found = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
+    wanted = [*task.outputs, *(place.integers for place in places)]
+    values = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
+    given = Prediction.of(dict(zip(task.outputs, map(torch.from_numpy, values), strict=False)), task)
+    found = values[len(task.outputs) :]
     steps, differing, total = 0, 0, 0
     for one, value, integers in zip(traced, expected, found, strict=True):
         ours = integers if one.layout is None else integers[:, one.layout.places]
         apart = np.abs(value.astype(np.int16) - ours)
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
-    return Agreement(len(order), steps, differing / total, float(np.abs(output - result).max()))
+    pairs = ((given.boxes, result.boxes), (given.scores, result.scores))
+    output = float(np.max([float((one - other).abs().max()) for one, other in pairs]))  # NaN, if one is
+    size = (images.shape[2], images.shape[3])
+    masks = compare_masks(given, result, best_anchors(result), size)
+    return Agreement(len(order), steps, differing / total, output, masks)
 
 
 def _torch_integers(
-    model: Any, images: Tensor, scales: Mapping[int, float]
-) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    model: Any, task: Task, images: Tensor, scales: Mapping[int, float]
+) -> tuple[dict[int, np.ndarray], Prediction]:
     """INT8 results of the calls of activation quantizers that have a scale here, and the network's predictions."""
     expected: dict[int, np.ndarray] = {}
     count = 0
@@ -111,7 +121,7 @@ def _torch_integers(
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
     try:
         with torch.no_grad(), export_mode():
-            result = model(images)[0].numpy()
+            result = prediction_of(task, model(images))
     finally:
         for hook in hooks:
             hook.remove()
@@ -120,7 +130,7 @@ def _torch_integers(
     return expected, result
 
 
-def _cut(graph: ModelProto, order: Collection[str]) -> tuple[ModelProto, list[_Cut]]:
+def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, list[_Cut]]:
     """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs."""
     context = Context(graph)
     quantizers = {node.name: node for node in context.activations}
@@ -138,7 +148,7 @@ def _cut(graph: ModelProto, order: Collection[str]) -> tuple[ModelProto, list[_C
         node.input[:] = [fed.get(name, name) for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]
     integers = TensorProto.DataType.Value(INT8.name)
-    outputs = [(DETECT.prediction, TensorProto.FLOAT), *((place.integers, integers) for place in places)]
+    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((place.integers, integers) for place in places)]
     cut.graph.input.extend(helper.make_tensor_value_info(place.fed, integers, None) for place in places)
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)

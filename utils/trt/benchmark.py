@@ -11,7 +11,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError, QatError, no_file
-from utils.core.tasks import DETECT
+from utils.core.tasks import DETECT, task_of_outputs
 from utils.trt import inspector, layer_report, onnx_summary
 from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import ENGINE_SUFFIXES
@@ -46,7 +46,8 @@ class Row:
 
     Attributes:
         nms: whether NMS is inside.
-        gain: speed against the baseline at the same batch, minus 1; None without one.
+        masks: whether it gives masks, or what they are made of.
+        gain: speed against the baseline of the same kind at the same batch, minus 1; None without one.
         error: why there are no figures.
         notes: what the engine's layers say about its speed.
     """
@@ -60,6 +61,7 @@ class Row:
     gain: float | None = None
     error: str = ""
     notes: tuple[str, ...] = field(default=(), repr=False)
+    masks: bool = False
 
     @property
     def images_per_second(self) -> float | None:
@@ -180,9 +182,10 @@ def _opened(
 def _described(row: Row, execution: Execution) -> Row:
     summary = inspector.summarize(layer_report.layers_of(execution, runs=5))
     precision = execution.note.precision or ("int8" if summary.counts.get("INT8") else "fp16")
-    names = {spec.name for spec in execution.outputs}
+    outputs = {spec.name: len(spec.shape) for spec in execution.outputs}
     return replace(
-        row, precision=precision.upper(), nms=set(DETECT.detections) <= names,
+        row, precision=precision.upper(), nms=set(DETECT.detections) <= set(outputs),
+        masks=bool(task_of_outputs(execution.note.metadata, outputs).masks),
         notes=tuple(f"{row.model}, batch {row.batch}: {text}" for text in layer_report.advice(summary, precision)),
     )  # fmt: skip
 
@@ -217,7 +220,7 @@ def _with_trtexec(running: Mapping[Entry, Execution], config: TimingConfig, prog
 def _against_baseline(rows: Sequence[Row]) -> list[Row]:
     found = []
     for row in rows:
-        same = [one for one in rows if one.baseline and one.figures and one.nms == row.nms]
+        same = [one for one in rows if one.baseline and one.figures and (one.nms, one.masks) == (row.nms, row.masks)]
         if row.baseline or row.figures is None or not same or same[0].figures is None:
             found.append(row)
             continue

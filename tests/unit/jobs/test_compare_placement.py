@@ -63,6 +63,16 @@ def test_builds_times_and_writes_tables(compare, tmp_path):
     assert len(list(tmp_path.glob("*.timing.cache"))) == 1  # one for the model
 
 
+def test_networks_with_prototypes_are_timed_with_both_outputs(compare, tmp_path):
+    for job in jobs([Path("net.yaml")], [1, 2], ["fp16", "int8-convs", "int8"], 64, tmp_path):
+        write_onnx(job.onnx, (job.batch, 3, 64, 64), quantized=job.variant != "fp16", prototypes=True)
+    code, _, _, builds = compare()
+    assert (code, len(builds)) == (0, 6)
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert [row["profile_ms"] for row in rows[:2]] == [1.5, 2.5]  # half a millisecond a layer; Q and DQ are two
+    assert {row["ratio"] for row in rows} == {1.0}
+
+
 def test_engines_are_used_again_unless_their_onnx_is_newer(compare, tmp_path):
     compare()
     assert compare()[3] == []

@@ -21,6 +21,7 @@ from utils.trt.engine_file import EngineNote
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "scripts"))
 import build_engine  # noqa: E402
+import inspect_engine  # noqa: E402
 
 NAMES = ("cat", "dog", "owl")
 
@@ -45,6 +46,22 @@ def test_profile_and_options_reach_the_builder(tmp_path, monkeypatch):
     output = tmp_path / "other" / "b.engine"
     assert run(file, "--output", output, "--no-timing-cache", "--batch-size", 2) == 0
     assert sorted(path.name for path in output.parent.iterdir()) == ["b.engine", "b.engine.json"]
+
+
+def test_an_engine_with_prototypes_is_built_and_looked_into(tmp_path, monkeypatch, capsys):
+    """Two outputs, of three and of four dimensions, and what the file says about its task."""
+    stand_in(monkeypatch)
+    metadata = {"task": "segment", "stride": "32"}
+    file = write_onnx(tmp_path / "a.onnx", quantized=True, prototypes=True, metadata=metadata)
+    assert run(file, "--batch-size", 1, 2, 4, "--imgsz", 64) == 0
+    note = EngineNote.load(tmp_path / "a.engine")
+    assert (note.metadata, list(note.profile)) == (metadata, ["images"])
+    words = [str(tmp_path / "a.engine"), "--batch-size", "2", "--device", "cpu"]
+    assert run_program(inspect_engine.make_parser(), inspect_engine.main, words) == 0
+    layers = json.loads((tmp_path / "a.layers.json").read_text())
+    assert [layer["name"] for layer in layers][-2:] == ["output0", "output1"]
+    assert all(layer["ms"] == 0.5 for layer in layers)
+    assert "INT8 coverage: 0% of 5 computing layers" in capsys.readouterr().out
 
 
 def test_graph_of_a_new_engine(tmp_path, monkeypatch, capsys):

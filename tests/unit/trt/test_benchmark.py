@@ -137,6 +137,26 @@ def test_speed_against_the_baseline_of_the_same_kind():
     )  # fmt: skip
 
 
+def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
+    rows = [
+        row("seg-fp16", baseline=True, ms=5.0, precision="FP16", masks=True),
+        row("fp16", baseline=True, ms=4.0, precision="FP16"),
+        row("seg-int8", ms=2.5, masks=True),
+        row("int8", ms=2.0),
+        row("seg-nms", ms=3.0, masks=True, nms=True),
+    ]
+    found = benchmark._against_baseline(rows)
+    assert [one.gain for one in found] == [None, None, pytest.approx(1.0), pytest.approx(1.0), None]
+    lines = benchmark_report.text(found).splitlines()
+    assert lines[0].split()[:5] == ["model", "precision", "NMS", "masks", "batch"]
+    assert [line.split()[2:4] for line in lines[3:]] == [
+        ["without", "with"],
+        ["without", "without"],
+        ["inside", "with"],
+    ]
+    assert "masks" not in benchmark_report.text([found[1], found[3]])
+
+
 def test_table_with_an_engine_that_has_no_figures():
     rows = [row(), benchmark.Row("d", 12, False, error="takes batches of 1 to 8")]
     lines = benchmark_report.text(rows).splitlines()
@@ -168,8 +188,14 @@ def program(tmp_path, monkeypatch, capsys):
     write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
 
-    def run(*words):
-        fixed = [tmp_path / "int8.onnx", "--baseline", tmp_path / "float.onnx", "--project", tmp_path / "runs"]
+    def run(*words, files=("int8.onnx",)):
+        fixed = [
+            *(tmp_path / name for name in files),
+            "--baseline",
+            tmp_path / "float.onnx",
+            "--project",
+            tmp_path / "runs",
+        ]
         timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--device", "cpu", "--batch-size", 1, 4]
         api.module.calls.clear()
         argv = [*map(str, [*fixed, *timing, *words])]
@@ -203,6 +229,37 @@ def test_int8_against_fp16_over_batches(program, tmp_path):
     note.write_text(note.read_text().replace("TensorRT 8.6.0", "TensorRT 8.6.1"))
     assert program()[3] == [["FP16", "INT8"]]
     assert len(program("--imgsz", 32)[3]) == 4  # nor those that may be of another size
+
+
+def test_with_masks_beside_without(program, tmp_path):
+    """Each against the baseline of its kind; both outputs take part in what is timed."""
+    write_onnx(tmp_path / "seg-float.onnx", ("b", 3, 32, 32), prototypes=True)
+    write_onnx(tmp_path / "seg-int8.onnx", ("b", 3, 32, 32), quantized=True, prototypes=True)
+    baselines = [tmp_path / "seg-float.onnx", tmp_path / "float.onnx"]
+    code, _, _, builds = program("--baseline", *baselines, files=("int8.onnx", "seg-int8.onnx"))
+    assert (code, len(builds)) == (0, 8)
+    rows = json.loads((tmp_path / "runs/exp/benchmark.json").read_text())["rows"]
+    by_name = {one["model"]: one for one in rows if one["batch"] == 4}
+    assert {name: one["masks"] for name, one in by_name.items()} == {
+        "seg-float": True, "float": False, "int8": False, "seg-int8": True,
+    }  # fmt: skip
+    for ours, theirs in (("int8", "float"), ("seg-int8", "seg-float")):
+        ratio = by_name[ours]["figures"]["qps"] / by_name[theirs]["figures"]["qps"]
+        assert by_name[ours]["gain"] == pytest.approx(ratio - 1)
+    text = (tmp_path / "runs/exp/benchmark.md").read_text()
+    assert re.search(r"\| seg-int8 \| INT8 \| without \| with \| 4 \|", text)
+
+
+def test_both_outputs_are_copied(tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    path = write_onnx(tmp_path / "a.onnx", (2, 3, 8, 8), prototypes=True)
+    engine = build(path, tmp_path / "a.engine", BuildConfig(progress=False)).path
+    running = Execution(engine, api, CPU)
+    host = timing._Host(running)
+    timing._run(running, host, QUICK, 0.005, 1, timing._Samples())
+    for name in ("output0", "output1"):
+        assert host.memory[name].abs().sum() > 0
+        assert torch.equal(host.memory[name], running.buffers[name])
 
 
 def test_engines_and_batches_outside_their_profile(program, tmp_path):

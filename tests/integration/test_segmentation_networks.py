@@ -1,0 +1,54 @@
+"""Upstream's gelan-c-dseg and gelan-c-seg at 320 pixels through `qat.py`, with random weights and few images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from known_images import SQUARE
+from known_masks import write_outlined_set
+from random_networks import random_network, save_float
+
+import qat
+from models.quantize import checkpoint
+from utils.reports.schema import Report
+
+IMAGES = 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gelan-c-dseg", "gelan-c-seg"])
+def test_a_network_of_upstreams_goes_through(name: str, upstream_yaml, tmp_path: Path):
+    torch.set_flush_denormal(True)  # random networks are full of them, and slow with them
+    write_outlined_set(tmp_path / "set", IMAGES, SQUARE, ("class 0", "class 1"))
+    weights = save_float(tmp_path / f"{name}.pt", random_network(upstream_yaml(f"segment/{name}"), nc=2, seed=4))
+    where = ["--data", tmp_path / "set/data.yaml", "--imgsz", 320, "--batch-size", 2, "--workers", 0, "--device", "cpu"]
+
+    def run(command: str, file: Path, *words: object) -> Path:
+        project = tmp_path / command
+        words = ("--weights", file, *where, *words, "--project", project)
+        assert qat.main([command, *map(str, words)]) == 0
+        return project / "exp"
+
+    done = run("quantize", weights, "--calib-batches", 1, "--epochs", 1, "--iters", 1)
+    report = Report.load(done / "report.json")
+    assert [row.stage for row in report.rows] == ["float", "PTQ", "QAT"]
+    assert all(row.mask_ap is not None for row in report.rows)
+    (epoch,) = report.history
+    assert {"ap", "mask_ap"} <= epoch.keys()
+    (best,) = (done / "weights").glob("qat_best_*.pt")
+    model = checkpoint.load(best).model
+    convolutions = model.quantization_plan.convolutions
+    assert set(convolutions.values()) == {"int8"}
+    prefixes = tuple(f"model.{len(model.model) - 1}.{part}." for part in ("proto", "cv4"))
+    assert sum(path.startswith(prefixes) for path in convolutions) == (10 if name == "gelan-c-dseg" else 12)
+    (row,) = Report.load(run("eval", best) / "report.json").rows
+    assert (row.ap, row.mask_ap) == pytest.approx((report.rows[2].ap, report.rows[2].mask_ap), abs=1e-6)
+    done = run("sensitive", weights, "--calib-batches", 1, "--num-image", 1)
+    summary = json.loads((done / "summary-sensitive-analysis.json").read_text())
+    assert "every AP here is the mean of box and mask AP" in summary["notes"]
+    units = {row["unit"] for row in summary["rows"]}
+    assert len(units) > 15
+    assert (done / "recipe.yaml").is_file()
