@@ -39,44 +39,9 @@ TRTEXEC_FLAGS = {
 }
 TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
-#   the parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later, compiled in the folder named below
+#   the {parser}, compiled in the folder named below
 #   images letterboxed in the middle, as in training, RGB, scaled to 0..1
-[property]
-gpu-id=0
-net-scale-factor={scale}
-model-color-format=0
-onnx-file={onnx}
-model-engine-file=model_b{batch}_gpu0_{mode_name}.engine
-labelfile-path={labels}
-infer-dims=3;{height};{width}
-{batch_note}
-batch-size={batch}
-{mode_note}
-network-mode={mode}
-num-detected-classes={classes}
-interval=0
-gie-unique-id=1
-process-mode=1
-network-type=0
-# 2: nvinfer's NMS, with the thresholds at the end
-cluster-mode=2
-maintain-aspect-ratio=1
-symmetric-padding=1
-parse-bbox-func-name=NvDsInferParseYolo
-custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so
-engine-create-func-name=NvDsInferYoloCudaEngineGet
-
-[class-attrs-all]
-nms-iou-threshold={iou}
-pre-cluster-threshold={confidence}
-topk=300
-"""
-MASKS_TEMPLATE = """\
-# {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
-#   the parser of DeepStream-Yolo-Seg, compiled in the folder named below
-#   images letterboxed in the middle, as in training, RGB, scaled to 0..1
-#   NMS is in the ONNX file: {nms}
-[property]
+{nms_note}[property]
 gpu-id=0
 net-scale-factor={scale}
 model-color-format=0
@@ -92,21 +57,41 @@ num-detected-classes={classes}
 interval=0
 gie-unique-id=1
 process-mode=1
+{clustering}
+maintain-aspect-ratio=1
+symmetric-padding=1
+{functions}
+
+[class-attrs-all]
+{overlap}pre-cluster-threshold={confidence}
+topk={topk}
+"""
+BOXES = {
+    "parser": "parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later",
+    "nms_note": "",
+    "clustering": "network-type=0\n# 2: nvinfer's NMS, with the thresholds at the end\ncluster-mode=2",
+    "functions": """\
+parse-bbox-func-name=NvDsInferParseYolo
+custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so
+engine-create-func-name=NvDsInferYoloCudaEngineGet""",
+    "overlap": f"nms-iou-threshold={EVERYDAY_NMS_IOU}\n",
+    "confidence": EVERYDAY_CONFIDENCE,
+    "topk": 300,
+}
+MASKS = {
+    "parser": "parser of DeepStream-Yolo-Seg",
+    "clustering": """\
 # 3: instance segmentation
 network-type=3
 # 4: no clustering, since NMS is in the file
-cluster-mode=4
-maintain-aspect-ratio=1
-symmetric-padding=1
+cluster-mode=4""",
+    "functions": """\
 output-instance-mask=1
 segmentation-threshold=0.5
 parse-bbox-instance-mask-func-name=NvDsInferParseYoloSeg
-custom-lib-path=nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so
-
-[class-attrs-all]
-pre-cluster-threshold={confidence}
-topk={topk}
-"""
+custom-lib-path=nvdsinfer_custom_impl_Yolo_seg/libnvdsinfer_custom_impl_Yolo_seg.so""",
+    "overlap": "",
+}
 
 
 def labels(names: Mapping[int, str]) -> str:
@@ -141,13 +126,15 @@ def infer_config(
         "classes": classes, "mode": INT8 if typing else FP16,
         "batch_note": "# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
     }  # fmt: skip
-    if nms is not None:
-        return MASKS_TEMPLATE.format(**entries, **_of_masks(name, batch, typing, nms))
+    own = _of_boxes(name, batch, typing) if nms is None else _of_masks(name, batch, typing, nms)
+    return TEMPLATE.format(**entries, **own)
+
+
+def _of_boxes(name: str, batch: int, typing: str) -> dict[str, object]:
+    """What only the configuration of a detector says."""
     notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
-    return TEMPLATE.format(
-        **entries, iou=EVERYDAY_NMS_IOU, confidence=EVERYDAY_CONFIDENCE, mode_name="int8" if typing else "fp16",
-        mode_note=notes[typing],
-    )  # fmt: skip
+    engine = f"model_b{batch}_gpu0_{'int8' if typing else 'fp16'}.engine"
+    return {**BOXES, "engine": engine, "mode_note": notes[typing]}
 
 
 def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings) -> dict[str, object]:
@@ -159,4 +146,5 @@ def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings) -> dict[str,
         flags, which = TRTEXEC_FLAGS[typing]
         note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which)
     told = f"{kinds[nms.kind]}, confidence {nms.conf_thres:g}, overlap {nms.iou_thres:g}, {nms.topk} detections"
-    return {"engine": engine, "mode_note": note, "nms": told, "confidence": nms.conf_thres, "topk": nms.topk}
+    return {**MASKS, "nms_note": f"#   NMS is in the ONNX file: {told}\n", "engine": engine, "mode_note": note,
+            "confidence": nms.conf_thres, "topk": nms.topk}  # fmt: skip
