@@ -95,3 +95,15 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str], list[str]]]:
+    """Runs a program's main function; gives its exit code, lines on standard output, lines on standard error."""
+
+    def run(main: Callable[[list[str]], int], *words: object) -> tuple[int, list[str], list[str]]:
+        code = main([str(word) for word in words])
+        streams = capsys.readouterr()
+        return code, streams.out.splitlines(), streams.err.splitlines()
+
+    return run

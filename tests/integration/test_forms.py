@@ -14,18 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from deepstream_parser import objects_in, parse_as_deepstream
+from forms import FLAGS, LOW, SIDE, Program, images, lively, run, with_outputs
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized
-from torch import nn
 
 import export_qat
 import export_yoloV9
 from utils import upstream
-from utils.core.tasks import Prediction
+from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
@@ -35,30 +34,12 @@ from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
-from utils.runners.onnxrt import OnnxRuntimeRunner, open_session
+from utils.runners.onnxrt import OnnxRuntimeRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDE = 64
-LOW = 0.5  # score: half of what a random head says is above
-FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
-Program = Callable[..., tuple[int, list[str], list[str]]]
 
 # two branches: the head's first three inputs are the auxiliary one's
 DUAL = copy.deepcopy(TINY) | {"head": [*TINY["head"][:-1], [[3, 4, 5, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
-
-
-def lively(model: nn.Module) -> nn.Module:
-    """Let boxes and scores differ from anchor to anchor, and depend on every layer: random networks hardly do."""
-    torch.manual_seed(2)
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            nn.init.constant_(layer.weight, 2)
-    for name, layer in model.model[-1].named_modules():
-        if isinstance(layer, nn.Conv2d) and name.startswith("cv") and name.endswith(".2"):
-            nn.init.normal_(layer.weight, std=3)
-            small = torch.arange(16).repeat(4) * -0.6  # prefers the first bins of DFL: boxes of about 20 to 80 pixels
-            layer.bias.data = small if layer.out_channels == 64 else torch.zeros(layer.out_channels)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +52,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "quantized": save_quantized(folder / "tiny-int8.pt", floating),
         "dual": save_float(folder / "dual.pt", lively(random_network(DUAL))),
     }
-
-
-@pytest.fixture
-def program(capsys: pytest.CaptureFixture[str]) -> Program:
-    """Runs a program; gives its exit code, lines on standard output, lines on standard error."""
-
-    def run(main: Callable[[list[str]], int], *words: object) -> tuple[int, list[str], list[str]]:
-        code = main([str(word) for word in words])
-        streams = capsys.readouterr()
-        return code, streams.out.splitlines(), streams.err.splitlines()
-
-    return run
-
-
-def images(batch: int = 2) -> torch.Tensor:
-    return torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
-
-
-def run(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = open_session(str(path), options, ["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, {"images": images.numpy()}), strict=True))
 
 
 # --- NMS inside -------------------------------------------------------------------------------------------------------
@@ -272,14 +229,6 @@ def test_check_takes_the_data_sets_images(demo_data: Path):
 # --- DeepStream -------------------------------------------------------------------------------------------------------
 
 
-def with_predictions(path: Path, target: Path) -> Path:
-    """The file with its own raw predictions as a second output."""
-    graph = onnx.load(path)
-    graph.graph.output.append(onnx.helper.make_tensor_value_info("output0", onnx.TensorProto.FLOAT, None))
-    onnx.save(graph, target)
-    return target
-
-
 @pytest.mark.parametrize("kind", ["float", "quantized", "dual"])
 def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
     path = tmp_path / "net.onnx"
@@ -298,7 +247,7 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     assert out[-2:] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
 
     images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-    results = run(with_predictions(path, tmp_path / "both.onnx"), images)
+    results = run(with_outputs(path, tmp_path / "both.onnx", DETECT.outputs), images)
     if kind == "quantized":  # in torch, or in another file, it is single INT8 steps apart: see the check
         raw = results["output0"]
     else:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import configparser
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 import torchvision
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
+from forms import FLAGS, LOW, SIDE, Program, images, lively, with_outputs
+from forms import run as run_file
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
-from torch import nn
 
 import export_qat
 import export_yoloV9
@@ -34,28 +33,10 @@ from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
-from utils.runners.onnxrt import OnnxRuntimeRunner, open_session
+from utils.runners.onnxrt import OnnxRuntimeRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDE = 64
-LOW = 0.5  # score: half of what a random head says is above
-FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
 CPU = torch.device("cpu")
-Program = Callable[..., tuple[int, list[str], list[str]]]
-
-
-def lively(model: nn.Module) -> nn.Module:
-    """Let boxes, scores and coefficients differ from anchor to anchor: random networks hardly do."""
-    torch.manual_seed(2)
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            nn.init.constant_(layer.weight, 2)
-    for name, layer in model.model[-1].named_modules():
-        if isinstance(layer, nn.Conv2d) and name.startswith("cv") and name.endswith(".2"):
-            nn.init.normal_(layer.weight, std=0.5 if name.startswith("cv4") else 3)
-            small = torch.arange(16).repeat(4) * -0.6  # prefers the first bins of DFL: boxes of about 20 to 80 pixels
-            layer.bias.data = small if layer.out_channels == 64 else torch.zeros(layer.out_channels)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -70,29 +51,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture
-def program(capsys: pytest.CaptureFixture[str]) -> Program:
-    """Runs a program; gives its exit code, lines on standard output, lines on standard error."""
-
-    def run(main: Callable[[list[str]], int], *words: object) -> tuple[int, list[str], list[str]]:
-        code = main([str(word) for word in words])
-        streams = capsys.readouterr()
-        return code, streams.out.splitlines(), streams.err.splitlines()
-
-    return run
-
-
-def images(batch: int = 2) -> torch.Tensor:
-    return torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
-
-
 def run(path: Path, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = open_session(str(path), options, ["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    results = session.run(names, {"images": images.numpy()})
-    return {name: torch.from_numpy(value) for name, value in zip(names, results, strict=True)}
+    return {name: torch.from_numpy(value) for name, value in run_file(path, images).items()}
 
 
 def pooled(given: Prediction, image: int, rows: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
@@ -154,15 +114,6 @@ def test_half_has_masks_in_fp32(weights: dict[str, Path], tmp_path: Path, progra
 # --- DeepStream -------------------------------------------------------------------------------------------------------
 
 
-def with_predictions(path: Path, target: Path) -> Path:
-    """The file with its own raw predictions and prototypes among its outputs."""
-    graph = onnx.load(path)
-    for name in SEGMENT.outputs:
-        graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    onnx.save(graph, target)
-    return target
-
-
 @pytest.mark.parametrize("kind", ["float", "quantized"])
 def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, program: Program):
     path = tmp_path / "net.onnx"
@@ -172,7 +123,7 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
     assert "images [batch, 3, 64, 96] -> output [batch, 40, 390], " in out[0]
     assert out[-2:] == [str(tmp_path / "labels.txt"), str(tmp_path / "config_infer_primary_yoloV9.txt")]
     pictures = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-    results = run(with_predictions(path, tmp_path / "both.onnx"), pictures)
+    results = run(with_outputs(path, tmp_path / "both.onnx", SEGMENT.outputs), pictures)
     given = Prediction.of(results, SEGMENT)
     for index, rows in enumerate(non_max_suppression(given, LOW, 0.6, max_det=40)):
         objects = parse_masks_as_deepstream(results["output"][index].numpy(), 96, 64, [LOW] * 10)

@@ -1,0 +1,60 @@
+"""Files of small networks in several output formats: networks whose answers differ, and runs of programs and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+from utils.runners.onnxrt import open_session
+
+SIDE = 64
+LOW = 0.5  # score: half of what a random head says is above
+FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
+Program = Callable[..., tuple[int, list[str], list[str]]]
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Let boxes, scores and coefficients differ from anchor to anchor, and depend on every layer.
+
+    Those of random networks hardly do.
+    """
+    torch.manual_seed(2)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.constant_(layer.weight, 2)
+    for name, layer in model.model[-1].named_modules():
+        if isinstance(layer, nn.Conv2d) and name.startswith("cv") and name.endswith(".2"):
+            coefficients = name.startswith("cv4") and hasattr(model.model[-1], "nm")
+            nn.init.normal_(layer.weight, std=0.5 if coefficients else 3)
+            small = torch.arange(16).repeat(4) * -0.6  # prefers the first bins of DFL: boxes of about 20 to 80 pixels
+            layer.bias.data = small if layer.out_channels == 64 else torch.zeros(layer.out_channels)
+    return model
+
+
+def images(batch: int = 2) -> torch.Tensor:
+    """Noise, `[batch, 3, SIDE, SIDE]` in 0..1."""
+    return torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
+
+
+def run(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
+    """A file's outputs by name, from ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = open_session(str(path), options, ["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"images": images.numpy()}), strict=True))
+
+
+def with_outputs(path: Path, target: Path, names: Sequence[str]) -> Path:
+    """The file with float tensors of its own among its outputs."""
+    graph = onnx.load(path)
+    for name in names:
+        graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    onnx.save(graph, target)
+    return target
