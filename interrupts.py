@@ -85,11 +85,15 @@ def job(work: Callable[[], int]) -> int:
             leave()
 
 
-def leave() -> None:
-    """End the process after a signal in order: with what was printed, and what libraries registered for the end."""
+def leave(code: int = 0) -> None:
+    """End the process in order, with what was printed and what libraries registered for the end, but without unwinding.
+
+    After a signal it says so, and the exit code is that signal's.
+    """
     import atexit
 
-    _say()
+    if _State.signal:
+        _say()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -99,7 +103,7 @@ def leave() -> None:
     for child in _children():  # which multiprocessing would wait for
         _try(os.kill, child, SIGTERM)
     atexit._run_exitfuncs()
-    end(0)
+    end(code)
 
 
 def end(code: int) -> None:

@@ -137,9 +137,16 @@ def run_program(
     for target in leaves:
         target.add_argument("--debug", action="store_true", help="show a traceback on errors")
     args = _parse(parser, leaves, argv)
-    rank = _rank(parser, together)
-    setup_logging(args.debug, rank)
-    who = f"rank {rank}: " if rank else ""
+    world = _launched(parser, together)
+    setup_logging(args.debug, world.rank)
+    code = _finished(args, handler, f"rank {world.rank}: " if world.rank else "")
+    if world.size > 1 and interrupts.watching():
+        interrupts.leave(code)  # Gloo's threads may end a process with an abort that ends in Python's own way
+    return code
+
+
+def _finished(args: argparse.Namespace, handler: Callable[[argparse.Namespace], int | None], who: str) -> int:
+    """Let the handler do its work; the exit code, after a line for an error."""
 
     def work() -> int:
         code = handler(args) or 0
@@ -158,8 +165,8 @@ def run_program(
         return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
 
 
-def _rank(parser: argparse.ArgumentParser, together: bool) -> int:
-    """This process's number among those that torchrun has started; the program ends where it cannot be one of them."""
+def _launched(parser: argparse.ArgumentParser, together: bool) -> distributed.World:
+    """Which this is of the processes that torchrun has started; the program ends where it cannot be one of them."""
     try:
         found = distributed.launched()
     except QatError as error:
@@ -168,7 +175,7 @@ def _rank(parser: argparse.ArgumentParser, together: bool) -> int:
         if found.rank:
             parser.exit(2)
         parser.exit(2, f"error: {parser.prog} is one process; start it without torchrun\n")
-    return found.rank
+    return found
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -282,3 +282,41 @@ def test_a_shell_script_does_not_go_on_after_a_program_that_answered_ctrl_c(tmp_
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "interrupted\n")
     assert process.returncode == 130
+
+
+UNWOUND = """
+    import atexit
+    class Late:
+        def __del__(self, write=os.write):
+            write(1, b"unwound\\n")
+    late = Late()
+    atexit.register(lambda: os.write(1, b"registered\\n"))
+    print("printed")  # into a buffer, since this is a pipe
+    """
+
+
+def test_a_program_may_end_in_order_without_unwinding(tmp_path):
+    program = Program(tmp_path, UNWOUND + "interrupts.leave(3)")
+    assert program.process.communicate(timeout=30) == ("printed\nregistered\n", "")
+    assert program.process.returncode == 3
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("work", "code"), [("lambda _: 1", 1), ("lambda _: 0", 0), ("lambda _: 1 / 0", 1)])
+def test_one_of_several_processes_ends_so(together, work, code, tmp_path, monkeypatch):
+    """Threads of torch.distributed may abort a process that unwinds."""
+    if together:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", "1")
+    run = f"""
+    import argparse
+    from utils.cli import run_program
+    raise SystemExit(run_program(argparse.ArgumentParser(), {work}, [], together=True))
+    """
+    program = Program(tmp_path, UNWOUND + run)
+    output, errors = program.process.communicate(timeout=60)
+    assert program.process.returncode == code
+    assert output == "printed\nregistered\n" + "unwound\n" * (not together)
+    assert errors.count("\n") == ("/" in work)
