@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from unmeasured import unmeasured
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -39,8 +39,8 @@ sys.path[:] = [str(CHECKOUT), *(p for p in sys.path if Path(p or ".").resolve() 
 os.chdir(CHECKOUT)
 
 
-# Under coverage Python is half as fast. These files run most of what unit tests do not; what the others add is not
-# counted, so that the share which is reported is a lower bound.
+# Coverage looks at these files, which run most of what unit tests do not; what the others add is not counted, so that
+# the share which is reported is a lower bound.
 MEASURED = ("test_forms.py", "test_hostile_weights.py", "test_mask_forms.py")
 
 
@@ -56,15 +56,8 @@ def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path.name in MEASURED:
         yield
         return
-    tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
-            patch.delenv(name)
-        sys.settrace(None)
-        threading.settrace(None)
+    with unmeasured():
         yield
-    sys.settrace(tracer)
-    threading.settrace(tracer_of_threads)
 
 
 @pytest.fixture(scope="session")
