@@ -62,26 +62,34 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
 
 
 def ap_per_epoch(report: Report) -> Figure:
-    """AP over QAT epochs, with the float model's and PTQ's AP as horizontal lines.
+    """AP over QAT epochs, with the float model's and PTQ's AP as horizontal lines; masks have a panel of their own.
 
     Raises:
         ValueError: the report has no history.
     """
+    history = [entry for entry in report.history if entry.get("ap") is not None]
+    if not history:
+        raise ValueError("the report has no epoch with an AP")
+    masks = all(entry.get("mask_ap") is not None for entry in history)
+    headings = {"ap": "AP of boxes on the validation set after each epoch", "mask_ap": "AP of masks"}
+    if not masks:
+        headings = {"ap": "AP on the validation set after each epoch"}
+    figure, panels = new_figure(9.0, 5.8 if masks else 3.4, len(headings))
+    for axes, (name, heading) in zip(panels, headings.items(), strict=True):
+        _draw_epochs(axes, report, history, name)
+        title(axes, heading)
+    panels[-1].set_xlabel("QAT epoch")
+    return figure
+
+
+def _draw_epochs(axes: Axes, report: Report, history: Sequence[Mapping[str, Any]], name: str) -> None:
+    """One kind of AP over the epochs; `name` is that of a field of epochs and of rows."""
     from matplotlib.ticker import MaxNLocator
 
-    points = [(int(entry["epoch"]), entry["ap"]) for entry in report.history if entry.get("ap") is not None]
-    if not points:
-        raise ValueError("the report has no epoch with an AP")
-    epochs, scores = zip(*points, strict=True)
-    figure, (axes,) = new_figure(9.0, 3.4, 1)
+    epochs, scores = [int(entry["epoch"]) for entry in history], [entry[name] for entry in history]
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
-    best = _chosen(report)
     labels = []
-    masks = [entry["mask_ap"] for entry in report.history if entry.get("mask_ap") is not None]
-    if len(masks) == len(epochs):
-        axes.plot(epochs, masks, "-s", color=ORANGE, linewidth=1.8, markersize=4, label="QAT, masks", zorder=3)
-        shown = masks[-1] if best is None else masks[best]
-        labels.append((shown, f"{'masks' if best is None else 'chosen, masks'} {shown:.4f}", ORANGE))
+    best = _chosen(report)
     if best is not None:
         axes.plot(
             epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9,
@@ -89,20 +97,16 @@ def ap_per_epoch(report: Report) -> Figure:
         )  # fmt: skip
         labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
     for row in report.rows:
-        if row.stage.lower() in STAGE_LINES and row.ap is not None:
+        ap = getattr(row, name)
+        if row.stage.lower() in STAGE_LINES and ap is not None:
             colour, line = STAGE_LINES[row.stage.lower()]
-            axes.axhline(row.ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
-            labels.append((row.ap, f"{row.stage} {row.ap:.4f}", colour))
-            if row.mask_ap is not None:
-                axes.axhline(row.mask_ap, color=colour, linestyle=line, linewidth=1.0)
-                labels.append((row.mask_ap, f"{row.stage}, masks {row.mask_ap:.4f}", colour))
-    axes.set(xlabel="QAT epoch", ylabel="AP (IoU 0.50:0.95)")
-    title(axes, "AP on the validation set after each epoch")
+            axes.axhline(ap, color=colour, linestyle=line, linewidth=1.6, label=row.stage)
+            labels.append((ap, f"{row.stage} {ap:.4f}", colour))
+    axes.set_ylabel("AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.15)
     _label_right(axes, labels)
-    return figure
 
 
 def _chosen(report: Report) -> int | None:

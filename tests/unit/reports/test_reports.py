@@ -360,6 +360,17 @@ class TestFigures:
         assert axes.get_xlabel()
         assert axes.get_ylabel()
 
+    def test_masks_have_a_panel_of_their_own(self, report, segmented):
+        report.rows = segmented.rows
+        for entry, ap in zip(report.history, (0.42, 0.41), strict=True):
+            entry["mask_ap"] = ap
+        boxes, masks = figures.ap_per_epoch(report).axes
+        assert (list(boxes.lines[0].get_ydata()), list(masks.lines[0].get_ydata())) == ([0.7365, 0.7399], [0.42, 0.41])
+        assert {"float 0.4412", "PTQ 0.4300"} <= {text.get_text() for text in masks.texts}
+        assert ["boxes" in boxes.get_title(loc="left"), "masks" in masks.get_title(loc="left")] == [True, True]
+        del report.history[0]["mask_ap"]
+        assert len(figures.ap_per_epoch(report).axes) == 1
+
     def test_no_epoch_is_marked_where_ptq_is_the_result(self, report):
         report.rows = [make_row(), make_row("PTQ", ap=0.7401), make_row("QAT", ap=0.7401)]
         axes = figures.ap_per_epoch(report).axes[0]
