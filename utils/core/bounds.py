@@ -81,6 +81,8 @@ BOUNDS = {
     "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
     "percentile": Bounds(50, 100, whole=False, open_="least"),
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes
+    "engine_minutes": Bounds(0, 1_000_000, whole=False, open_="least"),
+    "engine_batch": Bounds(1, 4096),
     "conf_thres": FRACTION,
     "iou_thres": FRACTION,
     "target_drop": FRACTION,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
+from utils.jobs.sensitivity import engine_report
 from utils.jobs.sensitivity.selection import Selection, rank_correlation
 from utils.reports import figures
 from utils.reports.schema import hardware, versions
@@ -38,6 +39,7 @@ def summary(
     notes: Sequence[str],
     resampled: Mapping[str, Resampled] | None = None,
     recipe_resampled: Resampled | None = None,
+    engine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The result of a run as JSON holds it: `rows` best first, those with an AP before the others.
 
@@ -48,6 +50,7 @@ def summary(
         recipe_ap: AP with the recipe, placed and calibrated anew.
         seconds: stage → wall time.
         resampled, recipe_resampled: AP of `ap` and `recipe_ap` on resampled images, as far as they are known.
+        engine: AP against milliseconds, as `engine_report.to_dict` gives it, where engines were timed.
     """
     known = resampled or {}
     whole = known.get("INT8")
@@ -85,6 +88,7 @@ def summary(
             "units": list(selection.names), "float": list(patterns), "ap": selection.ap, "cost": selection.cost,
             "why": selection.why,
         },
+        "engine": engine,
         "screening": _speed(screened, seconds),
         "seconds": dict(seconds),
         "notes": list(notes),
@@ -109,6 +113,8 @@ def _speed(screened: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[st
 def save(content: Mapping[str, Any], folder: Path) -> None:
     """Write the chart and the JSON; where the JSON lies, all is written."""
     figures.save(chart(content), folder / CHART_FILE)
+    if content["engine"] is not None:
+        engine_report.save(content["engine"], folder)
     with atomic_path(folder / SUMMARY_FILE) as temporary:
         temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -146,6 +152,8 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
             f"screening cost {content['screening']['passes']:.1f} passes over its images; "
             f"a pass for each unit costs {content['screening']['times_faster_than_a_pass_for_each']:.1f} times as much"
         )
+    if content["engine"] is not None:
+        found += engine_report.lines(content["engine"], ap["INT8"])
     found += [f"note: {note}" for note in content["notes"]]
     if recipe["units"]:
         found += _choice(content)
