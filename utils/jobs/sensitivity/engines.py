@@ -280,6 +280,6 @@ def _said(name: str) -> str:
 
 def release() -> None:
     """Give GPU memory that no network needs any more back, so that the builder finds it."""
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
