@@ -189,6 +189,10 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
         "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
     )
     engine.add_argument(
+        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
+        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
+    )  # fmt: skip
+    engine.add_argument(
         "--timing-cache", metavar="FILE", help="kernels that were measured before (default: one in the run folder)"
     )
     recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")

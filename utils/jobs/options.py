@@ -23,7 +23,7 @@ FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget", "engine_min
 GRANULARITIES = ("layer", "module", "quantizer")
 METRICS = ("proxy", "ap")
 # of `qat.py sensitive --engine`: options that mean nothing without it; what is taken where two are left out
-ENGINE_OPTIONS = ("engine_minutes", "engine_batch", "optimization_level", "timing_cache")
+ENGINE_OPTIONS = ("engine_minutes", "engine_batch", "optimization_level", "max_aux_streams", "timing_cache")
 ENGINE_MINUTES, ENGINE_BATCH = 30.0, 8
 # Options that stand for an entry of the recipe → its name for `Recipe.replace`, and what it may hold.
 RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
@@ -185,6 +185,7 @@ class SensitiveOptions(CalibrateOptions):
     engine_minutes: float | None = None
     engine_batch: int | None = None
     optimization_level: int | None = None
+    max_aux_streams: int | None = None
     timing_cache: str | None = None
 
     def __post_init__(self) -> None:
@@ -193,7 +194,7 @@ class SensitiveOptions(CalibrateOptions):
             if getattr(self, name) not in choices:
                 raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
         check_bounds(self, "target_drop", "float_budget", "budget", "percentile")
-        check_bounds(self, "engine_minutes", "engine_batch", "optimization_level")
+        check_bounds(self, "engine_minutes", "engine_batch", "optimization_level", "max_aux_streams")
         self._check_engine()
 
     def _check_engine(self) -> None:

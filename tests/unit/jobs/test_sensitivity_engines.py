@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from builds_here import Here
 from one_conv import METADATA, write_onnx
 from small_networks import chain
 from tensorrt_stand_in import stand_in
@@ -24,7 +25,8 @@ from utils.jobs.sensitivity.by_engine import EngineJudge
 from utils.jobs.sensitivity.engines import AGAIN, FP16, INT8, Bench
 from utils.jobs.sensitivity.screening import Screened
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.trt import builder, tensorrt_api
+from utils.trt import context, tensorrt_api, turns
+from utils.trt.timing import TimingConfig
 
 COSTS = {"model.0": 10, "model.1": 30, "model.2": -20, "model.3": 5}  # ms more in float; 2 more for each border
 GAINS = {"model.0": 0.01, "model.1": 0.04, "model.2": -0.01, "model.3": 0.002}
@@ -59,15 +61,15 @@ class FakeExporter:
 def api(monkeypatch):
     api = stand_in(monkeypatch)
     api.module.extra_ms = milliseconds
-    monkeypatch.setattr(engines, "ROUND", 0.0)
-    monkeypatch.setattr(engines, "WARM_UP", 0.0)
+    monkeypatch.setattr(turns, "TURN", TimingConfig(0, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    monkeypatch.setattr(turns, "TURNS", 3)
     return api
 
 
-def bench(folder: Path, exporter=None, state=None, **options) -> Bench:
+def bench(folder: Path, exporter=None, state=None, builds=None, **options) -> Bench:
     state = state or AnalysisState({}, {}, "00")
     exporter = exporter or FakeExporter()
-    return Bench(folder, state, exporter, SensitiveOptions(engine=True, **options))  # type: ignore[arg-type]
+    return Bench(folder, state, exporter, SensitiveOptions(engine=True, **options), builds or Here())
 
 
 class TestBench:
@@ -76,7 +78,7 @@ class TestBench:
         one.compare_with(Recipe())
         times = one.measure("model.1", Recipe(float=("model.1",)))
         assert (times.cost, times.spread, times.control) == (32, 0, 0)
-        assert len(times.ms) == len(times.int8) == len(times.again) == engines.ROUNDS
+        assert len(times.ms) == len(times.int8) == len(times.again) == turns.TURNS
         assert one.ms() == WHOLE + 1  # an event is a tick
         built = [flags for item, flags in api.module.calls if item == "build"]
         assert built == [["FP16", "INT8"]] * 3
@@ -159,13 +161,30 @@ class TestBench:
         one._seconds["model.1"] = 121.0
         assert not one.has_time()
 
+    def test_every_build_has_a_limit(self, api, tmp_path):
+        here = Here(seconds=50.0)
+        one = bench(tmp_path, builds=here, max_aux_streams=2)
+        one.compare_with(Recipe())
+        one.measure(FP16, None)
+        one.measure("model.1", Recipe(float=("model.1",)))
+        options = {"max_aux_streams": 2}
+        assert here.asked == [(options, 1800.0), (options, 200.0), (options, 1800.0), (options, 200.0)]
+        assert one.measured_on == "TensorRT 8.6.0, Fake GPU, batch 1, 64x64, 2 streams"
+
+    def test_a_build_that_does_not_end_is_left_out(self, api, tmp_path):
+        one = bench(tmp_path)
+        one.compare_with(Recipe())
+        one._builds = Here(seconds=1000.0)
+        assert one.measure("model.1", Recipe(float=("model.1",))) is None
+        assert one.failed == {"model.1": "not built within 120 s"}
+
     def test_layers_are_measured_once(self, api, tmp_path, monkeypatch):
         one = bench(tmp_path)
         assert one.profile(INT8) is None
         one.compare_with(Recipe())
         found = one.profile(INT8)
         assert sum(ms for _, ms in found) == 2.0  # four layers of 0.5 ms
-        monkeypatch.setattr(builder, "build", lambda *_: pytest.fail("built"))
+        monkeypatch.setattr(context, "Execution", lambda *_: pytest.fail("opened"))
         assert bench(tmp_path).profile(INT8) == found
 
 

@@ -29,7 +29,8 @@ from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.engine_points import Profile, Times
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.trt.build_config import BuildConfig
+from utils.trt.build_apart import BuildProcess, Outcome
+from utils.trt.build_config import BuildConfig, describe_options
 
 if TYPE_CHECKING:
     from utils.trt.tensorrt_api import Api
@@ -38,9 +39,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "engines"
 INT8, AGAIN, FP16 = "INT8", "INT8 again", "FP16"  # the engines that all others are compared with
-ROUNDS = 5  # turns
-ROUND = 0.15  # seconds of each engine in a round
-WARM_UP = 20.0  # milliseconds before each round that do not count
+LONGEST_BASE = 1800.0  # seconds that the INT8 and the FP16 engine may take, which find no kernels in a cache
+LEAST_LIMIT = 120.0  # seconds that any other may take: one of GELAN-C with a timing cache takes 20 to 50
 
 
 def check(options: SensitiveOptions) -> None:
@@ -115,7 +115,7 @@ def ranges_in(plan: Plan, whole: Plan, amax: Mapping[str, float]) -> dict[str, t
 
 
 class Bench:
-    """Times of engines, kept in the run's state; the engines lie in its folder.
+    """Times of engines, kept in the run's state; the engines lie in its folder. A context manager.
 
     Attributes:
         limit: minutes that this process may spend on building and timing.
@@ -123,22 +123,30 @@ class Bench:
         failed: name of a network → why there is no engine of it.
     """
 
-    def __init__(self, folder: Path, state: AnalysisState, exporter: Exporter, options: SensitiveOptions) -> None:
-        """Prepare to build below `folder`; nothing is built yet."""
+    def __init__(
+        self, folder: Path, state: AnalysisState, exporter: Exporter, options: SensitiveOptions,
+        builds: BuildProcess | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare to build below `folder`; nothing is built yet.
+
+        Args:
+            builds: builds; one for the exporter's GPU if None.
+        """
         from utils.trt import tensorrt_api
 
         self._state, self._run, self._exporter = state, folder, exporter
         self._folder = folder / FOLDER
         self._api: Api = tensorrt_api.load()
         self._gpu = tensorrt_api.gpu(exporter.inputs.device.index)
+        self._builds = builds or BuildProcess(exporter.inputs.device.index)
         self._config = BuildConfig(
-            optimization_level=options.optimization_level, timing_cache=options.timing_cache, progress=True
-        )
-        size = exporter.inputs.imgsz
-        self.measured_on = ", ".join(
-            [self._api.name, self._gpu.name if self._gpu else "no GPU", f"batch {exporter.batch}, {size}x{size}",
-             *([] if options.optimization_level is None else [f"optimization level {options.optimization_level}"])]
+            optimization_level=options.optimization_level, max_aux_streams=options.max_aux_streams,
+            timing_cache=options.timing_cache, progress=False,
         )  # fmt: skip
+        size = exporter.inputs.imgsz
+        gpu = self._gpu.name if self._gpu else "no GPU"
+        with_options = f", {describe_options(self._config.options)}" if self._config.options else ""
+        self.measured_on = f"{self._api.name}, {gpu}, batch {exporter.batch}, {size}x{size}{with_options}"
         if state.engines.get("measured_on", self.measured_on) != self.measured_on:
             logger.info("engines were measured on %s, and this is %s: they are measured anew",
                         state.engines["measured_on"], self.measured_on)  # fmt: skip
@@ -149,6 +157,12 @@ class Bench:
         self._began, self.limit = time.perf_counter(), options.minutes_for_engines
         self._seconds = {name: one.seconds for name, one in self.times.items()}  # of builds
 
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._builds.close()
+
     @property
     def minutes(self) -> float:
         """How long this process has been at it."""
@@ -156,9 +170,7 @@ class Bench:
 
     def has_time(self) -> bool:
         """Whether the time limit leaves room for one more engine that is built from what others have measured."""
-        alike = [one for name, one in self._seconds.items() if name not in (INT8, FP16)]
-        needed = max(alike or [self._seconds.get(INT8, 0.0)])
-        return self.minutes + needed / 60 < self.limit
+        return self.minutes + self._expected() / 60 < self.limit
 
     def path(self, name: str) -> Path:
         """The engine's file."""
@@ -227,51 +239,59 @@ class Bench:
 
     def _built(self, name: str, recipe: Recipe | None) -> float:
         """Export and build, unless the engine is there; the seconds that the build took."""
-        from utils.trt.builder import build
         from utils.trt.engine_file import EngineNote
 
         engine = self.path(name)
         if engine.is_file():
             note = EngineNote.load(engine)
-            if note.api == self._api.name and self._gpu is not None and self._gpu.name in note.gpu:
+            made_here = note.api == self._api.name and self._gpu is not None and self._gpu.name in note.gpu
+            if made_here and dict(note.options) == self._config.options:
                 self._seconds[name] = note.seconds
                 return note.seconds
         self._folder.mkdir(parents=True, exist_ok=True)
-        logger.info("%.1f minutes: building the engine with %s in float", self.minutes, _said(name))
         onnx = engine.with_suffix(".onnx")
         try:
             self._exporter.write(recipe, onnx)
             release()
-            config = replace(self._config, precision="fp16" if recipe is None else "best")
-            result = build(onnx, engine, config, self._api)
+            outcome = self._build(name, onnx, replace(self._config, precision="fp16" if recipe is None else "best"))
         finally:
             onnx.unlink(missing_ok=True)
+        if outcome.error:
+            raise (InputError if outcome.exit_code == InputError.exit_code else QatError)(outcome.error)
+        logger.info("%.1f minutes: the engine with %s in float, built in %.0f s", self.minutes, _said(name),
+                    outcome.seconds)  # fmt: skip
         engine.with_suffix(".layers.json").unlink(missing_ok=True)  # of another engine
-        self._seconds[name] = result.note.seconds
-        return result.note.seconds
+        self._seconds[name] = outcome.seconds
+        return outcome.seconds
+
+    def _build(self, name: str, onnx: Path, config: BuildConfig) -> Outcome:
+        from tqdm import tqdm
+
+        expected = self._expected()
+        limit = LONGEST_BASE if name in (INT8, FP16) else max(LEAST_LIMIT, 4 * expected)
+        with tqdm(total=round(expected) or None, desc=_said(name), unit="s", leave=False) as bar:
+            began = time.monotonic()
+            return self._builds.build(
+                onnx, self.path(name), config, limit, lambda: bar.update(time.monotonic() - began - bar.n) and None
+            )
+
+    def _expected(self) -> float:
+        """Seconds that a build takes which finds most kernels in the cache; the first one's while there is no other."""
+        alike = [one for name, one in self._seconds.items() if name not in (INT8, FP16)]
+        return max(alike or [self._seconds.get(INT8, 0.0)])
 
     def _in_turns(self, name: str) -> dict[str, tuple[float, ...]]:
-        """Engine → median milliseconds of each round; without a control the INT8 engine runs twice."""
-        from utils.trt import timing
-        from utils.trt.context import Execution
+        """Engine → median milliseconds of each turn; without a control the INT8 engine runs twice."""
+        from utils.trt.turns import time_in_turns
 
         again = AGAIN if self.path(AGAIN).is_file() else INT8
         files = {INT8: self.path(INT8), name: self.path(name), AGAIN: self.path(again)}
-        config = timing.TimingConfig(WARM_UP, ROUND, 1, cuda_graph=True, transfers=False, iterations=10)
-        running: dict[str, Execution] = {}
-        rounds: dict[str, list[float]] = {key: [] for key in files}
-        try:
-            for key, path in files.items():
-                running[key] = Execution(path, self._api, self._exporter.inputs.device)
-            order = list(running)
-            for _ in range(ROUNDS):
-                for key, figures in timing.measure({key: running[key] for key in order}, config).items():
-                    rounds[key].append(figures.parts["compute"].median)
-                order.reverse()
-        finally:
-            for execution in running.values():
-                execution.close()
-        return {key: tuple(values) for key, values in rounds.items()}
+        medians = {}
+        for key, found in time_in_turns(files, self._api, self._exporter.inputs.device).items():
+            if isinstance(found, str):
+                raise QatError(f"{self.path(key)} cannot be timed: {found}")
+            medians[key] = found.medians
+        return medians
 
 
 def _said(name: str) -> str:

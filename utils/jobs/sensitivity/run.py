@@ -189,9 +189,9 @@ class Analysis:
         model.cpu()
         engines.release()
         exporter = engines.Exporter(self._inputs, self._inputs.plan, self.state.amax, self.options.images_for_engines)
-        bench = engines.Bench(self.folder, self.state, exporter, self.options)
-        judge = EngineJudge(self.options, search, bench, self._recipe_with)
-        judge.build(chosen)
+        with engines.Bench(self.folder, self.state, exporter, self.options) as bench:
+            judge = EngineJudge(self.options, search, bench, self._recipe_with)
+            judge.build(chosen)
         self._clock.leave_out(time.perf_counter() - began)
         curve = judge.curve(measure_ap)
         notes += curve.notes
