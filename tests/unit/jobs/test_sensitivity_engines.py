@@ -319,6 +319,11 @@ class TestCheck:
         with pytest.raises(DependencyError, match="TensorRT is not installed"):
             engines.check(SensitiveOptions(engine=True))
 
+    def test_a_timing_cache_that_is_read(self, api, tmp_path):
+        (tmp_path / "w.pt").write_text("")
+        with pytest.raises(InputError, match="is read and would be overwritten; choose another --timing-cache"):
+            engines.check(SensitiveOptions(engine=True, weights=f"{tmp_path}/w.pt", timing_cache=f"{tmp_path}/w.pt"))
+
     def test_several_processes(self, api, monkeypatch):
         monkeypatch.setattr(distributed, "world", lambda: distributed.World(1, 2, 1))
         with pytest.raises(InputError, match="start it without torchrun"):

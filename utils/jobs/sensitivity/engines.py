@@ -21,6 +21,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core import distributed
 from utils.core.errors import InputError, QatError
+from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import task_of_head
 from utils.jobs.dependencies import need
 from utils.jobs.inputs import Inputs
@@ -47,12 +48,14 @@ def check(options: SensitiveOptions) -> None:
     """Check what engines need, before anything is computed.
 
     Raises:
-        InputError: no GPU or no TensorRT, or several processes.
+        InputError: no GPU or no TensorRT, several processes, or a timing cache that is one of the run's inputs.
     """
     from utils.trt import tensorrt_api
 
     if distributed.world().size > 1:
         raise InputError("--engine times engines on one GPU, in one process; start it without torchrun")
+    read = [options.weights, options.data, options.recipe, options.hyp, options.profile]
+    refuse_overwrite(filter(None, [options.timing_cache]), read, "choose another --timing-cache")
     need("onnx")
     tensorrt_api.load()
     device = tensorrt_api.engine_device(options.device)

@@ -3,7 +3,8 @@
 {project}/{name}/state.json                          the state below; rewritten after every batch of screening
 {project}/{name}/parts/{stage}-{batch}.pt            detections of a stage that measures AP, gone when it is done
 {project}/{name}/engines/                            of --engine: engines, their notes and layers, the timing cache
-{project}/{name}/summary-sensitive-analysis.json     the result; with sensitivity.png and recipe.yaml
+{project}/{name}/summary-sensitive-analysis.json     the result; with sensitivity.png and recipe.yaml, and of --engine
+                                                     ap-against-time.png and sensitivity.html
 """
 
 from __future__ import annotations
