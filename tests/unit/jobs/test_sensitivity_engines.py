@@ -267,6 +267,16 @@ class TestJudge:
         assert any("--resume with more --engine-minutes" in note for note in curve.notes)
         assert "model.0+model.1" in asked  # which gives the estimate an AP
 
+    def test_where_layers_are_not_measured_nothing_is_estimated(self, api, tmp_path, monkeypatch):
+        """As with TensorRT-RTX; the order is then that of multiply-adds."""
+        monkeypatch.setattr(Bench, "profile", lambda self, name: None)
+        exporter = FakeExporter()
+        curve, _ = judged(search(), bench(tmp_path, exporter, engine_minutes=1e-9))
+        assert exporter.written == [(), None]
+        assert {point.cost for point in curve.points[2:]} == {None}
+        curve, _ = judged(search(), bench(tmp_path / "more", exporter))
+        assert [point.units for point in curve.points if point.cost == 32] == [("model.1",)]
+
     def test_a_failure_is_told(self, api, tmp_path):
         curve, _ = judged(search(), bench(tmp_path, FakeExporter(broken=(("model.1",),))))
         assert any(note.startswith("no engine with model.1 in float: ") for note in curve.notes)

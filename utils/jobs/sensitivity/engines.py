@@ -223,17 +223,18 @@ class Bench:
         from utils.trt.context import Execution
 
         record = self.path(name).with_suffix(".layers.json")
-        if not record.is_file():
-            if not self.path(name).is_file():
-                return None
-            execution = Execution(self.path(name), self._api, self._exporter.inputs.device)
-            try:
-                layer_report.save(layer_report.layers_of(execution), record)
-            finally:
-                execution.close()
+        if not record.is_file() and not self.path(name).is_file():
+            return None
         try:
+            if not record.is_file():
+                execution = Execution(self.path(name), self._api, self._exporter.inputs.device)
+                try:
+                    layer_report.save(layer_report.layers_of(execution), record)
+                finally:
+                    execution.close()
             return selection.read_profile(record)
-        except InputError:
+        except QatError as error:
+            logger.warning("nothing is estimated from layers: %s", error)
             return None
 
     def ms(self) -> float:
