@@ -6,6 +6,7 @@ The process stays for the next build, because Python, torch and TensorRT's kerne
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,7 +128,10 @@ class BuildProcess:
 
 def _serve(connection: Connection, device: int | None, work: Work) -> None:
     """Answer each request with the error's line and exit code, which are '' and 0 if there is none."""
+    from tqdm import tqdm
+
     logging.disable(logging.ERROR)  # the builder's warnings are in the note beside the engine
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a process that is killed leaves
     if device is not None:
         import torch
 
