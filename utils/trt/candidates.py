@@ -24,7 +24,7 @@ class Dimension:
 
     Attributes:
         field: of `BuildConfig`.
-        values: the most promising first; TensorRT's own choice, None, is tried anyway.
+        values: the most promising first; the field's default is tried anyway.
         fits: whether they can be tried with this file and TensorRT.
     """
 

@@ -151,10 +151,11 @@ class _Search:
         """Try the values of each dimension; whether that changed what is kept."""
         before = self.kept
         for dimension in candidates.DIMENSIONS:
-            if getattr(self.config, dimension.field) is not None or not dimension.fits(self.file, self.api):
+            usual = getattr(BuildConfig, dimension.field)
+            if getattr(self.config, dimension.field) != usual or not dimension.fits(self.file, self.api):
                 continue
             center = (self.kept or self.default).config
-            new = [self._try(replace(center, **{dimension.field: value})) for value in (*dimension.values, None)]
+            new = [self._try(replace(center, **{dimension.field: value})) for value in (*dimension.values, usual)]
             built = [candidate for candidate in new if candidate is not None and not candidate.error]
             if built:
                 self._time(built)
