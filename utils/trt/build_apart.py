@@ -33,11 +33,13 @@ class Outcome:
         seconds: that it took.
         error: why there is no engine, as one line; '' if there is one.
         exit_code: of the error.
+        late: whether it was ended at its limit.
     """
 
     seconds: float
     error: str = ""
     exit_code: int = 0
+    late: bool = False
 
 
 def build_engine(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[], None]) -> None:
@@ -87,7 +89,7 @@ class BuildProcess:
                 left = began + limit - time.monotonic()
                 if left <= 0 and not writing:
                     self.close()
-                    return Outcome(time.monotonic() - began, f"not built within {limit:.0f} s", QatError.exit_code)
+                    return Outcome(time.monotonic() - began, f"not built within {limit:.0f} s", 1, late=True)
                 if connection.poll(TICK if writing else min(left, TICK)):
                     message = connection.recv()
                     if message != PLAN_IS_THERE:
