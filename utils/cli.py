@@ -80,7 +80,7 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
     )  # fmt: skip
     group.add_argument(
         "--tune", type=bounded("tune"), metavar="MINUTES",
-        help="for so long try options that are not given here, and keep the fastest engine",
+        help="of each engine: for so long try options that are not given here, and keep the fastest",
     )  # fmt: skip
 
 

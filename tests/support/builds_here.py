@@ -23,7 +23,7 @@ class Here(BuildProcess):
         Here.now += limit if late else self.seconds
         on_wait()
         if late:
-            return Outcome(limit, f"not built within {limit:.0f} s", 1)
+            return Outcome(limit, f"not built within {limit:.0f} s", 1, late=True)
         if config.options in self.failing:
             return Outcome(self.seconds, "no engine for this", 1)
         try:

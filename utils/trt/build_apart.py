@@ -6,6 +6,7 @@ The process stays for the next build, because Python, torch and TensorRT's kerne
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +33,13 @@ class Outcome:
         seconds: that it took.
         error: why there is no engine, as one line; '' if there is one.
         exit_code: of the error.
+        late: whether it was ended at its limit.
     """
 
     seconds: float
     error: str = ""
     exit_code: int = 0
+    late: bool = False
 
 
 def build_engine(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[], None]) -> None:
@@ -86,7 +89,7 @@ class BuildProcess:
                 left = began + limit - time.monotonic()
                 if left <= 0 and not writing:
                     self.close()
-                    return Outcome(time.monotonic() - began, f"not built within {limit:.0f} s", QatError.exit_code)
+                    return Outcome(time.monotonic() - began, f"not built within {limit:.0f} s", 1, late=True)
                 if connection.poll(TICK if writing else min(left, TICK)):
                     message = connection.recv()
                     if message != PLAN_IS_THERE:
@@ -127,7 +130,10 @@ class BuildProcess:
 
 def _serve(connection: Connection, device: int | None, work: Work) -> None:
     """Answer each request with the error's line and exit code, which are '' and 0 if there is none."""
+    from tqdm import tqdm
+
     logging.disable(logging.ERROR)  # the builder's warnings are in the note beside the engine
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a process that is killed leaves
     if device is not None:
         import torch
 

@@ -22,7 +22,7 @@ Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 DEFAULT_BATCH: Range = (1, 8, 16)
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
-# Fields of BuildConfig that change which kernels an engine has, None for TensorRT's own choice, and their words.
+# Fields of BuildConfig that change which kernels an engine has, and their words; a default value is not mentioned.
 OPTIONS = {
     "optimization_level": "level {}", "max_aux_streams": "{} streams", "timing_iterations": "{} timing iterations",
 }  # fmt: skip
@@ -110,8 +110,8 @@ class BuildConfig:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was asked for instead of TensorRT's own choice, as JSON holds it: names of fields and their values."""
-        given = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None}
+        """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
+        given = {name: value for name in OPTIONS if (value := getattr(self, name)) != getattr(BuildConfig, name)}
         off = sorted(name.upper() for name in self.sources_off)
         return {**given, **({"tactic_sources_off": off} if off else {})}
 

@@ -24,20 +24,22 @@ class Dimension:
 
     Attributes:
         field: of `BuildConfig`.
-        values: the most promising first; TensorRT's own choice, None, is tried anyway.
+        values: the most promising first; the field's default is tried anyway.
         fits: whether they can be tried with this file and TensorRT.
+        patience: how many times as long as the first build one of these may take.
     """
 
     field: str
     values: tuple[Any, ...]
     fits: Callable[[OnnxFile, Api], bool]
+    patience: float = 1.0
 
 
 # In the order in which they are tried. An option of BuildConfig takes part with a line here, and its words in
 # `build_config.OPTIONS`. Builds with 5 streams did not end within minutes; level 3 is TensorRT's own.
 DIMENSIONS = (
     Dimension("max_aux_streams", (2, 3, 1, 4, 0), lambda file, api: api.has_option("max_aux_streams")),
-    Dimension("optimization_level", (2, 4, 5), lambda file, api: api.has_option("builder_optimization_level")),
+    Dimension("optimization_level", (2, 4, 5), lambda file, api: api.has_option("builder_optimization_level"), 3.0),
 )
 
 
@@ -48,6 +50,7 @@ class Candidate:
     Attributes:
         engine: its file; there is none if `error` says why.
         seconds: that the build took.
+        late: whether it was ended at its limit.
         turns: its times where it was timed last.
         against: its time against that of what was asked for, measured in the same turns, minus 1.
     """
@@ -56,6 +59,7 @@ class Candidate:
     engine: Path
     seconds: float
     error: str = ""
+    late: bool = False
     turns: Turns | None = None
     against: float | None = None
 

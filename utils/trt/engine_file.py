@@ -37,7 +37,7 @@ class EngineNote:
         seconds: that the build took.
         warnings: TensorRT's.
         options: `BuildConfig.options` of the build.
-        tuning: what `--tune` measured and decided, see `tune.Tuning.to_dict`; empty without it.
+        tuning: what `--tune` measured and decided, see `utils/trt/tune.py`; empty without it.
     """
 
     onnx: str = ""

@@ -24,7 +24,7 @@ from utils.trt import candidates, onnx_summary, tensorrt_api
 from utils.trt.build_apart import BuildProcess
 from utils.trt.build_config import BuildConfig, check_target, choose_typing, profile_shapes
 from utils.trt.builder import BuildResult, build, cache_path
-from utils.trt.candidates import Candidate
+from utils.trt.candidates import Candidate, Dimension
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api
@@ -151,30 +151,45 @@ class _Search:
         """Try the values of each dimension; whether that changed what is kept."""
         before = self.kept
         for dimension in candidates.DIMENSIONS:
-            if getattr(self.config, dimension.field) is not None or not dimension.fits(self.file, self.api):
+            usual = getattr(BuildConfig, dimension.field)
+            if getattr(self.config, dimension.field) != usual or not dimension.fits(self.file, self.api):
                 continue
-            center = (self.kept or self.default).config
-            new = [self._try(replace(center, **{dimension.field: value})) for value in (*dimension.values, None)]
-            built = [candidate for candidate in new if candidate is not None and not candidate.error]
+            built = self._along(dimension, (*dimension.values, usual))
             if built:
                 self._time(built)
                 self._keep()
         return self.kept is not before
 
-    def _try(self, config: BuildConfig) -> Candidate | None:
-        """Build, unless that was done before or the time is up."""
+    def _along(self, dimension: Dimension, values: Sequence[Any]) -> list[Candidate]:
+        """Engines that differ from what is kept in one option, as far as they fit the time."""
+        center, built = (self.kept or self.default).config, []
         again = self.candidates[1].seconds  # with what the timing cache knows by then
-        if any(one.config == config for one in self.candidates) or self.left() < again:
-            return None
-        limit = max(LEAST_LIMIT, 4 * again, 2 * self.default.seconds)
-        return self._build(config, min(limit, self.left()))[0]
+        limit = max(LEAST_LIMIT, 4 * again, dimension.patience * self.default.seconds)
+        for value in values:
+            config = replace(center, **{dimension.field: value})
+            if any(one.config == config for one in self.candidates) or self.left() < again:
+                continue
+            if self._longer_than_a_late_one(config, dimension):
+                continue
+            candidate, _ = self._build(config, min(limit, self.left()))
+            if not candidate.error:
+                built.append(candidate)
+        return built
+
+    def _longer_than_a_late_one(self, config: BuildConfig, dimension: Dimension) -> bool:
+        """Whether a build was ended at its limit that had fewer streams, or a lower level, and no other difference."""
+        changed: dict[str, Any] = {dimension.field: getattr(config, dimension.field)}
+        value = changed[dimension.field]
+        late = [one.config for one in self.candidates if one.late and replace(one.config, **changed) == config]
+        others = [getattr(one, dimension.field) for one in late]
+        return any(isinstance(value, int) and isinstance(other, int) and value > other for other in others)
 
     def _build(self, config: BuildConfig, limit: float) -> tuple[Candidate, int]:
         """A candidate, and the exit code of its error."""
         candidate = Candidate(config, self.folder / f"{len(self.candidates)}.engine", 0.0)
         self.bar.set_postfix_str(candidate.words)
         outcome = self.builds.build(self.file.path, candidate.engine, config, max(limit, 0.0), self._show)
-        candidate.seconds, candidate.error = outcome.seconds, outcome.error
+        candidate.seconds, candidate.error, candidate.late = outcome.seconds, outcome.error, outcome.late
         self.candidates.append(candidate)
         logger.info("%s: %s", candidate.words, outcome.error or f"built in {outcome.seconds:.0f} s")
         return candidate, outcome.exit_code

@@ -190,6 +190,6 @@ def test_a_row_with_everything(tmp_path):
                       profile_ms=6.0, int8_time=0.8, options={"optimization_level": 2, "max_aux_streams": 4},
                       streams=3)  # fmt: skip
     assert table.cells(row) == (
-        "c", "8", "int8", "4.000", "4.200", "2,000", "1.50x", "level 2, 4 streams (3 streams)", "80%", "150 INT8 + 9 FP16",
-        "30 copy 0.50 ms, 2 dequantize 0.10 ms, 10% of the time",
+        "c", "8", "int8", "4.000", "4.200", "2,000", "1.50x", "level 2, 4 streams (3 streams)", "80%",
+        "150 INT8 + 9 FP16", "30 copy 0.50 ms, 2 dequantize 0.10 ms, 10% of the time",
     )  # fmt: skip

@@ -70,7 +70,7 @@ def test_a_build_that_takes_too_long_is_ended(process, tmp_path):
     began = time.monotonic()
     outcome = process.build(Path("endless.onnx"), tmp_path / "b.engine", CONFIG, 1.2, lambda: waits.append(1))
     assert 1.2 <= time.monotonic() - began < 10
-    assert (outcome.error, outcome.exit_code) == ("not built within 1 s", 1)
+    assert (outcome.error, outcome.exit_code, outcome.late) == ("not built within 1 s", 1, True)
     assert len(waits) >= 2
     assert not alive(before)
     assert built(process, tmp_path / "a.engine") != before

@@ -139,6 +139,32 @@ def test_a_build_has_a_limit_and_the_others_go_on(bench, caplog):
     assert "4 streams" in caplog.text
 
 
+def test_what_takes_longer_than_a_late_build_is_not_tried(bench):
+    """3 streams did not end, so 4 are left out, and 1 and 0 are not; levels have three times the limit."""
+    onnx, engine = bench(lambda n, level: 100 - (n == 2))
+    builds = Here(seconds=150, endless=[{"max_aux_streams": 3}, {"max_aux_streams": 2, "optimization_level": 4}])
+    note = tune.tune(onnx, engine, CONFIG, process=builds).note
+    assert [options.get("max_aux_streams") for options in builds.options()[2:6]] == [2, 3, 1, 0]
+    assert [options.get("optimization_level") for options in builds.options()[6:]] == [2, 4]
+    assert [limit for _, limit in builds.asked[2:6]] == [600.0] * 4
+    assert note.tuning["kept"] == {"max_aux_streams": 2}
+
+
+def test_the_limit_without_a_timing_cache(bench, monkeypatch):
+    """The first build takes 400 s, the second one 20: levels may take 1200 s, streams 400."""
+    onnx, engine = bench(lambda n, level: 100)
+
+    class Cold(Here):
+        def build(self, *words):
+            self.seconds = 20 if self.asked else 400
+            return super().build(*words)
+
+    builds = Cold()
+    tune.tune(onnx, engine, CONFIG, process=builds)
+    assert [limit for options, limit in builds.asked if "max_aux_streams" in options] == [400.0] * 5
+    assert [limit for options, limit in builds.asked if "optimization_level" in options] == [1200.0] * 3
+
+
 def test_only_what_fits_the_time_is_built(bench):
     """Both builds of what was asked for took longer than what is left of the minute."""
     onnx, engine = bench(lambda n, level: 100 - n)
