@@ -32,6 +32,8 @@ from utils.core.output_paths import refuse_overwrite_in
 from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
 from utils.jobs.dependencies import need
 from utils.jobs.options import (
+    ENGINE_BATCH,
+    ENGINE_MINUTES,
     GRANULARITIES,
     METRICS,
     CalibrateOptions,
@@ -171,6 +173,28 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="continue a run: its folder, or the last one in --project"
     )
+    engine = parser.add_argument_group("judged by engines (TensorRT and a GPU)")
+    engine.add_argument(
+        "--engine", action="store_true",
+        help="build and time engines with parts in float; the recipe is the fastest within --target-drop",
+    )  # fmt: skip
+    engine.add_argument(
+        "--engine-minutes", type=bounded("engine_minutes"), metavar="N",
+        help=f"time for building and timing, checked before each engine (default: {ENGINE_MINUTES:g})",
+    )  # fmt: skip
+    engine.add_argument(
+        "--engine-batch", type=bounded("engine_batch"), metavar="N", help=f"images (default: {ENGINE_BATCH})"
+    )
+    engine.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    engine.add_argument(
+        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
+        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
+    )  # fmt: skip
+    engine.add_argument(
+        "--timing-cache", metavar="FILE", help="kernels that were measured before (default: one in the run folder)"
+    )
     recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")
     _add_recipe(recipe)
     recipe.add_argument("--calib-method", choices=CALIBRATION_METHODS, help="how ranges are found")
@@ -245,7 +269,15 @@ def _without_defaults(parser: argparse.ArgumentParser) -> None:
 # What each command writes into its run folder.
 WRITTEN = {
     QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
-    SensitiveOptions: ("state.json", "parts/*.pt", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
+    SensitiveOptions: (
+        "state.json",
+        "parts/*.pt",
+        "summary-sensitive-analysis.json",
+        "*.png",
+        "recipe.yaml",
+        "engines/*",
+        "sensitivity.html",
+    ),
     CalibrateOptions: ("calibration.json", "recipe.yaml"),
     EvalOptions: ("report.json", "*_predictions.json"),
 }

@@ -37,6 +37,7 @@ from utils.jobs.dependencies import need, need_tensorrt
 
 if TYPE_CHECKING:
     from utils.trt import benchmark
+    from utils.trt.build_config import BuildConfig
     from utils.trt.tensorrt_api import Api
     from utils.trt.trtexec import Trtexec
 
@@ -101,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
     building = BuildConfig.given(args)
     api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())
-    check_outputs(args, entries, size, api)
+    check_outputs(args, entries, size, api, building)
     program = None if args.own_timing else _trtexec()
     gpu = benchmark_report.device_information(device.index)
     about = {
@@ -129,7 +130,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def check_outputs(
-    args: argparse.Namespace, entries: Sequence[benchmark.Entry], size: tuple[int, int] | None, api: Api
+    args: argparse.Namespace,
+    entries: Sequence[benchmark.Entry],
+    size: tuple[int, int] | None,
+    api: Api,
+    building: BuildConfig,
 ) -> None:
     """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
     from utils.trt.benchmark import engine_path
@@ -140,7 +145,7 @@ def check_outputs(
     for entry in entries:
         for batch in args.batch_size if not entry.is_engine else ():
             engine = engine_path(entry, batch, size)
-            if not is_current(engine, entry.file, api, gpu()):
+            if not is_current(engine, entry.file, api, gpu(), building):
                 built += [engine, engine.with_name(f"{engine.name}.json")]
     refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
     refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)

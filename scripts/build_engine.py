@@ -2,6 +2,7 @@
 """Build a TensorRT engine from an ONNX file; minutes, on the GPU that the engine is for.
 
     python scripts/build_engine.py yolov9-c-int8.onnx --imgsz 640 --batch-size 1 8 16
+    python scripts/build_engine.py yolov9-c-int8.onnx --tune 20          # the fastest of what 20 minutes can build
     python scripts/build_engine.py yolov9-c-int8.onnx --target SM89      # TensorRT-RTX, on a machine without a GPU
 
 Writes the engine (default: beside the ONNX file) and ENGINE.json, which says what it was built from and for what.
@@ -69,6 +70,8 @@ def main(args: argparse.Namespace) -> int:
     engine = args.output or args.onnx.with_suffix(".engine")
     check_file(args.onnx, "expected an ONNX file, as export_qat.py writes it")
     refuse_overwrite(outputs(engine, args), [args.onnx])
+    if args.tune and args.trtexec:
+        raise InputError("--tune builds with TensorRT's Python module; leave --trtexec out")
     need_tensorrt(args.trtexec)
     if args.generate_graph and not args.target:
         from utils.trt.layer_graph import program
@@ -99,9 +102,9 @@ def main(args: argparse.Namespace) -> int:
 
         trtexec.build(args.onnx, engine, config, trtexec.find())
     else:
-        from utils.trt.builder import build
+        from utils.trt.tune import build_or_tune
 
-        build(args.onnx, engine, config)
+        build_or_tune(args.onnx, engine, config)
     logger.info("engine: %s", engine)
     if args.generate_graph and args.target:
         logger.info(

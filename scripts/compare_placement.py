@@ -55,7 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
                         help="where all files go (default: runs/placement)")  # fmt: skip
     parser.add_argument(
         "--variants", nargs="+", default=["fp16", "int8-convs", "int8"], choices=("fp16", "int8-convs", "int8"),
-        help="fp16; int8-convs: convolutions only, each with an input scale of its own; int8: ours (default: all)",
+        help="fp16; int8-convs: convolutions only, each with an input scale of its own; int8: ours (default: all). "
+        "What is not named is neither exported nor built",
     )  # fmt: skip
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="recipe's YAML for both INT8 variants")
     parser.add_argument(
@@ -89,6 +90,8 @@ def main(args: argparse.Namespace) -> int:
     """Export, build, time, as far as was asked for."""
     if not args.onnx_only:
         need_tensorrt()
+    if args.tune and (args.workers or 1) > 1:
+        raise InputError(f"--tune times engines between builds, and {args.workers} --workers would disturb that")
     check_files(recipe=args.recipe)
     for model in args.models if not args.from_onnx else ():
         check_file(model, "give a model's YAML such as models/detect/gelan-c.yaml, or a .pt")
@@ -160,10 +163,10 @@ def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     from utils.jobs.compare_placement import engines, table
     from utils.trt.build_config import BuildConfig
 
-    workers = args.workers or engines.default_workers()
+    workers = args.workers or (1 if args.tune else engines.default_workers())
     config = BuildConfig.given(args, shares=workers, timing_cache=args.timing_cache)
     failed = engines.build_engines(wanted, config, workers, args.device)
-    about, command = table.measured_on(), shlex.join(["python", *sys.argv])
+    about, command = table.measured_on(config.sources_off), shlex.join(["python", *sys.argv])
     rows: list[engines.Row] = []
     files: list[Path] = []
     for group in engines.measure(wanted, failed, args.iterations, args.rounds, args.device):

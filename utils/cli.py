@@ -63,7 +63,7 @@ def add_image_size(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
 
 
 def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """`--tactic-sources-off --optimization-level --timing-iterations`, which `BuildConfig.given` reads."""
+    """Options of builds that change how fast an engine is, which `BuildConfig.given` reads."""
     group.add_argument(
         "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
     )
@@ -71,8 +71,16 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
         "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
     )
     group.add_argument(
+        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
+        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
+    )  # fmt: skip
+    group.add_argument(
         "--timing-iterations", type=bounded("timing_iterations"), metavar="N",
         help="runs of a measured kernel, see TensorRT",
+    )  # fmt: skip
+    group.add_argument(
+        "--tune", type=bounded("tune"), metavar="MINUTES",
+        help="of each engine: for so long try options that are not given here, and keep the fastest",
     )  # fmt: skip
 
 

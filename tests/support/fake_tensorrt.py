@@ -32,6 +32,9 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.__version__ = version
     trt.calls = []  # (what, arguments), in order
     trt.built_for = gpu
+    trt.extra_ms = lambda model: 0  # how much longer an engine takes than the one tick of an event
+    trt.layer_ms = lambda node: 0.5  # that the profiler reports of a layer
+    trt.ticks = lambda config: 0  # that a run of an engine takes beside its start, by how it was built
     flags = {"TF32": 7, **({"FP16": 0, "INT8": 1} if major < 11 else {})}
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
     creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {}}
@@ -103,11 +106,14 @@ class _Builder:
             say(self.trt, self.log, "VERBOSE", "Tactic: 0x00000000000003e8 Time: 0.0058")
         say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
-        head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles}
+        head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles,
+                "ticks": self.trt.ticks(config), "streams": max(0, config.max_aux_streams)}  # fmt: skip
         return json.dumps(head).encode() + b"\n" + model.SerializeToString()
 
 
 class _Config:
+    max_aux_streams, builder_optimization_level, avg_timing_iterations = -1, 3, 1  # 8.6's own
+
     def __init__(self, trt):
         self.trt, self.flags, self.profiles = trt, {trt.BuilderFlag.TF32}, {}
         self.cache = self.measured = None
@@ -213,14 +219,15 @@ class _Runtime:
         if head["version"] != self.trt.__version__:
             say(self.trt, self.log, "ERROR", "6: The engine plan file is not compatible with this version of TensorRT")
             return None
-        return _Engine(self.trt, model, head["profiles"])
+        return _Engine(self.trt, model, head)
 
 
 class _Engine:
     num_optimization_profiles = 1
 
-    def __init__(self, trt, model, profiles):
-        self.trt, self.model, self.profiles = trt, model, profiles
+    def __init__(self, trt, model, head):
+        self.trt, self.model, self.profiles, self.ticks = trt, model, head["profiles"], head["ticks"]
+        self.num_aux_streams = head["streams"]
         self.contexts, self.started = WeakSet(), False
         self.tensors = {value.name: value for value in [*model.graph.input, *model.graph.output]}
         self.ins = [value.name for value in model.graph.input]
@@ -327,10 +334,11 @@ class _Context:
             self._run()
         if self.profiler is not None:
             for node in self.engine.model.graph.node:
-                self.profiler.report_layer_time(node.output[0], 0.5)
+                self.profiler.report_layer_time(node.output[0], self.engine.trt.layer_ms(node))
         return True
 
     def _run(self):
+        FakeCuda.ticks += self.engine.ticks + self.engine.trt.extra_ms(self.engine.model)
         feeds = {name: self._memory(name, shape) for name, shape in self.shapes.items()}
         names = [name for name in self.engine.tensors if name not in self.engine.ins]
         for name, result in zip(names, self.engine.session.run(names, feeds), strict=True):

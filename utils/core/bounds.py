@@ -72,6 +72,7 @@ BOUNDS = {
     "builds": Bounds(1, 64),
     "workspace": Bounds(1, 1 << 22),  # MB
     "optimization_level": Bounds(0, 5),  # of TensorRT's IBuilderConfig
+    "max_aux_streams": Bounds(0, 64),  # of TensorRT's IBuilderConfig; its default takes far fewer
     "timing_iterations": Bounds(1, 1000),
     "lr": Bounds(0, 1, whole=False, open_="both"),
     "rate_factor": Bounds(0, 1_000_000, whole=False, open_="least"),  # times the learning rate of weights
@@ -80,7 +81,10 @@ BOUNDS = {
     "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
     "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
     "percentile": Bounds(50, 100, whole=False, open_="least"),
+    "tune": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes
+    "engine_minutes": Bounds(0, 1_000_000, whole=False, open_="least"),
+    "engine_batch": Bounds(1, 4096),
     "conf_thres": FRACTION,
     "iou_thres": FRACTION,
     "target_drop": FRACTION,

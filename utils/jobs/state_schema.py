@@ -121,14 +121,27 @@ def check_analysis(content: Any, path: Path, version: int, names: set[str]) -> N
         "ap_resampled": mapping(text(), mapping(text(), _resampled)),
         "seconds": mapping(text(), number(0)),
         "finished": boolean,
+        "engines": _engines,
     }
 
     def rule(value: Any, field: str) -> None:
-        record(rules, optional=("ap_resampled",), also=names)(value, field)
+        record(rules, optional=("ap_resampled", "engines"), also=names)(value, field)
         if units := value["ap"].get("units"):  # all else is compared with these two
             record({"float": FRACTION, "INT8": FRACTION}, others=True)(units, "ap.units")
 
     check(content, rule, path, START_AGAIN)
+
+
+def _engines(value: Any, field: str) -> None:
+    """Times of engines, and of those that took turns with them: as many rounds of each."""
+    rounds = listing(number(0, above=True), 1)
+    times = record({"ms": rounds, "int8": rounds, "again": rounds, "seconds": number(0)})
+    mapping(text(), _anything)(value, field)
+    if value:
+        record({"measured_on": text(), "times": mapping(text(), times)})(value, field)
+    for name, one in value.get("times", {}).items():
+        for key in ("int8", "again"):
+            listing(_anything, len(one["ms"]), len(one["ms"]))(one[key], f"{field}.times.{name}.{key}")
 
 
 def check_part(content: Any, path: Path) -> None:

@@ -43,8 +43,8 @@ def page(report: Report) -> str:
         rows=[(row, cells(row, baseline, masks=report.has_masks), _tones(report, row)) for row in report.rows],
         remarks=remarks(report),
         cards=list(_cards(report)),
-        history_chart=_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
-        ranges_chart=_data_uri(figures.ranges_per_layer(report.ranges), "svg") if report.ranges else None,
+        history_chart=as_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
+        ranges_chart=as_data_uri(figures.ranges_per_layer(report.ranges), "svg") if report.ranges else None,
         samples=[_sample(sample) for sample in report.samples],
         masks=any(sample.has_masks for sample in report.samples),
         confidence=", ".join(dict.fromkeys(f"{sample.confidence:g}" for sample in report.samples)),
@@ -99,7 +99,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
             caption = f"{stage}: {len(boxes)} {'object' if len(boxes) == 1 else 'objects'}"
             panels.append(
                 {
-                    "image": _data_uri(figure, "jpg", dpi=200),
+                    "image": as_data_uri(figure, "jpg", dpi=200),
                     "alt": f"{caption} in {Path(sample.image).name}",
                     "caption": caption,
                 }
@@ -123,7 +123,8 @@ def _hardware(report: Report) -> dict[str, str]:
     return {**report.hardware, **({"device": ", ".join(devices)} if devices else {})}
 
 
-def _data_uri(figure: Any, kind: str, dpi: int = 150) -> str:
+def as_data_uri(figure: Any, kind: str, dpi: int = 150) -> str:
+    """A figure as the address of an image that lies in the page itself; `kind` is one of MIME."""
     return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind, dpi)).decode('ascii')}"
 
 

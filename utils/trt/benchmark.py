@@ -78,7 +78,7 @@ class Row:
 def prepare(
     entries: Sequence[Entry], batch: int, size: tuple[int, int] | None, config: BuildConfig, api: Api
 ) -> dict[Entry, Path | str]:
-    """An engine for each entry at this batch, built where it is missing or older than its ONNX file.
+    """An engine for each entry at this batch, built where it is missing, older than its ONNX file, or of other options.
 
     Args:
         size: (height, width) in pixels, for files of dynamic size.
@@ -87,8 +87,8 @@ def prepare(
         The engine's file, or a text that says why there is none.
     """
     from utils.trt import tensorrt_api
-    from utils.trt.builder import build
     from utils.trt.engine_file import is_current
+    from utils.trt.tune import build_or_tune
 
     gpu = tensorrt_api.gpu()
     found: dict[Entry, Path | str] = {}
@@ -101,8 +101,8 @@ def prepare(
         if size is not None:
             wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
         try:
-            if not is_current(engine, entry.file, api, gpu):
-                build(entry.file, engine, wanted, api)
+            if not is_current(engine, entry.file, api, gpu, wanted):
+                build_or_tune(entry.file, engine, wanted, api)
             found[entry] = engine
         except QatError as error:
             found[entry] = str(error)

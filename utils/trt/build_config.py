@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +22,10 @@ Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 DEFAULT_BATCH: Range = (1, 8, 16)
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
+# Fields of BuildConfig that change which kernels an engine has, and their words; a default value is not mentioned.
+OPTIONS = {
+    "optimization_level": "level {}", "max_aux_streams": "{} streams", "timing_iterations": "{} timing iterations",
+}  # fmt: skip
 
 
 class Abilities(Protocol):
@@ -63,8 +67,10 @@ class BuildConfig:
         tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS; if empty, those that the
             environment variable TRT_TACTIC_SOURCES_OFF lists (`sources_off`).
         optimization_level: 0 to 5, TensorRT's own default if None.
+        max_aux_streams: streams beside the main one that layers may be spread over, at most; TensorRT's choice if None.
         timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
+        tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
         allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
         progress: show a progress bar.
     """
@@ -78,8 +84,10 @@ class BuildConfig:
     timing_cache: str | Path | None = None
     tactic_sources_off: tuple[str, ...] = ()
     optimization_level: int | None = None
+    max_aux_streams: int | None = None
     timing_iterations: int | None = None
     targets: tuple[str, ...] = ()
+    tune: float | None = None
     allow_fp32: bool = False
     progress: bool = True
 
@@ -89,7 +97,9 @@ class BuildConfig:
         return cls(
             tactic_sources_off=tuple(args.tactic_sources_off),
             optimization_level=args.optimization_level,
+            max_aux_streams=args.max_aux_streams,
             timing_iterations=args.timing_iterations,
+            tune=args.tune,
             **others,
         )
 
@@ -98,6 +108,13 @@ class BuildConfig:
         """The tactic sources that are not to be used: those given, or those of the environment variable."""
         return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
+        given = {name: value for name in OPTIONS if (value := getattr(self, name)) != getattr(BuildConfig, name)}
+        off = sorted(name.upper() for name in self.sources_off)
+        return {**given, **({"tactic_sources_off": off} if off else {})}
+
     def __post_init__(self) -> None:
         for name in ("batch", "height", "width"):
             values = getattr(self, name)
@@ -105,6 +122,14 @@ class BuildConfig:
                 raise InputError(f"{name} {values}: expected min <= opt <= max, all positive")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
             raise InputError(f"optimization level {self.optimization_level} is outside 0 to 5")
+        if self.max_aux_streams is not None and self.max_aux_streams < 0:
+            raise InputError(f"{self.max_aux_streams} auxiliary streams: expected 0 or more")
+
+
+def describe_options(options: Mapping[str, Any]) -> str:
+    """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
+    words = [text.format(options[name]) for name, text in OPTIONS.items() if name in options]
+    return ", ".join(words) or "TensorRT's own"
 
 
 def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Literal["weak", "strong"]:

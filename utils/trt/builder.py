@@ -9,7 +9,7 @@ import fcntl
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,13 @@ from utils.trt.tensorrt_api import Api, Gpu, Log
 
 logger = logging.getLogger(__name__)
 
+# property of IBuilderConfig → field of BuildConfig, option
+SETTINGS = {
+    "builder_optimization_level": ("optimization_level", "--optimization-level"),  # from TensorRT 8.6
+    "max_aux_streams": ("max_aux_streams", "--max-aux-streams"),  # from TensorRT 8.6
+    "avg_timing_iterations": ("timing_iterations", "--timing-iterations"),
+}
+
 # A builder of each TensorRT that was used: with the last one gone TensorRT unloads its kernels, which takes the next
 # one ten seconds to load again.
 _KEPT: dict[str, Any] = {}
@@ -40,8 +47,17 @@ class BuildResult:
     note: EngineNote
 
 
-def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | None = None) -> BuildResult:
+def build(
+    onnx: str | Path,
+    engine: str | Path,
+    config: BuildConfig,
+    api: Api | None = None,
+    on_plan: Callable[[], object] = lambda: None,
+) -> BuildResult:
     """Build an engine; the file appears under its name only when it is whole.
+
+    Args:
+        on_plan: called when TensorRT is done, and only files are left to write.
 
     Raises:
         InputError: file, shapes, TensorRT and GPU do not fit each other, or the parser refuses the file.
@@ -73,6 +89,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         plan = builder.build_serialized_network(network, setup)
         if plan is not None:
             finished()
+            on_plan()
     seconds = time.perf_counter() - began
     del parser  # it holds the weights until here
     if plan is None:
@@ -91,6 +108,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         plugins=file.plugins,
         seconds=round(seconds, 1),
         warnings=tuple(log.warnings),
+        options=config.options,
     )
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
@@ -137,10 +155,11 @@ def _configure(
     setup.profiling_verbosity = api.module.ProfilingVerbosity.DETAILED
     if config.sources_off:
         setup.set_tactic_sources(_tactic_sources(api, setup, config.sources_off))
-    if config.optimization_level is not None:
-        setup.builder_optimization_level = config.optimization_level
-    if config.timing_iterations is not None:
-        setup.avg_timing_iterations = config.timing_iterations
+    for name, (field, flag) in SETTINGS.items():
+        if (value := getattr(config, field)) is not None:
+            if not api.has_option(name):
+                raise InputError(f"{api.name} has no {name}; leave out {flag}")
+            setattr(setup, name, value)
     if config.targets:
         setup.num_compute_capabilities = len(config.targets)
         for index, target in enumerate(config.targets):

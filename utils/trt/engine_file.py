@@ -15,6 +15,7 @@ from typing import Any
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import atomic_path
+from utils.trt.build_config import BuildConfig
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
@@ -35,6 +36,8 @@ class EngineNote:
         plugins: whether it uses TensorRT's own plugins.
         seconds: that the build took.
         warnings: TensorRT's.
+        options: `BuildConfig.options` of the build.
+        tuning: what `--tune` measured and decided, see `utils/trt/tune.py`; empty without it.
     """
 
     onnx: str = ""
@@ -47,6 +50,8 @@ class EngineNote:
     plugins: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, engine: Path) -> None:
         """Write the note beside an engine."""
@@ -75,12 +80,17 @@ def note_path(engine: Path) -> Path:
     return engine.with_name(f"{engine.name}.json")
 
 
-def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None) -> bool:
-    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU."""
+def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: BuildConfig) -> bool:
+    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU with these options."""
     if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
         return False
     note = EngineNote.load(engine)
-    return note.api == api.name and (gpu is None or gpu.name in note.gpu)
+    if note.api != api.name or (gpu is not None and gpu.name not in note.gpu):
+        return False
+    if config.tune is None:
+        return not note.tuning and dict(note.options) == config.options
+    tuned = note.tuning.get("complete") and note.tuning["minutes"] >= config.tune
+    return bool(tuned and note.tuning["given"] == config.options)
 
 
 def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:

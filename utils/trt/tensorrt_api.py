@@ -75,6 +75,10 @@ class Api:
         """
         return None if self.strongly_typed else 17
 
+    def has_option(self, name: str) -> bool:
+        """Whether its IBuilderConfig has a property of this name."""
+        return hasattr(self.module.IBuilderConfig, name)
+
     @property
     def progress_monitor(self) -> type | None:
         """IProgressMonitor, from TensorRT 10."""

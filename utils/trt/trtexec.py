@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from shutil import which
 
-from utils.core.errors import DependencyError, QatError
+from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
@@ -137,6 +137,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
         onnx=str(file.path), api=program.name, gpu=gpu.name if gpu else "", typing=typing, precision=precision,
         profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
         metadata=dict(file.metadata), plugins=file.plugins, seconds=round(seconds, 1),
+        options=config.options,
     )  # fmt: skip
     note.save(engine)
     return note
@@ -157,6 +158,10 @@ def _build_flags(program: Trtexec, config: BuildConfig, typing: str, precision: 
         flags.append(f"--builderOptimizationLevel={config.optimization_level}")
     if config.timing_iterations is not None:
         flags.append(f"--avgTiming={config.timing_iterations}")
+    if config.max_aux_streams is not None:
+        if not program.knows("--maxAuxStreams"):
+            raise InputError(f"trtexec of {program.name} has no --maxAuxStreams; leave out --max-aux-streams")
+        flags.append(f"--maxAuxStreams={config.max_aux_streams}")
     if config.sources_off:
         flags.append("--tacticSources=" + ",".join(f"-{name.upper()}" for name in config.sources_off))
     return flags

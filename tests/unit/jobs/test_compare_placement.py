@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from builds_here import Here
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
 from utils.jobs.compare_placement import engines, table
 from utils.jobs.compare_placement.variants import is_fresh, jobs
-from utils.trt import tensorrt_api
+from utils.trt import tensorrt_api, tune, turns
+from utils.trt.timing import TimingConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = importlib.util.spec_from_file_location("compare_placement", ROOT / "scripts/compare_placement.py")
@@ -71,6 +73,41 @@ def test_networks_with_prototypes_are_timed_with_both_outputs(compare, tmp_path)
     rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
     assert [row["profile_ms"] for row in rows[:2]] == [1.5, 2.5]  # half a millisecond a layer; Q and DQ are two
     assert {row["ratio"] for row in rows} == {1.0}
+
+
+def test_options_reach_every_engine_and_the_table(compare, tmp_path):
+    words = ("--variants", "fp16", "int8", "--optimization-level", "2", "--max-aux-streams", "3")
+    code, out, _, builds = compare(*words, "--tactic-sources-off", "CUDNN", "--timing-cache", str(tmp_path / "cache"))
+    assert (code, len(builds)) == (0, 4)
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    options = {"optimization_level": 2, "max_aux_streams": 3, "tactic_sources_off": ["CUDNN"]}
+    assert [row["options"] for row in content["rows"]] == [options] * 4
+    assert {row["streams"] for row in content["rows"]} == {3}
+    assert content["measured_on"]["tensorrt"] == "TensorRT 8.6.0 without CUDNN"
+    assert out.count("level 2, 3 streams") == 8  # after each batch, and at the end
+    assert (tmp_path / "cache").read_bytes().count(b"measured") == 4
+    assert len(compare(*words, "--tactic-sources-off", "CUDNN")[3]) == 0
+    assert len(compare(*words)[3]) == 4  # engines of other options are not used
+
+
+def test_every_engine_is_tuned_with_the_same_options(compare, tmp_path, monkeypatch):
+    """FP16 too, so that the ratio is fair: here both gain."""
+    monkeypatch.setattr(tune, "BuildProcess", lambda device: Here())
+    monkeypatch.setattr(turns, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    api = tensorrt_api.load()
+    api.module.ticks = lambda config: (100 if "INT8" in str(config.flags) else 160) - 5 * config.max_aux_streams
+    words = ("--variants", "fp16", "int8", "--optimization-level", "2", "--tune", "30")
+    code, out, _, builds = compare(*words)
+    assert (code, len(builds)) == (0, 4 * 7)
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert [row["ms"] for row in rows] == [141.0, 81.0] * 2
+    assert {row["options"]["max_aux_streams"] for row in rows} == {4}
+    assert rows[0]["tuning"]["default_ms"] == 166.0
+    assert rows[1]["ratio"] == pytest.approx(141 / 81)
+    assert "less time than as asked for" in out
+    assert compare(*words)[3] == []
+    code, _, err, _ = compare(*words, "--workers", "2")
+    assert (code, "--tune times engines between builds, and 2 --workers would disturb that" in err) == (2, True)
 
 
 def test_engines_are_used_again_unless_their_onnx_is_newer(compare, tmp_path):
@@ -150,8 +187,9 @@ def test_two_models_of_one_name(tmp_path):
 def test_a_row_with_everything(tmp_path):
     row = engines.Row("c", 8, "int8", ms=4.0, p90=4.2, ratio=1.5, layers={"INT8": 150, "FP16": 9},
                       reformats={"copy": 30, "dequantize": 2}, reformat_ms={"copy": 0.5, "dequantize": 0.1},
-                      profile_ms=6.0, int8_time=0.8)  # fmt: skip
+                      profile_ms=6.0, int8_time=0.8, options={"optimization_level": 2, "max_aux_streams": 4},
+                      streams=3)  # fmt: skip
     assert table.cells(row) == (
-        "c", "8", "int8", "4.000", "4.200", "2,000", "1.50x", "80%", "150 INT8 + 9 FP16",
-        "30 copy 0.50 ms, 2 dequantize 0.10 ms, 10% of the time",
+        "c", "8", "int8", "4.000", "4.200", "2,000", "1.50x", "level 2, 4 streams (3 streams)", "80%",
+        "150 INT8 + 9 FP16", "30 copy 0.50 ms, 2 dequantize 0.10 ms, 10% of the time",
     )  # fmt: skip

@@ -153,13 +153,14 @@ def test_a_state_of_an_earlier_version_has_no_losses_on_held_out_images_and_no_l
     assert (state.legs, state.best.held_out) == ([0], None)
 
 
-def test_a_state_of_an_earlier_version_has_no_resampled_ap(run, tmp_path):
+def test_a_state_of_an_earlier_version_has_no_resampled_ap_and_no_engines(run, tmp_path):
     folder, content = run
     for row in content["rows"].values():
         del row["ap_resampled"]
     torch.save(content, run_state.weights_folder(folder) / run_state.STATE_FILE)
     assert Row(**RunState.load(folder).rows["PTQ"]).resampled() is None
-    (tmp_path / "state.json").write_text(json.dumps(changed(ANALYSIS, "ap_resampled", DELETED)))
+    older = changed(changed(ANALYSIS, "ap_resampled", DELETED), "engines", DELETED)
+    (tmp_path / "state.json").write_text(json.dumps(older))
     assert AnalysisState.load(tmp_path).resampled("units") == {}
     (tmp_path / "state.json").write_text(json.dumps(ANALYSIS))
     assert AnalysisState.load(tmp_path).resampled("units")["INT8"].ap == (0.5, 0.25)
@@ -200,6 +201,10 @@ ANALYSIS = {
     "ap_resampled": {"units": {"float": RESAMPLED, "INT8": RESAMPLED}},
     "seconds": {"calibration": 1.0},
     "finished": False,
+    "engines": {
+        "measured_on": "TensorRT 8.6.0",
+        "times": {"FP16": {"ms": [4.0, 4.1], "int8": [2.0, 2.1], "again": [2.0, 2.0], "seconds": 20.0}},
+    },
 }
 
 
@@ -222,6 +227,13 @@ ANALYSIS = {
         ("ap_resampled", [], "ap_resampled is [], expected a mapping"),
         ("seconds/calibration", 10**400, "seconds.calibration is a number of more than 40 digits"),
         ("finished", 0, "finished is 0"),
+        ("engines/measured_on", 3, "engines.measured_on is 3, expected a text"),
+        ("engines/times/FP16/ms", [], "engines.times.FP16.ms is [], expected"),
+        ("engines/times/FP16/ms/0", 0, "engines.times.FP16.ms[0] is 0, expected a finite number above 0"),
+        ("engines/times/FP16/again", [2.0], "engines.times.FP16.again is [2.0], expected 2 items"),
+        ("engines/times/FP16/int8", DELETED, "engines.times.FP16.int8 is missing"),
+        ("engines/times", DELETED, "engines.times is missing"),
+        ("engines/more", 1, "engines.more is 1, expected no such field"),
         ("recipe/calibration", {"batches": "x"}, "recipe: "),
         ("other", 1, "other is 1, expected no such field"),
     ],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from interrupting import group_members
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from onnx import TensorProto
@@ -112,6 +115,87 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, message):
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*.engine*"))
+
+
+# --tune, with the stand-in as an installed module, since builds have a process of their own
+
+
+def program(folder, *words, **variables):
+    """`build_engine.py a.onnx` and these words, started."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support/installed"), **variables}
+    command = [sys.executable, str(ROOT / "scripts/build_engine.py"), "a.onnx", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def test_tuned_in_processes(tmp_path):
+    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8), quantized=True)
+    running = program(tmp_path, "--tune", "2", "--optimization-level", "2")
+    out, err = running.communicate(timeout=100)
+    assert running.returncode == 0, err
+    note = EngineNote.load(tmp_path / "a.engine")
+    assert note.options == {"optimization_level": 2, "max_aux_streams": 4}
+    assert (note.tuning["complete"], note.tuning["ms"], note.tuning["default_ms"]) == (True, 97.0, 102.0)
+    table = [line.split() for line in out.splitlines() if line.startswith("level 2")]
+    assert next(line[:4] for line in table if line[-1] == "kept") == ["level", "2,", "4", "streams"]
+    assert "a.engine: level 2, 4 streams: 4.9% less time than as asked for; the noise is 0.0%" in out
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == [
+        "Fake-GPU-TensorRT-8.6.0.timing.cache", "a.engine", "a.engine.json", "a.onnx",
+    ]  # fmt: skip
+    assert (tmp_path / "Fake-GPU-TensorRT-8.6.0.timing.cache").read_bytes() == b"+measured" * 7
+
+
+@pytest.mark.parametrize(("endless", "left"), [("-1", False), ("3", True)])
+def test_ctrl_c_while_it_tunes(tmp_path, endless, left):
+    """In the first build, and in one after the engine as it was asked for."""
+    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8))
+    running = program(tmp_path, "--tune", "2", "--optimization-level", "2", ENDLESS=endless)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not list(tmp_path.glob(".a-*.tune")):
+        time.sleep(0.05)
+    while left and time.monotonic() < until and not (tmp_path / "a.engine.json").is_file():
+        time.sleep(0.05)
+    time.sleep(3)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=20)
+    assert running.returncode == 130, err
+    assert err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in out + err
+    while group_members(running.pid) and time.monotonic() < until:  # multiprocessing's tracker ends last
+        time.sleep(0.05)
+    assert group_members(running.pid) == []
+    assert [path.name for path in tmp_path.glob(".*") if path.suffix != ".lock"] == []
+    assert (tmp_path / "a.engine").is_file() == left
+    if left:
+        assert EngineNote.load(tmp_path / "a.engine").tuning["complete"] is False
+        assert "a.engine is the best so far" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tune", "5"), "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for"),
+        (("--tune", "5", "--target", "SM89"), "--tune times engines, and those of --target are for GPUs elsewhere"),
+        (("--tune", "5", "--trtexec"), "--tune builds with TensorRT's Python module; leave --trtexec out"),
+        (("--tune", "nan"), "--tune: 'nan' is not a number above 0"),
+    ],
+)
+def test_tuning_without_a_gpu_is_refused_in_one_line(tmp_path, words, message):
+    """With the TensorRT that is installed."""
+    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8), TensorProto.FLOAT16, opset=17)
+    running = program(tmp_path, *words, PYTHONPATH="")
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
+
+
+def test_tuning_without_tensorrt_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    write_onnx(tmp_path / "a.onnx")
+    monkeypatch.setattr(tensorrt_api, "MODULES", ("no_such_module",))
+    assert run(tmp_path / "a.onnx", "--tune", 5) == 2
+    assert capsys.readouterr().err.startswith("error: TensorRT is not installed: where there is a GPU, run")
 
 
 # the shell scripts

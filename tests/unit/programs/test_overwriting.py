@@ -166,6 +166,7 @@ QAT = [
     ("quantize", "runs/exp/weights/qat_best_x.pt", ()),
     ("sensitive", "w.pt", ("--recipe", "runs/exp/recipe.yaml")),
     ("sensitive", "w.pt", ("--profile", "runs/exp/state.json")),
+    ("sensitive", "w.pt", ("--hyp", "runs/exp/engines/int8.engine.json")),
     ("calibrate", "w.pt", ("--recipe", "runs/exp/recipe.yaml")),
     ("calibrate", "w.pt", ("--hyp", "runs/exp/calibration.json")),
     ("eval", "runs/exp/report.json", ()),
@@ -174,9 +175,10 @@ QAT = [
 
 @pytest.mark.parametrize(("command", "weights", "more"), QAT)
 def test_qat(here, capsys, command, weights, more):
-    (here / "runs/exp/weights").mkdir(parents=True)
-    for name in ("weights/last.pt", "weights/qat_best_x.pt", "recipe.yaml", "state.json", "report.json",
-                 "calibration.json"):  # fmt: skip
+    for name in ("weights", "engines"):
+        (here / "runs/exp" / name).mkdir(parents=True)
+    for name in ("engines/int8.engine.json", "weights/last.pt", "weights/qat_best_x.pt", "recipe.yaml", "state.json",
+                 "report.json", "calibration.json"):  # fmt: skip
         (here / "runs/exp" / name).write_text(name)
     (here / "w.pt").write_text("")
     (here / "d.yaml").write_text("")

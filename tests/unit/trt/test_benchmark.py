@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builds_here import Here
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 from trtexec_summary import SUMMARY
@@ -17,10 +18,11 @@ from trtexec_summary import SUMMARY
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.jobs import benchmark_report
-from utils.trt import benchmark, timing, trtexec
+from utils.trt import benchmark, tensorrt_api, timing, trtexec, tune, turns
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
+from utils.trt.engine_file import EngineNote
 from utils.trt.timing import Figures, Summary, TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
@@ -229,6 +231,28 @@ def test_int8_against_fp16_over_batches(program, tmp_path):
     note.write_text(note.read_text().replace("TensorRT 8.6.0", "TensorRT 8.6.1"))
     assert program()[3] == [["FP16", "INT8"]]
     assert len(program("--imgsz", 32)[3]) == 4  # nor those that may be of another size
+
+
+def test_engines_of_other_options_are_built_anew(program, tmp_path):
+    program()
+    words = ("--optimization-level", 2, "--max-aux-streams", 2)
+    assert len(program(*words)[3]) == 4
+    notes = [EngineNote.load(tmp_path / f"{name}-b{batch}.engine") for name in ("float", "int8") for batch in (1, 4)]
+    assert [note.options for note in notes] == [{"optimization_level": 2, "max_aux_streams": 2}] * 4
+    assert program(*words)[3] == []
+    assert len(program("--max-aux-streams", 2)[3]) == 4
+
+
+def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "BuildProcess", lambda device: Here())
+    monkeypatch.setattr(turns, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    tensorrt_api.load().module.ticks = lambda config: 20 - config.max_aux_streams
+    words = ("--optimization-level", 2, "--tune", 30, "--batch-size", 4)
+    code, _, _, builds = program(*words)
+    assert (code, len(builds)) == (0, 2 * 7)
+    for name in ("float", "int8"):
+        assert EngineNote.load(tmp_path / f"{name}-b4.engine").tuning["kept"]["max_aux_streams"] == 4
+    assert program(*words)[3] == []
 
 
 def test_with_masks_beside_without(program, tmp_path):

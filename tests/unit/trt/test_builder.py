@@ -14,7 +14,7 @@ from tensorrt_stand_in import GPU, stand_in
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, choose_typing, profile_shapes
+from utils.trt.build_config import BuildConfig, choose_typing, describe_options, profile_shapes
 from utils.trt.builder import build
 from utils.trt.engine_file import EngineNote
 
@@ -151,9 +151,10 @@ def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, message):
         profile_shapes(file, dataclasses.replace(QUIET, **changes))
 
 
-@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}, {"optimization_level": 6}])
+@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}, {"optimization_level": 6},
+                                     {"max_aux_streams": -1}])  # fmt: skip
 def test_configurations_that_mean_nothing(changes):
-    with pytest.raises(InputError, match=r"expected min <= opt <= max|outside 0 to 5"):
+    with pytest.raises(InputError, match=r"expected min <= opt <= max|outside 0 to 5|expected 0 or more"):
         BuildConfig(**changes)
 
 
@@ -206,6 +207,30 @@ def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     assert ("tactic_sources", 0b11000) in api.module.calls
     with pytest.raises(InputError, match="no tactic source CUBLASS; it has CUBLAS, "):
         build(file, tmp_path / "a.engine", dataclasses.replace(QUIET, tactic_sources_off=("CUBLASS",)))
+
+
+def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
+    api, seen = stand_in(monkeypatch), []
+    api.module.ticks = lambda setup: seen.append(setup) or 0
+    config = dataclasses.replace(QUIET, optimization_level=2, max_aux_streams=0, timing_iterations=4)
+    note = build(file, tmp_path / "a.engine", config).note
+    build(file, tmp_path / "b.engine", QUIET)
+    names = ("builder_optimization_level", "max_aux_streams", "avg_timing_iterations")
+    assert [[getattr(setup, name) for name in names] for setup in seen] == [[2, 0, 4], [3, -1, 1]]
+    assert note.options == {"optimization_level": 2, "max_aux_streams": 0, "timing_iterations": 4}
+    assert describe_options(note.options) == "level 2, 0 streams, 4 timing iterations"
+    assert EngineNote.load(tmp_path / "b.engine").options == {}
+
+
+@pytest.mark.parametrize("field", ["optimization_level", "max_aux_streams"])
+def test_options_that_this_tensorrt_lacks(file, tmp_path, monkeypatch, field):
+    """Both are new in 8.6."""
+    api = stand_in(monkeypatch)
+    monkeypatch.setattr(api.module, "IBuilderConfig", type("IBuilderConfig", (), {}))
+    option = f"--{field.replace('_', '-')}"
+    with pytest.raises(InputError, match=rf"TensorRT 8.6.0 has no \w+; leave out {option}"):
+        build(file, tmp_path / "a.engine", dataclasses.replace(QUIET, **{field: 2}))
+    assert "build" not in dict(api.module.calls)
 
 
 def test_tactic_sources_from_the_environment(file, tmp_path, monkeypatch):

@@ -10,9 +10,11 @@ from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 
 from utils.core.errors import InputError
-from utils.trt import tensorrt_api
+from utils.trt import onnx_summary, tensorrt_api
+from utils.trt.build_apart import BuildProcess
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
+from utils.trt.candidates import DIMENSIONS
 from utils.trt.engine_file import EngineNote, load_engine
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -37,6 +39,25 @@ def test_what_the_module_can_do(rtx):
     assert (rtx.weakly_typed, rtx.strongly_typed, rtx.max_opset) == (False, True, None)
     assert {"SM75", "SM89", "SM120"} <= set(rtx.ahead_of_time)
     assert rtx.torch_type(rtx.module.DataType.HALF) == "float16"
+
+
+def test_options_exist_in_a_current_tensorrt(rtx, tmp_path):
+    """A stand-in takes any option."""
+    file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
+    options = {"optimization_level": 2, "max_aux_streams": 3, "timing_iterations": 2}
+    assert build(file, tmp_path / "a.engine", config(**options), rtx).note.options == options
+    fitting = [dimension.field for dimension in DIMENSIONS if dimension.fits(onnx_summary.read(file), rtx)]
+    assert {"max_aux_streams", "optimization_level"} <= set(fitting)
+
+
+def test_a_build_in_a_process_of_its_own_with_a_limit(tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (2, 3, 64, 96), FP16, quantized=True, opset=19)
+    with BuildProcess() as process:
+        assert process.build(file, tmp_path / "a.engine", config(), 100).error == ""
+        late = process.build(file, tmp_path / "b.engine", config(), 0.01)
+    assert EngineNote.load(tmp_path / "a.engine").gpu == "SM89"
+    assert late.error == "not built within 0 s"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.engine", "a.engine.json", "a.onnx"]
 
 
 @pytest.mark.parametrize(

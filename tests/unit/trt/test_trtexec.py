@@ -17,7 +17,8 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote
 
 HELP = {
-    "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine",
+    "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine\n"
+    "  --maxAuxStreams=N  Set maximum number of auxiliary streams",
     "8.4": "TensorRT v8401\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --buildOnly  Exit after the engine",
     "10": "TensorRT v101300\n  --fp16  Enable\n  --int8  Enable\n  --stronglyTyped  Create a\n  --skipInference  Exit",
     "11": "TensorRT v110000\n  --skipInference  Exit after the engine",
@@ -106,6 +107,22 @@ def test_tactic_sources_of_the_environment(install, tmp_path, monkeypatch):
     program, asked = install("8.6")
     trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
     assert "--tacticSources=-CUBLAS,-CUDNN" in asked()
+
+
+def test_auxiliary_streams(install, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
+    program, asked = install("8.6")
+    assert trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=0), program).options == {
+        "max_aux_streams": 0
+    }
+    assert "--maxAuxStreams=0" in asked()
+    trtexec.build(file, tmp_path / "a.engine", BuildConfig(), program)
+    assert not any("Streams" in word for word in asked())
+    old, asked = install("8.4")
+    before = asked()
+    with pytest.raises(InputError, match=r"TensorRT 8.4.1 has no --maxAuxStreams; leave out --max-aux-streams"):
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=2), old)
+    assert asked() == before
 
 
 def test_refusals_come_before_it_is_called(install, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -17,7 +17,7 @@ from utils.core.device import select_device
 from utils.core.errors import QatError
 from utils.jobs.compare_placement.variants import VARIANTS, Job
 from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.tune import build_or_tune
 
 if TYPE_CHECKING:
     from utils.trt.timing import Summary
@@ -41,6 +41,9 @@ class Row:
         int8_time: INT8's share of that, 0 to 1.
         slowest: name, precision, milliseconds.
         error: why there is no time.
+        options: that the engine was built with, see `BuildConfig.options`.
+        streams: auxiliary streams that it has; None where TensorRT does not say.
+        tuning: what `--tune` found, as the engine's note has it; empty without it.
     """
 
     model: str
@@ -57,6 +60,9 @@ class Row:
     int8_time: float | None = None
     slowest: list[tuple[str, str, float]] = field(default_factory=list)
     error: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    streams: int | None = None
+    tuning: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def images_per_second(self) -> float | None:
@@ -69,7 +75,7 @@ class Row:
 
 
 def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device: str = "") -> dict[Job, str]:
-    """Build what is missing or older than its ONNX file, `workers` at a time.
+    """Build what is missing, older than its ONNX file or of other options, `workers` at a time; tune one by one.
 
     Args:
         device: as `--device` names it.
@@ -81,7 +87,7 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device
     from utils.trt.engine_file import is_current
 
     api, gpu = tensorrt_api.load(), tensorrt_api.gpu(tensorrt_api.use_device(device).index)
-    missing = [job for job in jobs if not is_current(job.engine, job.onnx, api, gpu)]
+    missing = [job for job in jobs if not is_current(job.engine, job.onnx, api, gpu, config)]
     logger.info("%d engines are there already, %d to build", len(jobs) - len(missing), len(missing))
     failed: dict[Job, str] = {}
     if not missing:
@@ -95,7 +101,7 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device
 
 def _results(missing: Sequence[Job], config: BuildConfig, workers: int, device: str) -> Iterator[tuple[Job, str]]:
     """Jobs as they are done, with the reason of a failure."""
-    if workers == 1:
+    if workers == 1 or config.tune is not None:
         yield from ((job, _build_one(job, config)) for job in missing)
         return
     start = get_context("spawn")
@@ -113,15 +119,15 @@ def _start_worker(device: str) -> None:
 
 
 def _build_one(job: Job, config: BuildConfig) -> str:
-    """Build; the timing cache belongs to the model, so that its variants learn from each other."""
+    """Build or tune; the timing cache belongs to the model, so that its variants learn from each other."""
     settings = BuildConfig(**{
         **asdict(config),
         "precision": "fp16" if job.variant == VARIANTS[0] else "best",
         "timing_cache": _cache(job) if config.timing_cache is None else config.timing_cache,
-        "progress": False,
+        "progress": config.tune is not None,
     })  # fmt: skip
     try:
-        build(job.onnx, job.engine, settings)
+        build_or_tune(job.onnx, job.engine, settings)
     except QatError as error:
         return str(error)
     return ""
@@ -187,6 +193,8 @@ def _row(job: Job, execution: Any, summary: Summary, baseline: Summary | None) -
         layers=found.counts, layer_ms=found.ms or {}, reformats=found.reformats, reformat_ms=found.reformat_ms or {},
         profile_ms=found.total_ms, int8_time=found.int8_time,
         slowest=[(layer.name, layer.precision or layer.kind, layer.ms or 0.0) for layer in found.slowest],
+        options=execution.note.options, streams=getattr(execution.engine, "num_aux_streams", None),
+        tuning=execution.note.tuning,
     )  # fmt: skip
 
 

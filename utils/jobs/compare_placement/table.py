@@ -11,15 +11,16 @@ from utils.core import text_tables
 from utils.core.files import atomic_path
 from utils.core.text_tables import aligned, code, columns
 from utils.jobs.compare_placement.engines import Row
+from utils.trt.build_config import describe_options
 
 COLUMNS = columns(
-    ("model", "batch", "variant", "ms", "p90", "images/s", "vs FP16", "INT8 time", "layers", "reformats"),
-    left=("model", "variant", "layers", "reformats"),
+    ("model", "batch", "variant", "ms", "p90", "images/s", "vs FP16", "built with", "INT8 time", "layers", "reformats"),
+    left=("model", "variant", "built with", "layers", "reformats"),
 )
 
 
-def measured_on() -> dict[str, str]:
-    """GPU, TensorRT, date: what a number means nothing without."""
+def measured_on(sources_off: Sequence[str] = ()) -> dict[str, str]:
+    """GPU, TensorRT, tactic sources that were off, date: what a number means nothing without."""
     import torch
 
     from utils.trt import tensorrt_api
@@ -27,7 +28,7 @@ def measured_on() -> dict[str, str]:
     gpu = tensorrt_api.gpu()
     return {
         "gpu": gpu.name if gpu else "none",
-        "tensorrt": tensorrt_api.load().name,
+        "tensorrt": tensorrt_api.load().name + (f" without {' '.join(sources_off)}" if sources_off else ""),
         "torch": torch.__version__,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "method": "CUDA graph, runs enqueued one behind the other, engines in turns, median",
@@ -50,10 +51,19 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.p90:.3f}",
         f"{row.images_per_second:,.0f}",
         "" if row.ratio is None else f"{row.ratio:.2f}x",
+        _built_with(row),
         "" if row.int8_time is None else f"{row.int8_time:.0%}",
         layers,
         f"{forms}{share}" if forms else "none",
     )
+
+
+def _built_with(row: Row) -> str:
+    """The options, and how many auxiliary streams TensorRT took if that is another number."""
+    words = describe_options(row.options)
+    if row.streams is None or row.streams == row.options.get("max_aux_streams"):
+        return words
+    return f"{words} ({row.streams} streams)"
 
 
 def _form(name: str, count: int, ms: Mapping[str, float]) -> str:

@@ -29,6 +29,7 @@ class Search:
     """From units to a choice of them.
 
     Attributes:
+        units: what was looked at, by name.
         screened, ap, resampled, costs: what was found, by unit; `ap` and `resampled` also have 'float' and 'INT8'.
     """
 
@@ -42,7 +43,7 @@ class Search:
         """
         self._options, self._groups = options, units
         self._screening, self._confirming, self._cost_of = screening, confirming, costs
-        self._by_name = {unit.name: unit for unit in units.all}
+        self.units = {unit.name: unit for unit in units.all}
         self.screened: dict[str, Screened] = {}
         self.ap: dict[str, float] = {}
         self.resampled: dict[str, Resampled] = {}
@@ -50,7 +51,7 @@ class Search:
 
     def run(self, network: Layerwise, notes: list[str]) -> selection.Selection:
         """Screen, confirm, choose; what a time budget cut short goes to `notes`."""
-        units = list(self._by_name.values())
+        units = list(self.units.values())
         if not self._screening.run(units, "units", SCREENING_SHARE):
             notes.append("--budget ended screening early: scores are of fewer images, or missing")
         self.screened = self._screening.found(units, "units")
@@ -75,7 +76,7 @@ class Search:
 
     def patterns(self, names: Sequence[str]) -> list[str]:
         """What a recipe's `float` says to keep these units in float."""
-        return list(dict.fromkeys(itertools.chain.from_iterable(self._by_name[name].patterns for name in names)))
+        return list(dict.fromkeys(itertools.chain.from_iterable(self.units[name].patterns for name in names)))
 
     def _with_sets(self, notes: list[str]) -> selection.Selection | None:
         """Choose again, with the sets of all that read one scale as further candidates."""
@@ -83,7 +84,7 @@ class Search:
         logger.info("single units do not suffice; screening %d sets of all that reads one scale", len(sets))
         if not sets or not self._screening.run(sets, "shared scales", 1.0):
             return None
-        self._by_name |= {unit.name: unit for unit in sets}
+        self.units |= {unit.name: unit for unit in sets}
         self.screened |= self._screening.found(sets, "shared scales")
         self.costs |= self._cost_of(sets)
         states = {unit.name: unit.in_float for unit in self._confirmed(sets)}
@@ -97,10 +98,10 @@ class Search:
 
     def _beside(self, chosen: selection.Selection) -> selection.Selection:
         """Add units whose gain only shows when the chosen ones are in float: a larger problem hides smaller ones."""
-        taken = set(itertools.chain.from_iterable(self._by_name[name].convolutions for name in chosen.names))
-        left = [name for name in self.screened if taken.isdisjoint(self._by_name[name].convolutions)]
+        taken = set(itertools.chain.from_iterable(self.units[name].convolutions for name in chosen.names))
+        left = [name for name in self.screened if taken.isdisjoint(self.units[name].convolutions)]
         left.sort(key=lambda name: self.screened[name].alone, reverse=True)
-        states = {name: self._together((*chosen.names, name)) for name in left[: CONFIRMED[0]]}
+        states = {name: self.state_with((*chosen.names, name)) for name in left[: CONFIRMED[0]]}
         if not states:
             return chosen
         found, whole = self._confirming.run(f"beside {'+'.join(sorted(chosen.names))}", states)
@@ -120,7 +121,7 @@ class Search:
         return order[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
 
     def _choose(self) -> selection.Selection:
-        gains = {name: value - self.ap["INT8"] for name, value in self.ap.items() if name in self._by_name}
+        gains = {name: value - self.ap["INT8"] for name, value in self.ap.items() if name in self.units}
         return self._greedy(gains, selection.Selection((), self.ap["INT8"], 0.0, ""))
 
     def _greedy(self, gains: Mapping[str, float], taken: selection.Selection) -> selection.Selection:
@@ -128,34 +129,35 @@ class Search:
 
         def evaluate(names: tuple[str, ...]) -> float | None:
             label = "+".join(sorted((*taken.names, *names)))
-            state = self._together((*taken.names, *names))
+            state = self.state_with((*taken.names, *names))
             if not state.weights:  # nothing would be quantized: no recipe
                 return -math.inf
             found, whole = self._confirming.run(label, {label: state})
             return found[label] if whole else None
 
         def cost_of(names: tuple[str, ...]) -> float:
-            return self._cost_together((*taken.names, *names)) - taken.cost
+            return self.cost((*taken.names, *names)) - taken.cost
 
         candidates = [
             selection.Candidate(name, gain, _cost(self.costs[name]))
             for name, gain in gains.items()
-            if self._together((*taken.names, name)).weights
+            if self.state_with((*taken.names, name)).weights
         ]
         return selection.choose(
             candidates, evaluate, cost_of, reference=self.ap["float"], start=taken.ap,
             target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,
         )  # fmt: skip
 
-    def _cost_together(self, names: tuple[str, ...]) -> float:
+    def cost(self, names: tuple[str, ...]) -> float:
         """Share of the network's cost of these units, what they have in common counted once."""
         if not names:
             return 0.0
-        together = self._groups.union([self._by_name[name] for name in names])
+        together = self._groups.union([self.units[name] for name in names])
         return _cost(self._cost_of([together])[together.name])
 
-    def _together(self, names: tuple[str, ...]) -> State:
-        paths = itertools.chain.from_iterable(self._by_name[name].convolutions for name in names)
+    def state_with(self, names: tuple[str, ...]) -> State:
+        """The quantizers that are on while these units are in float."""
+        paths = itertools.chain.from_iterable(self.units[name].convolutions for name in names)
         return self._groups.in_float(paths)
 
 

@@ -1,0 +1,153 @@
+"""Builds in a process of their own, which can be ended: TensorRT's build call hears nothing while it runs.
+
+The process stays for the next build, because Python, torch and TensorRT's kernels take seconds to load.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+
+import interrupts
+from utils.core.errors import QatError
+from utils.trt.build_config import BuildConfig
+
+TICK = 0.5  # seconds between two looks at a build that runs
+PLAN_IS_THERE = "plan"
+Work = Callable[[Path, Path, BuildConfig, Callable[[], None]], object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a build ended.
+
+    Attributes:
+        seconds: that it took.
+        error: why there is no engine, as one line; '' if there is one.
+        exit_code: of the error.
+        late: whether it was ended at its limit.
+    """
+
+    seconds: float
+    error: str = ""
+    exit_code: int = 0
+    late: bool = False
+
+
+def build_engine(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[], None]) -> None:
+    """What the process does: `builder.build`."""
+    from utils.trt.builder import build
+
+    build(onnx, engine, config, on_plan=on_plan)
+
+
+class BuildProcess:
+    """Builds one engine after the other, each within a limit of time; a context manager."""
+
+    def __init__(self, device: int | None = None, work: Work = build_engine) -> None:
+        """Nothing is started yet.
+
+        Args:
+            device: index of the GPU; None for the first one.
+            work: builds an engine, and calls its last argument once only files are left to write.
+        """
+        self._device, self._work = device, work
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> BuildProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def build(
+        self, onnx: Path, engine: Path, config: BuildConfig, limit: float, on_wait: Callable[[], object] = lambda: None
+    ) -> Outcome:
+        """Build an engine, and end the build if it takes longer than `limit` seconds.
+
+        A build that has its plan in time is not ended any more, so that no file is half written.
+
+        Args:
+            on_wait: called every `TICK` seconds, for a progress bar.
+        """
+        began, writing = time.monotonic(), False
+        try:
+            connection = self._started()
+            connection.send((onnx, engine, config))
+            while True:
+                left = began + limit - time.monotonic()
+                if left <= 0 and not writing:
+                    self.close()
+                    return Outcome(time.monotonic() - began, f"not built within {limit:.0f} s", 1, late=True)
+                if connection.poll(TICK if writing else min(left, TICK)):
+                    message = connection.recv()
+                    if message != PLAN_IS_THERE:
+                        return Outcome(time.monotonic() - began, *message)
+                    writing = True
+                on_wait()
+        except (EOFError, OSError):
+            return Outcome(time.monotonic() - began, f"the build's process ended: {self._end()}", QatError.exit_code)
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+    def _started(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        context = get_context("spawn")  # CUDA does not survive a fork
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._device, self._work), daemon=True)
+        with interrupts.blocked():  # this process answers Ctrl-C
+            self._process.start()
+        theirs.close()
+        return self._connection
+
+    def _end(self) -> str:
+        """Why the process is gone, in words; the next build starts another."""
+        if self._process is not None:
+            self._process.join(TICK)
+        code = self._process.exitcode if self._process is not None else None
+        self.close()
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _serve(connection: Connection, device: int | None, work: Work) -> None:
+    """Answer each request with the error's line and exit code, which are '' and 0 if there is none."""
+    from tqdm import tqdm
+
+    logging.disable(logging.ERROR)  # the builder's warnings are in the note beside the engine
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a process that is killed leaves
+    if device is not None:
+        import torch
+
+        torch.cuda.set_device(device)
+    while True:
+        try:
+            onnx, engine, config = connection.recv()
+        except EOFError:  # the program is gone
+            return
+        try:
+            work(onnx, engine, config, lambda: connection.send(PLAN_IS_THERE))
+            answer = "", 0
+        except QatError as error:
+            answer = str(error), error.exit_code
+        except (OSError, RuntimeError) as error:
+            answer = f"{type(error).__name__}: {' '.join(str(error).split())}", QatError.exit_code
+        connection.send(answer)
