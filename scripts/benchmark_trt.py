@@ -129,7 +129,7 @@ def main(args: argparse.Namespace) -> int:
         args.infStreams, timing, BuildConfig.given(args), device, compiled, api,
         _trtexec() if api and not (args.own_timing or checkpoints) else None,
     )  # fmt: skip
-    about = benchmark_report.about(job, _method(args, job.program))
+    about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
     rows: list[Row] = []
     with new_run(args.project, args.name, args.exist_ok) as folder:
@@ -141,7 +141,8 @@ def main(args: argparse.Namespace) -> int:
             rows += found
             files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
     logger.info("%s\n", benchmark_report.text(rows))
-    for note in dict.fromkeys((*benchmark_report.fastest(rows), *(note for row in rows for note in row.notes))):
+    notes = ["\n".join(benchmark_report.fastest(rows)), *(note for row in rows for note in row.notes)]
+    for note in dict.fromkeys(filter(None, notes)):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))
     return 0 if benchmark.succeeded(rows) else 1
@@ -180,11 +181,11 @@ def _trtexec() -> Trtexec | None:
         return None
 
 
-def _method(args: argparse.Namespace, program: Trtexec | None) -> str:
+def _method(args: argparse.Namespace, program: Trtexec | None, on_gpu: bool) -> str:
     words = [f"trtexec {program.version}" if program else "own loop"]
     words += ["CUDA graph"] * args.useCudaGraph + ["spin wait"] * args.useSpinWait
     transfers = "with data transfers" + (" before and after each run" if args.exposeDMA else "")
-    words += ["without data transfers" if args.noDataTransfers else transfers]
+    words += ["without data transfers" if args.noDataTransfers else transfers] * on_gpu
     return f"{', '.join(words)}, {args.duration:g} s in {args.rounds} rounds, in turns; latency: median"
 
 

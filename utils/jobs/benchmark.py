@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from utils.core.errors import InputError
 from utils.jobs import benchmark_networks
 from utils.trt import benchmark
@@ -19,7 +21,6 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.timing import TimingConfig
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from utils.trt.tensorrt_api import Api
@@ -55,6 +56,11 @@ class Benchmark:
     api: Api | None = None
     program: Trtexec | None = None
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is what is measured."""
+        return self.api is not None or self.device.type == "cuda"
+
     def measure(self, batch: int) -> list[Row]:
         """Build what is missing for this batch size, and time everything in turns."""
         engines: dict[Entry, Path | str] = {}
@@ -68,12 +74,14 @@ class Benchmark:
             else:
                 candidates += [benchmark_networks.open_onnx(entry.file, entry.baseline, batch, self.size, stack)
                                for entry in self.entries]  # fmt: skip
-            return benchmark.measure(candidates, self.timing, self.program)
+            rows = benchmark.measure(candidates, self.timing, self.program)
+            candidates.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # TensorRT cannot have what PyTorch keeps
+        return rows
 
     def software(self) -> list[str]:
         """Names and versions of what runs the networks."""
-        import torch
-
         found = [self.api.name] if self.api else []
         found += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
         return found + ([f"ONNX Runtime {version('onnxruntime')}"] if self.entries and not self.api else [])

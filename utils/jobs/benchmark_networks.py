@@ -56,6 +56,8 @@ class TorchExecution:
         self._graph: Any = None
         self.buffers: dict[str, Tensor] = {IMAGES: images}
         self.inputs: Sequence[TensorSpec] = [_spec(IMAGES, images)]
+        if self.stream is not None:  # weights and images come from the current stream
+            self.stream.wait_stream(cuda.current_stream(self.device))
         with self._on_stream():
             self.run()
         self.outputs: Sequence[TensorSpec] = [_spec(name, self.buffers[name]) for name in self._task.outputs]

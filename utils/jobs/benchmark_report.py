@@ -69,7 +69,8 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
         _Column("against PyTorch", lambda row: "" if row.speedup is None else f"{row.speedup:.2f}x",
                 _any(lambda row: row.speedup is not None)),
         _Column("against FP16" if bases <= {"FP16"} else "against the baseline",
-                lambda row: "" if row.gain is None else f"{row.gain:+.1%}"),
+                lambda row: "" if row.gain is None else f"{row.gain:+.1%}",
+                lambda rows: any(row.gain is not None for row in rows) or all(row.speedup is None for row in rows)),
     ]  # fmt: skip
     return [column for column in known if column.shown(rows)]
 
@@ -176,9 +177,8 @@ def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Pa
 
 def about(job: Benchmark, method: str) -> dict[str, Any]:
     """What rows are measured on and how, as JSON holds it."""
-    on_gpu = job.api is not None or job.device.type == "cuda"
     return {
-        "device": device_information(job.device.index) if on_gpu else cpu_information(),
+        "device": device_information(job.device.index) if job.on_gpu else cpu_information(),
         "tensorrt": job.api.name if job.api else "",
         "software": ", ".join(job.software()),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),

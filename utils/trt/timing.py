@@ -91,8 +91,7 @@ class _Samples:
 
     def figures(self) -> Figures:
         if self.milliseconds:
-            whole = Summary.of(self.milliseconds)
-            return Figures(len(self.milliseconds) / self.seconds, {"latency": whole, "compute": whole})
+            return Figures(len(self.milliseconds) / self.seconds, {"latency": Summary.of(self.milliseconds)})
         spans = [query.milliseconds() for query in self.queries]
         parts = {name: Summary.of([one[name] for one in spans]) for name in spans[0]}
         parts["latency"] = Summary.of([sum(one.values()) for one in spans])  # trtexec's, without waiting in between
