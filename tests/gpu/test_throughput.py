@@ -103,9 +103,7 @@ def test_a_network_that_computes_ahead_finds_the_same(demo_engine, demo_data, ba
         with open_runner(demo_engine, "cuda:0") as runner:
             found.append(evaluate(runner, demo_data, config, progress=False))
     plain, ahead = found
-    print(
-        f"{plain.seconds:.2f} s, {ahead.seconds:.2f} s; inference {plain.ms['inference']:.3f}, {ahead.ms['inference']:.3f}"
-    )
+    print([(f"{one.seconds:.2f} s", f"inference {one.ms['inference']:.3f} ms an image") for one in found])
     assert ahead.ap == pytest.approx(plain.ap, abs=1e-6)
     assert ahead.images == plain.images == 500
     assert all(value > 0 for value in ahead.ms.values())

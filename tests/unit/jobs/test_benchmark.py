@@ -57,13 +57,15 @@ def opened(model, compiled=True, shape=(2, 32, 64)):
 
 
 def test_a_checkpoint_has_four_rows(compiler):
-    model = Detector()
+    model, calls = Detector(), []
+    model.register_forward_pre_hook(lambda module, images: calls.append(images[0].dtype))
     found = opened(model)
     assert [(one.row.runtime, one.row.precision, one.row.error) for one in found] == [
         ("PyTorch", "FP32", ""), ("torch.compile", "FP32", ""), ("PyTorch", "FP16", ""), ("torch.compile", "FP16", "")
     ]  # fmt: skip
     assert compiler == [{"dynamic": False}] * 2
-    assert model.calls == [torch.float32] * 2  # FP16 is a copy
+    assert calls == [torch.float32] * 2 + [torch.float16] * 2
+    assert model.model[0].weight.dtype == torch.float32
     execution = found[2].running[0]
     assert execution.buffers["images"].shape == (2, 3, 32, 64)
     assert execution.buffers["output0"].dtype == torch.float16
