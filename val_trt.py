@@ -84,6 +84,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--upsample-masks", action="store_true", help="compare masks at the input's size, not on the prototypes' grid"
     )
+    parser.add_argument(
+        "--overlap", action="store_true",
+        help="let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too",
+    )  # fmt: skip
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")
     return parser
@@ -111,7 +115,7 @@ def draw(options: FileOptions, source: str) -> int:
     from utils.evaluation.sources import check_readable, check_source, target_names
 
     files = check_source(source)
-    for name in ("save_txt", "save_json", "limit", "rect", "single_cls", "upsample_masks"):
+    for name in ("save_txt", "save_json", "limit", "rect", "single_cls", "upsample_masks", "overlap"):
         if getattr(options, name):
             raise InputError(
                 f"--{name.replace('_', '-')} belongs to evaluation; --source draws, and writes nothing else"

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Time engines over batch sizes, INT8 against FP16, in one run and in turns.
+"""Time engines over batch sizes and contexts, INT8 against FP16 and PyTorch, in one run and in turns.
 
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
+    python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c.pt --sweep 64 --infStreams 1 2 4 --useCudaGraph
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), or an engine. --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with
-a baseline that has it inside too, and files with masks with one that has masks: a segmentation network beside a
-detector shows what masks cost. trtexec takes the times where it is installed, else our own loop does.
+newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile (at 640 unless
+--imgsz). --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with a baseline
+that has it inside too, and files with masks with one that has masks: a segmentation network beside a detector shows
+what masks cost. trtexec takes the times where it is installed and no .pt takes part, else our own loop does. With
+--device cpu, ONNX Runtime runs ONNX files on the CPU, and there are no engines.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ import argparse
 import logging
 import shlex
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,8 @@ from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
 
 if TYPE_CHECKING:
-    from utils.trt import benchmark
+    from utils.trt.benchmark import Entry
+    from utils.trt.benchmark_rows import Row
     from utils.trt.build_config import BuildConfig
     from utils.trt.tensorrt_api import Api
     from utils.trt.trtexec import Trtexec
@@ -48,19 +51,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "benchmark_trt.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ONNX file or engine")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ONNX file, engine, or float .pt")
     parser.add_argument(
         "--baseline", nargs="+", type=Path, default=[], metavar="FILE",
         help="float ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
     )  # fmt: skip
-    parser.add_argument(
-        "--batch-size",
-        type=bounded("batch_size"),
-        nargs="+",
-        default=[1, 4, 8, 12],
-        metavar="N",
-        help="default: 1 4 8 12",
-    )
+    batches = parser.add_mutually_exclusive_group()
+    batches.add_argument(
+        "--batch-size", type=bounded("batch_size"), nargs="+", metavar="N", help="default: 1 4 8 12"
+    )  # fmt: skip
+    batches.add_argument("--sweep", type=bounded("batch_size"), metavar="N", help="batch sizes 1, 2, 4, ... up to N")
     parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
                         help="height and width, or both in one, of files of dynamic size")  # fmt: skip
     times = parser.add_argument_group("timing, with trtexec's names and defaults")
@@ -73,10 +73,19 @@ def make_parser() -> argparse.ArgumentParser:
     times.add_argument(
         "--rounds", type=bounded("rounds"), default=3, metavar="N", help="turns that it is spread over (default: 3)"
     )
-    times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph")
+    times.add_argument(
+        "--infStreams", type=bounded("infStreams"), nargs="+", default=[1], metavar="N",
+        help="contexts side by side, each with its own stream and buffers; several to compare (default: 1)",
+    )  # fmt: skip
+    times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph; also of torch.compile's rows")
     times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
     times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
+    times.add_argument("--exposeDMA", action="store_true", help="copy before and after a run, not during others")
     times.add_argument("--own-timing", action="store_true", help="our own loop, even where trtexec is installed")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction,
+        help="rows of torch.compile for a .pt; takes minutes (default: on a GPU)",
+    )  # fmt: skip
     add_build_options(parser.add_argument_group("building"))
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
@@ -84,56 +93,70 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Build what is missing, time, write table, JSON and plot. 1 if an engine has no figures."""
+    """Build what is missing, time, write table, JSON, CSV and plot. 1 if an engine has no figures."""
     if args.imgsz and len(args.imgsz) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
-    need_tensorrt()
-    need("torch", "onnx")
-    from utils.jobs import benchmark_report
-    from utils.trt import benchmark, tensorrt_api
+    checkpoints = [file for file in args.files if file.suffix.lower() == ".pt"]
+    others = [file for file in args.files if file not in checkpoints]
+    on_cpu = args.device.strip().lower() == "cpu"
+    engines = bool(others or args.baseline) and not on_cpu
+    if engines:
+        need_tensorrt()
+    need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or args.baseline) else []))
+    from utils.core.device import select_device
+    from utils.jobs import benchmark, benchmark_networks, benchmark_report
+    from utils.trt import tensorrt_api
+    from utils.trt.benchmark import Entry, check
     from utils.trt.build_config import BuildConfig, check_target
     from utils.trt.timing import TimingConfig
 
+    entries = [*(Entry(file, True) for file in args.baseline), *map(Entry, others)]
     size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
-    entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
-    benchmark.check(entries)
+    batches = benchmark.batch_sizes(args.batch_size, args.sweep)
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
-                             not args.noDataTransfers)  # fmt: skip
+                          not args.noDataTransfers, overlap=not args.exposeDMA)  # fmt: skip
+    check(entries)
+    api = tensorrt_api.load() if engines else None
+    if api is None:
+        device = select_device(args.device)
+        benchmark.check_without_engines(entries, args.infStreams)
+    else:
+        device = tensorrt_api.engine_device(args.device)
+        check_target(api, tensorrt_api.gpu(device.index), ())
     building = BuildConfig.given(args)
-    api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
-    check_target(api, tensorrt_api.gpu(device.index), ())
-    check_outputs(args, entries, size, api, building)
-    program = None if args.own_timing else _trtexec()
-    gpu = benchmark_report.device_information(device.index)
-    about = {
-        "device": gpu,
-        "tensorrt": api.name,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "method": _method(args, f"trtexec {program.version}" if program else "own loop"),
-    }
-    logger.info("=== Device Information ===\n%s\n", "\n".join(f"{name}: {value}" for name, value in gpu.items()))
-    rows: list[benchmark.Row] = []
+    check_outputs(args, entries, batches, size, api, checkpoints, building)
+    compiled = device.type == "cuda" if args.compile is None else args.compile
+    job = benchmark.Benchmark(
+        entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
+        args.infStreams, timing, building, device, compiled, api,
+        _trtexec() if api and not (args.own_timing or checkpoints) else None,
+    )  # fmt: skip
+    about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))
+    logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
+    rows: list[Row] = []
     with new_run(args.project, args.name, args.exist_ok) as folder:
-        for batch in args.batch_size:
-            engines = benchmark.prepare(entries, batch, size, building, api)
-            found = benchmark.measure(engines, batch, size, timing, api, device, program)
+        for batch in batches:
+            found = job.measure(batch)
             for row in found:
-                logger.info("%s, batch %d\n%s\n", row.model, batch,
+                logger.info("%s\n%s\n", row.title,
                             "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
             rows += found
             files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
     logger.info("%s\n", benchmark_report.text(rows))
-    for note in dict.fromkeys(note for row in rows for note in row.notes):
+    notes = ["\n".join(benchmark_report.fastest(rows)), *(note for row in rows for note in row.notes)]
+    for note in dict.fromkeys(filter(None, notes)):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))
-    return 1 if any(row.error for row in rows) else 0
+    return 0 if benchmark.succeeded(rows) else 1
 
 
 def check_outputs(
     args: argparse.Namespace,
-    entries: Sequence[benchmark.Entry],
+    entries: Sequence[Entry],
+    batches: Sequence[int],
     size: tuple[int, int] | None,
-    api: Api,
+    api: Api | None,
+    checkpoints: Sequence[Path],
     building: BuildConfig,
 ) -> None:
     """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
@@ -141,12 +164,13 @@ def check_outputs(
     from utils.trt.engine_file import is_current
     from utils.trt.tensorrt_api import gpu
 
-    read, built = [entry.file for entry in entries], []
-    for entry in entries:
-        for batch in args.batch_size if not entry.is_engine else ():
-            engine = engine_path(entry, batch, size)
-            if not is_current(engine, entry.file, api, gpu(), building):
-                built += [engine, engine.with_name(f"{engine.name}.json")]
+    read: list[Path] = [*(entry.file for entry in entries), *checkpoints]
+    built: list[Path] = []
+    made = [entry for entry in entries if not entry.is_engine]
+    if api is not None:
+        engines = [(engine_path(entry, batch, size), entry.file) for entry in made for batch in batches]
+        stale = [engine for engine, file in engines if not is_current(engine, file, api, gpu(), building)]
+        built = [path for engine in stale for path in (engine, engine.with_name(f"{engine.name}.json"))]
     refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
     refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
 
@@ -160,10 +184,12 @@ def _trtexec() -> Trtexec | None:
         return None
 
 
-def _method(args: argparse.Namespace, by: str) -> str:
-    words = ["CUDA graph"] * args.useCudaGraph + ["spin wait"] * args.useSpinWait
-    words += ["without data transfers" if args.noDataTransfers else "with data transfers"]
-    return f"{by}, {', '.join(words)}, {args.duration:g} s in {args.rounds} rounds, engines in turns; latency: median"
+def _method(args: argparse.Namespace, program: Trtexec | None, on_gpu: bool) -> str:
+    words = [f"trtexec {program.version}" if program else "own loop"]
+    words += ["CUDA graph"] * args.useCudaGraph + ["spin wait"] * args.useSpinWait
+    transfers = "with data transfers" + (" before and after each run" if args.exposeDMA else "")
+    words += ["without data transfers" if args.noDataTransfers else transfers] * on_gpu
+    return f"{', '.join(words)}, {args.duration:g} s in {args.rounds} rounds, in turns; latency: median"
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -371,6 +371,9 @@ class FakeCuda:
         def wait_stream(self, other):
             pass
 
+        def wait_event(self, event):
+            assert event.tick is not None, "nothing was recorded that could be waited for"
+
     class Event:
         def __init__(self, enable_timing=False, blocking=False):
             self.timed, self.tick = enable_timing, None

@@ -68,6 +68,7 @@ BOUNDS = {
     "demo_images": Bounds(1, 499_999),  # of a split: validation images are numbered from 500001
     "samples": Bounds(1, 100),
     "rounds": Bounds(1, 1000),
+    "infStreams": Bounds(1, 64),  # contexts
     "iterations": Bounds(1, 1_000_000),
     "builds": Bounds(1, 64),
     "workspace": Bounds(1, 1 << 22),  # MB

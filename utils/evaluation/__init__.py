@@ -11,7 +11,7 @@ batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections
+detector.py     runner + NMS: batches of images → detections; overlap.py: the network on the next batch meanwhile
 masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
 mask_patches.py the same for drawing: one mask at a time
 given_masks.py  masks that a network with NMS inside gives

@@ -240,7 +240,7 @@ class Detector:
 
     def _now(self) -> float:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
         return time.perf_counter()
 
     def _lap(self, part: str, since: float) -> float:

@@ -29,6 +29,7 @@ from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.mask_files import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.overlap import OverlappingDetector, awaited, detections
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
@@ -60,6 +61,7 @@ class EvalConfig:
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.
+        overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
 
     Raises:
         InputError: a value is out of its range.
@@ -81,6 +83,7 @@ class EvalConfig:
     verbose: bool = False
     limit: int | None = None
     upsample_masks: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
@@ -114,7 +117,8 @@ def evaluate(
     """
     start = time.perf_counter()
     plan = InputPlan.of(runner, config.imgsz, config.batch_size, rect=config.rect)
-    detector = Detector(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
+    kind = OverlappingDetector if config.overlap else Detector
+    detector = kind(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
                         max_det=config.max_det, single_cls=config.single_cls,
                         upsample_masks=config.upsample_masks)  # fmt: skip
     stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
@@ -218,18 +222,15 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
-        clock = time.perf_counter()
-        for batch in ahead(loader, detector.device):
-            statistics.seconds["images"] += time.perf_counter() - clock
-            if len(batch):
-                found = detector(batch.images, batch.shapes)
+        batches = awaited(ahead(loader, detector.device), statistics.seconds)
+        for batch, found in detections(batches, detector):
+            if found is not None:
                 clock = time.perf_counter()
                 add_found(statistics, found, batch)
                 outputs.add(batch, found)
                 bar.update(len(batch))
                 statistics.seconds["metrics"] += time.perf_counter() - clock
             ends.append((len(statistics.paths), len(outputs.json.results) if outputs.json else 0))
-            clock = time.perf_counter()
     return _of_all(statistics, outputs, ends)
 
 

@@ -1,45 +1,91 @@
-"""Rows of a benchmark as a table, as JSON, as a plot of latency against throughput; and the GPU in words."""
+"""Rows of a benchmark as a table, JSON, CSV, a plot of latency against throughput; and the machine in words."""
 
 from __future__ import annotations
 
-import itertools
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core import text_tables
 from utils.core.files import atomic_path
 from utils.core.text_tables import Column, aligned, code, columns
-from utils.trt.benchmark import Row
+from utils.trt import benchmark_rows
+from utils.trt.benchmark_rows import COMPILED, PYTORCH, TENSORRT, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADERS = ("model", "precision", "NMS", "masks", "batch", "latency", "p99", "qps", "images/s", "against FP16")
+    from utils.jobs.benchmark import Benchmark
+
+LOGARITHMIC = 12  # more between the fastest and the slowest, and the axes of the plot are logarithmic
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column: its text of a row with figures, and whether it is shown for these rows."""
+
+    title: str
+    text: Callable[[Row], str]
+    shown: Callable[[Sequence[Row]], bool] = lambda rows: True
+    left: bool = False
+    measured: bool = True  # empty without figures
+
+
+def _milliseconds(part: str, percentile: str = "median") -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        found = row.figures.parts.get(part) if row.figures else None
+        return f"{getattr(found, percentile):.3f} ms" if found else ""
+
+    return text
+
+
+def _any(holds: Callable[[Row], bool]) -> Callable[[Sequence[Row]], bool]:
+    return lambda rows: any(map(holds, rows))
+
+
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    """The columns that say something about these rows."""
+    bases = {row.precision for row in rows if row.baseline}
+    known = [
+        _Column("model", lambda row: row.model, left=True, measured=False),
+        _Column("in", lambda row: row.runtime, _any(lambda row: row.runtime != TENSORRT), left=True, measured=False),
+        _Column("precision", lambda row: row.precision, left=True, measured=False),
+        _Column("NMS", lambda row: "inside" if row.nms else "without", left=True, measured=False),
+        _Column("masks", lambda row: "with" if row.masks else "without", _any(lambda row: row.masks), left=True,
+                measured=False),
+        _Column("batch", lambda row: str(row.batch), measured=False),
+        _Column("contexts", lambda row: str(row.contexts), _any(lambda row: row.contexts > 1), measured=False),
+        _Column("latency", _milliseconds("latency")),
+        _Column("p99", _milliseconds("latency", "p99")),
+        _Column("H2D", _milliseconds("h2d"), _any(lambda row: row.figures is not None and "h2d" in row.figures.parts)),
+        _Column("D2H", _milliseconds("d2h"), _any(lambda row: row.figures is not None and "d2h" in row.figures.parts)),
+        _Column("qps", lambda row: f"{row.figures.qps:,.1f}" if row.figures else ""),
+        _Column("images/s", lambda row: f"{row.images_per_second:,.0f}"),
+        _Column("against PyTorch", lambda row: "" if row.speedup is None else f"{row.speedup:.2f}x",
+                _any(lambda row: row.speedup is not None)),
+        _Column("against FP16" if bases <= {"FP16"} else "against the baseline",
+                lambda row: "" if row.gain is None else f"{row.gain:+.1%}",
+                lambda rows: any(row.gain is not None for row in rows) or all(row.speedup is None for row in rows)),
+    ]  # fmt: skip
+    return [column for column in known if column.shown(rows)]
 
 
 def table(rows: Sequence[Row]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
-    """Columns and cells; masks have a column where a network gives some."""
-    masks = any(row.masks for row in rows)
-    headers = [name for name in HEADERS if masks or name != "masks"]
-    return columns(headers, left=("model", "precision", "NMS", "masks")), [cells(row, masks) for row in rows]
+    """Columns and cells; those of masks, contexts, copies and PyTorch are there where a row has some.
 
-
-def cells(row: Row, masks: bool = False) -> tuple[str, ...]:
-    """The texts of a row, one for each column; latency is the median in milliseconds.
-
-    Args:
-        masks: whether there is a column for them.
+    Latency is the median in milliseconds; why a row has no figures stands in the last column.
     """
-    kind = ("inside" if row.nms else "without", *(["with" if row.masks else "without"] if masks else []))
-    start = (row.model, row.precision, *kind, str(row.batch))
-    if row.figures is None:
-        return (*start, "", "", "", "", row.error)
-    latency = row.figures.parts["latency"]
-    gain = "" if row.gain is None else f"{row.gain:+.1%}"
-    speed = f"{row.images_per_second:,.0f}"
-    return (*start, f"{latency.median:.3f} ms", f"{latency.p99:.3f} ms", f"{row.figures.qps:,.1f}", speed, gain)
+    shown = _columns(rows)
+    cells = []
+    for row in rows:
+        line = [column.text(row) if row.figures or not column.measured else "" for column in shown]
+        cells.append((*line[:-1], line[-1] or row.error))
+    return columns([one.title for one in shown], [one.title for one in shown if one.left]), cells
 
 
 def text(rows: Sequence[Row]) -> str:
@@ -47,44 +93,104 @@ def text(rows: Sequence[Row]) -> str:
     return "\n".join(aligned(*table(rows)))
 
 
+def fastest(rows: Sequence[Row]) -> list[str]:
+    """A line for each network with the most images per second of all batch sizes and contexts, if there are several."""
+    if len({(row.batch, row.contexts) for row in rows}) < 2:
+        return []
+    return [
+        f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
+        for row in benchmark_rows.fastest(rows)
+        if row.figures
+    ]
+
+
 def markdown(rows: Sequence[Row], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
     lines = text_tables.markdown(*table(rows))
-    lines += ["", about, "", code(command), *(f"\n{note}" for row in rows for note in row.notes)]
+    lines += ["", about, "", code(command)]
+    lines += [f"\n{note}" for note in (*fastest(rows), *(note for row in rows for note in row.notes))]
     return "\n".join(lines) + "\n"
 
 
+def csv_text(rows: Sequence[Row]) -> str:
+    """All rows with all columns as CSV."""
+    lines = [row.to_line() for row in rows]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
+
+
 def plot(rows: Sequence[Row], title: str) -> Figure:
-    """Latency against throughput, a line for each model, a point for each batch size."""
-    from utils.reports.figures import BLUE, GREEN, ORANGE, VERMILLION, new_figure
+    """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
+    from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure
 
     figure, (axes,) = new_figure(7.0, 4.2, 1)
-    models = dict.fromkeys(row.model for row in rows)
-    looks = itertools.cycle(itertools.product("osD^", (BLUE, VERMILLION, GREEN, ORANGE)))
-    for model, (marker, colour) in zip(models, looks, strict=False):
+    measured = [row for row in rows if row.figures]
+    lines = dict.fromkeys((_name(row, rows), row.contexts) for row in measured)
+    names = list(dict.fromkeys(name for name, _ in lines))
+    numbers = sorted({number for _, number in lines})
+    for name, contexts in lines:
+        colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[names.index(name) % 5]
+        place = numbers.index(contexts) if len(numbers) > 1 else names.index(name)
+        own = [row for row in measured if (_name(row, rows), row.contexts) == (name, contexts)]
         points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
-                  for row in rows if row.model == model and row.figures]  # fmt: skip
-        if points:
-            axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker=marker, label=model)
+                  for row in own if row.figures]  # fmt: skip
+        axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker="osD^vP"[place % 6],
+                  linestyle=("-", "--", ":", "-.")[place % 4] if len(numbers) > 1 else "-",
+                  label=name + (f", {contexts} context{'s' * (contexts > 1)}" if len(numbers) > 1 else ""))  # fmt: skip
         for speed, latency, batch in points:
             axes.annotate(str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=8)
-    axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms", ylim=(0, None))
-    axes.legend(frameon=False)
+    axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms")
+    times = [row.figures.parts["latency"].median for row in measured if row.figures]
+    if times and max(times) > LOGARITHMIC * min(times):
+        axes.set(xscale="log", yscale="log")
+    else:
+        axes.set_ylim(0, None)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    """What tells a row's network from the others."""
+    if row.runtime in (PYTORCH, COMPILED):
+        return f"{row.model}, {row.runtime} {row.precision}"
+    several = len({one.runtime for one in rows if one.model == row.model}) > 1
+    return f"{row.model}, {row.runtime}" if several else row.model
+
+
 def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
-    """Write `benchmark.md`, `benchmark.json` and `benchmark.png`."""
+    """Write `benchmark.md`, `benchmark.json`, `benchmark.csv` and `benchmark.png`."""
     from utils.reports import figures
 
-    words = f"{about['device']['Selected Device']}, {about['tensorrt']}, {about['date']}; {about['method']}"
+    words = f"{about['device']['Selected Device']}, {about['software']}, {about['date']}; {about['method']}"
     content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}
     files = {folder / "benchmark.md": markdown(rows, words, command),
-             folder / "benchmark.json": json.dumps(content, indent=2) + "\n"}  # fmt: skip
+             folder / "benchmark.json": json.dumps(content, indent=2) + "\n",
+             folder / "benchmark.csv": csv_text(rows)}  # fmt: skip
     for path, body in files.items():
         with atomic_path(path) as temporary:
             temporary.write_text(body, encoding="utf-8")
     return [*files, figures.save(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
+
+
+def about(job: Benchmark, method: str) -> dict[str, Any]:
+    """What rows are measured on and how, as JSON holds it."""
+    return {
+        "device": device_information(job.device.index) if job.on_gpu else cpu_information(),
+        "tensorrt": job.api.name if job.api else "",
+        "software": ", ".join(job.software()),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "method": method,
+    }
+
+
+def cpu_information() -> dict[str, str]:
+    """The CPU, for rows that were measured on it."""
+    import torch
+
+    return {"Selected Device": f"CPU, {torch.get_num_threads()} threads"}
 
 
 def device_information(index: int | None = None) -> dict[str, str]:

@@ -82,10 +82,11 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         verbose=options.verbose,
         limit=options.limit,
         upsample_masks=options.upsample_masks,
+        overlap=options.overlap,
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
-                         save_json=False, save_txt=False)  # fmt: skip
+                         save_json=False, save_txt=False, overlap=False)  # fmt: skip
     if options.task == "study":
         sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
         if None not in fixed_sizes(runner)[2:] or not sizes:

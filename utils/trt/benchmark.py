@@ -1,30 +1,47 @@
-"""Engines over batch sizes: INT8 against FP16 in one run and in turns, as rows."""
+"""Engines over batch sizes and numbers of contexts, in one run and in turns, as rows."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import torch
 
 from utils.core.errors import InputError, QatError, no_file
 from utils.core.tasks import DETECT, task_of_outputs
-from utils.trt import inspector, layer_report, onnx_summary
+from utils.trt import inspector, layer_report, onnx_summary, timing
+from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
+from utils.trt.context import Execution
 from utils.trt.engine_file import ENGINE_SUFFIXES
-from utils.trt.timing import Figures, TimingConfig
+from utils.trt.timing import Timed, TimingConfig
+from utils.trt.timing_figures import Figures
+from utils.trt.trtexec import Trtexec, parse_times
 
 if TYPE_CHECKING:
-    import torch
-
-    from utils.trt.context import Execution
     from utils.trt.tensorrt_api import Api
-    from utils.trt.trtexec import Trtexec
 
 logger = logging.getLogger(__name__)
+
+
+FAILURES = (QatError, torch.cuda.OutOfMemoryError)  # those of one row, after which others can be measured
+
+
+def one_line(error: Exception) -> str:
+    """An error as a row has it."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def image_shape(shape: Sequence[int], batch: int, size: tuple[int, int] | None) -> tuple[int, ...]:
+    """The shape of an input, `[B, 3, H, W]` or `[B, H, W, 3]`, at this batch size and (height, width) in pixels."""
+    if size is None:
+        return (batch, *shape[1:])
+    return (batch, *size, 3) if shape[-1] == 3 != shape[1] else (batch, shape[1], *size)
 
 
 @dataclass(frozen=True)
@@ -38,41 +55,6 @@ class Entry:
     def is_engine(self) -> bool:
         """Whether the file is an engine, by its suffix."""
         return self.file.suffix.lower() in ENGINE_SUFFIXES
-
-
-@dataclass(frozen=True)
-class Row:
-    """One engine at one batch size.
-
-    Attributes:
-        nms: whether NMS is inside.
-        masks: whether it gives masks, or what they are made of.
-        gain: speed against the baseline of the same kind at the same batch, minus 1; None without one.
-        error: why there are no figures.
-        notes: what the engine's layers say about its speed.
-    """
-
-    model: str
-    batch: int
-    baseline: bool
-    precision: str = ""
-    nms: bool = False
-    figures: Figures | None = None
-    gain: float | None = None
-    error: str = ""
-    notes: tuple[str, ...] = field(default=(), repr=False)
-    masks: bool = False
-
-    @property
-    def images_per_second(self) -> float | None:
-        """Images per second; None where nothing was measured."""
-        return None if self.figures is None else self.figures.qps * self.batch
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as JSON holds it: its fields, images per second, and the figures by name."""
-        known = {name: value for name, value in asdict(replace(self, figures=None)).items() if name != "figures"}
-        figures = None if self.figures is None else self.figures.to_dict()
-        return {**known, "images_per_second": self.images_per_second, "figures": figures}
 
 
 def prepare(
@@ -134,49 +116,94 @@ def check(entries: Sequence[Entry]) -> None:
             )
 
 
-def measure(
+@dataclass(frozen=True)
+class Candidate:
+    """A row to be, and what runs it: contexts side by side; none where the row says why."""
+
+    row: Row
+    running: Sequence[Timed] = ()
+
+
+def open_engines(
     engines: Mapping[Entry, Path | str],
     batch: int,
     size: tuple[int, int] | None,
-    config: TimingConfig,
-    api: Api,
-    device: torch.device,
-    program: Trtexec | None = None,
-) -> list[Row]:
-    """Rows of the engines at this batch, timed in turns by our own loop, or by trtexec."""
-    rows = {entry: Row(entry.file.stem, batch, entry.baseline) for entry in engines}
-    with contextlib.ExitStack() as stack:
-        running: dict[Entry, Execution] = {}
-        for entry, engine in engines.items():
+    contexts: Sequence[int],
+    opening: Opening,
+) -> list[Candidate]:
+    """Engines at this batch, each with so many contexts, for each of these numbers.
+
+    Args:
+        contexts: numbers of contexts that run side by side.
+    """
+    found = []
+    for entry, engine in engines.items():
+        row = Row(entry.file.stem, batch, entry.baseline)
+        try:
+            if isinstance(engine, str):
+                raise QatError(engine)
+            group = [opening.open(engine, batch, size)]
+            row = _described(row, group[0])
+        except FAILURES as error:
+            found.append(Candidate(replace(row, error=one_line(error))))
+            continue
+        for number in contexts:
+            one = replace(row, contexts=number, notes=row.notes if number == contexts[0] else ())
             try:
-                if isinstance(engine, str):
-                    raise QatError(engine)
-                running[entry] = execution = stack.enter_context(_opened(engine, batch, size, api, device))
-                rows[entry] = _described(rows[entry], execution)
-            except QatError as error:
-                rows[entry] = replace(rows[entry], error=str(error))
-        figures = _with_trtexec(running, config, program) if program else _own(running, config)
-    for entry, found in figures.items():
-        rows[entry] = replace(rows[entry], figures=found)
-    return _against_baseline(list(rows.values()))
+                while opening.beside and len(group) < number:
+                    group.append(opening.sibling(group[0]))
+                found.append(Candidate(one, group[:number]))
+            except FAILURES as error:
+                found.append(Candidate(replace(one, error=one_line(error))))
+    return found
 
 
-@contextlib.contextmanager
-def _opened(
-    engine: Path, batch: int, size: tuple[int, int] | None, api: Api, device: torch.device
-) -> Iterator[Execution]:
-    from utils.trt.context import Execution
+class Opening(contextlib.ExitStack):
+    """Opens engines, and closes them at the end of the `with` block.
 
-    execution = Execution(engine, api, device)
-    try:
+    Attributes:
+        beside: whether contexts side by side are opened here; trtexec has its own.
+    """
+
+    def __init__(self, api: Api, device: torch.device, beside: bool = True) -> None:
+        super().__init__()
+        self.api, self.device, self.beside = api, device, beside
+
+    def open(self, engine: Path, batch: int, size: tuple[int, int] | None) -> Execution:
+        """An engine at a batch size.
+
+        Raises:
+            InputError: it is not made for that batch or size, or not loaded.
+        """
+        execution = self._kept(Execution(engine, self.api, self.device))
         spec = execution.inputs[0]
         min_shape, max_shape = execution.limits[spec.name]
         if not min_shape[0] <= batch <= max_shape[0]:
             raise InputError(f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}")
-        execution.set_shapes({spec.name: (batch, max_shape[1], *(size or max_shape[2:]))})
-        yield execution
-    finally:
-        execution.close()
+        execution.set_shapes({spec.name: image_shape(max_shape, batch, size)})
+        return execution
+
+    def sibling(self, execution: Execution) -> Execution:
+        """Another context of an engine."""
+        return self._kept(execution.sibling())
+
+    def _kept(self, execution: Execution) -> Execution:
+        self.callback(execution.close)
+        return execution
+
+
+def measure(candidates: Sequence[Candidate], config: TimingConfig, program: Trtexec | None = None) -> list[Row]:
+    """Rows of what was opened, timed in turns by our own loop, or by trtexec; compared with their baselines."""
+    running = {str(number): one for number, one in enumerate(candidates) if one.running}
+    if program is None:
+        figures: dict[str, Figures | str] = dict(timing.measure({n: one.running for n, one in running.items()}, config))
+    else:
+        figures = _with_trtexec(running, config, program)
+    rows = []
+    for number, one in enumerate(candidates):
+        found = figures.get(str(number))
+        rows.append(replace(one.row, error=found) if isinstance(found, str) else replace(one.row, figures=found))
+    return compared(rows)
 
 
 def _described(row: Row, execution: Execution) -> Row:
@@ -190,43 +217,32 @@ def _described(row: Row, execution: Execution) -> Row:
     )  # fmt: skip
 
 
-def _own(running: Mapping[Entry, Execution], config: TimingConfig) -> dict[Entry, Figures]:
-    from utils.trt import timing
-
-    by_name = {str(index): (entry, execution) for index, (entry, execution) in enumerate(running.items())}
-    figures = timing.measure({name: execution for name, (_, execution) in by_name.items()}, config)
-    return {entry: figures[name] for name, (entry, _) in by_name.items()}
-
-
-def _with_trtexec(running: Mapping[Entry, Execution], config: TimingConfig, program: Trtexec) -> dict[Entry, Figures]:
-    """Rounds of trtexec, in turns; of each engine the round with the median speed."""
-    from utils.trt.trtexec import parse_times
-
-    found: dict[Entry, list[Figures]] = {entry: [] for entry in running}
+def _with_trtexec(running: Mapping[str, Candidate], config: TimingConfig, program: Trtexec) -> dict[str, Figures | str]:
+    """Rounds of trtexec, in turns; of each engine the round with the median speed, or why there is none."""
+    found: dict[str, list[Figures]] = {name: [] for name in running}
+    failed: dict[str, Figures | str] = {}
     for _ in range(config.rounds):
-        for entry, execution in running.items():
-            name, buffer = execution.inputs[0].name, execution.buffers[execution.inputs[0].name]
-            flags = [f"--loadEngine={execution.path}", f"--warmUp={config.warm_up:g}",
-                     f"--duration={config.duration / config.rounds:g}"]  # fmt: skip
-            if None in execution.inputs[0].shape:
-                flags.append(f"--shapes={name}:{'x'.join(map(str, buffer.shape))}")
-            flags += ["--useCudaGraph"] * config.cuda_graph + ["--useSpinWait"] * config.spin_wait
-            flags += ["--noDataTransfers"] * (not config.transfers)
-            found[entry].append(Figures(*parse_times(program.run(flags))))
-    middle = {entry: median_low([one.qps for one in rounds]) for entry, rounds in found.items()}
-    return {entry: next(one for one in rounds if one.qps == middle[entry]) for entry, rounds in found.items()}
+        for name, one in running.items():
+            try:
+                if name not in failed:
+                    found[name].append(Figures(*parse_times(program.run(_flags(one, config)))))
+            except QatError as error:
+                failed[name] = str(error)
+    middle = {name: median_low([one.qps for one in rounds]) for name, rounds in found.items() if name not in failed}
+    return failed | {name: next(one for one in found[name] if one.qps == qps) for name, qps in middle.items()}
 
 
-def _against_baseline(rows: Sequence[Row]) -> list[Row]:
-    found = []
-    for row in rows:
-        same = [one for one in rows if one.baseline and one.figures and (one.nms, one.masks) == (row.nms, row.masks)]
-        if row.baseline or row.figures is None or not same or same[0].figures is None:
-            found.append(row)
-            continue
-        fp16 = same[0].figures
-        ours, theirs = (one.parts["compute"].median for one in (row.figures, fp16))
-        sentence = layer_report.not_faster(f"{row.model}, batch {row.batch}", ours, theirs)
-        notes = (*row.notes, *([sentence] if sentence and row.precision == "INT8" else []))
-        found.append(replace(row, gain=row.figures.qps / fp16.qps - 1, notes=notes))
-    return found
+def _flags(candidate: Candidate, config: TimingConfig) -> list[str]:
+    """What trtexec is asked for."""
+    execution, contexts = candidate.running[0], candidate.row.contexts
+    if not isinstance(execution, Execution):
+        raise TypeError("trtexec times engines only")
+    spec = execution.inputs[0]
+    flags = [f"--loadEngine={execution.path}", f"--warmUp={config.warm_up:g}",
+             f"--duration={config.duration / config.rounds:g}"]  # fmt: skip
+    if None in spec.shape:
+        flags.append(f"--shapes={spec.name}:{'x'.join(map(str, execution.buffers[spec.name].shape))}")
+    flags += [f"--infStreams={contexts}"] * (contexts > 1)
+    flags += ["--useCudaGraph"] * config.cuda_graph + ["--useSpinWait"] * config.spin_wait
+    flags += ["--noDataTransfers"] * (not config.transfers) + ["--exposeDMA"] * (not config.overlap)
+    return flags

@@ -29,8 +29,11 @@ class Execution:
         stream: what the engine runs on.
     """
 
-    def __init__(self, path: str | Path, api: Api, device: torch.device) -> None:
+    def __init__(self, path: str | Path, api: Api, device: torch.device, engine: Any = None) -> None:
         """Load an engine.
+
+        Args:
+            engine: the file's engine, if it is loaded already: this is a further context of it.
 
         Raises:
             InputError: see `load_engine`; or the engine has inputs in host memory.
@@ -40,7 +43,8 @@ class Execution:
         self.note = EngineNote.load(self.path)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # TensorRT takes the current one
-        self.engine: Any = load_engine(path, api, self.log, tensorrt_api.gpu(device.index))
+        gpu = tensorrt_api.gpu(device.index)
+        self.engine: Any = load_engine(path, api, self.log, gpu) if engine is None else engine
         self.stream = cuda.Stream(device)
         self.buffers: dict[str, Tensor] = {}
         self._storage: dict[str, Tensor] = {}
@@ -96,6 +100,25 @@ class Execution:
         # TensorRT chooses the profile by itself for an engine's first context only
         if dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
             raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
+
+    def sibling(self) -> Execution:
+        """Another context for the same shapes, with a stream and buffers of its own, to run side by side.
+
+        It shares the engine. Where contexts cannot share a profile of dynamic shapes, as in 8.6 without its preview
+        feature PROFILE_SHARING_0806, the engine is loaded once more, so that its weights are in memory twice.
+
+        Raises:
+            QatError: it does not start.
+        """
+        try:
+            return self._another(self.engine)
+        except QatError:
+            return self._another(None)
+
+    def _another(self, engine: Any) -> Execution:
+        other = Execution(self.path, self.api, self.device, engine)
+        other.set_shapes({spec.name: tuple(self.buffers[spec.name].shape) for spec in self.inputs})
+        return other
 
     def opt_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""

@@ -1,53 +1,55 @@
-"""Times of engines as trtexec takes them: queries one after the other, with or without copies; engines in turns.
+"""Times of engines as trtexec takes them: queries of one or several contexts, with or without copies; in turns.
 
 While one query runs the next is enqueued, so that the GPU is never idle, and the distance of two events is its time for
-one query, without the time that the CPU needs to start it.
+one query, without the time that the CPU needs to start it. Inputs and outputs are copied from and to pinned memory, on
+streams of their own, while other queries run ("Command-Line Programs", TensorRT documentation: trtexec).
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, cuda
 
 from utils.core.errors import InputError
-from utils.trt.context import Execution
-
-PARTS = ("latency", "enqueue", "h2d", "compute", "d2h")
-TITLES = {"latency": "Latency", "enqueue": "Enqueue Time", "h2d": "H2D Latency", "compute": "GPU Compute Time",
-          "d2h": "D2H Latency"}  # fmt: skip
+from utils.runners.base import TensorSpec
+from utils.trt.timing_figures import Figures, Summary
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Milliseconds of several runs."""
+class Timed(Protocol):
+    """A network ready to run on inputs of one shape: `context.Execution` is one."""
 
-    min: float
-    max: float
-    mean: float
-    median: float
-    p90: float
-    p95: float
-    p99: float
-    count: int
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """What it takes."""
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        """Percentiles as trtexec takes them: a value that was measured, not one between two."""
-        array = np.sort(np.asarray(values, dtype=np.float64))
-        p90, p95, p99 = (float(np.percentile(array, q, method="inverted_cdf")) for q in (90, 95, 99))
-        return cls(
-            float(array[0]), float(array[-1]), float(array.mean()), float(np.median(array)), p90, p95, p99, array.size
-        )
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """What it gives."""
 
-    def to_dict(self) -> dict[str, float]:
-        """The fields by name, as JSON holds them."""
-        return asdict(self)
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """A tensor for each input and output, by name; those of outputs may be others after a run."""
+
+    @property
+    def stream(self) -> Any:
+        """What it runs on; None on a CPU, where `run` returns when it is done."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers are."""
+
+    def run(self) -> None:
+        """Enqueue one run on `stream`."""
+
+    def graph(self) -> Any:
+        """The run as a CUDA graph (`replay()`); None for a network that is always run without."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class TimingConfig:
         spin_wait: wait for the GPU without sleeping: shorter times that scatter less, and a busy core.
         transfers: copy inputs and outputs too.
         iterations: queries of each engine, over all rounds, at least.
+        overlap: copy while other queries run, as an application with two sets of buffers does; else a query's copies
+            and its run follow each other (trtexec's `--exposeDMA`).
     """
 
     warm_up: float = 200.0
@@ -71,117 +75,161 @@ class TimingConfig:
     spin_wait: bool = False
     transfers: bool = True
     iterations: int = 10
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         if self.warm_up < 0 or self.duration < 0 or self.rounds < 1 or self.iterations < 1:
             raise InputError("--warmUp and --duration must not be negative, --iterations and --rounds must be positive")
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Queries per second, and milliseconds of each of PARTS; a query is one batch."""
-
-    qps: float
-    parts: Mapping[str, Summary]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Queries per second and the summary of each part, as JSON holds them."""
-        return {"qps": self.qps, **{name: summary.to_dict() for name, summary in self.parts.items()}}
-
-    def lines(self) -> list[str]:
-        """The summary as trtexec prints it."""
-        lines = ["=== Performance summary ===", f"Throughput: {self.qps:.6g} qps"]
-        for name in (name for name in PARTS if name in self.parts):
-            one = self.parts[name]
-            lines.append(
-                f"{TITLES[name]}: min = {one.min:.6g} ms, max = {one.max:.6g} ms, mean = {one.mean:.6g} ms, median = "
-                f"{one.median:.6g} ms, percentile(90%) = {one.p90:.6g} ms, percentile(95%) = {one.p95:.6g} ms, "
-                f"percentile(99%) = {one.p99:.6g} ms"
-            )
-        return lines
-
-
 @dataclass
 class _Samples:
-    marks: list[tuple[Any, ...]] = field(default_factory=list)  # four events for each query
+    queries: list[_Query] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)  # of runs on a CPU
     enqueue: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
-    def figures(self, transfers: bool) -> Figures:
-        spans = {"latency": (0, 3), "compute": (1, 2), **({"h2d": (0, 1), "d2h": (2, 3)} if transfers else {})}
-        parts = {
-            name: Summary.of([marks[start].elapsed_time(marks[end]) for marks in self.marks])
-            for name, (start, end) in spans.items()
-        }
+    def figures(self) -> Figures:
+        if self.milliseconds:
+            return Figures(len(self.milliseconds) / self.seconds, {"latency": Summary.of(self.milliseconds)})
+        spans = [query.milliseconds() for query in self.queries]
+        parts = {name: Summary.of([one[name] for one in spans]) for name in spans[0]}
+        parts["latency"] = Summary.of([sum(one.values()) for one in spans])  # trtexec's, without waiting in between
         parts["enqueue"] = Summary.of(self.enqueue)
-        return Figures(len(self.marks) / self.seconds, parts)
+        return Figures(len(self.queries) / self.seconds, parts)
 
 
 def measure(
-    executions: Mapping[str, Execution], config: TimingConfig, on_round: Callable[[], object] = lambda: None
+    running: Mapping[str, Timed | Sequence[Timed]], config: TimingConfig, on_round: Callable[[], object] = lambda: None
 ) -> dict[str, Figures]:
     """Time several engines in turns, so that the ratio of their times can be trusted when clocks drift.
 
     Args:
+        running: by name; of several contexts, which run side by side, a query is one of any of them.
         on_round: called after each engine in each round, for a progress bar.
     """
-    samples = {name: _Samples() for name in executions}
-    hosts = {name: _Host(execution) for name, execution in executions.items()}
-    for name in turns(executions, config.rounds):
-        _run(executions[name], hosts[name], config, config.warm_up / 1000, 1, _Samples())
+    groups = {name: tuple(one) if isinstance(one, Sequence) else (one,) for name, one in running.items()}
+    lanes = {id(one): _Lane(one, config) for group in groups.values() for one in group}
+    samples = {name: _Samples() for name in groups}
+    for name in turns(groups, config.rounds):
+        group = [lanes[id(one)] for one in groups[name]]
+        _run(group, config.warm_up / 1000, 1, _Samples())
         each = -(-config.iterations // config.rounds)
-        _run(executions[name], hosts[name], config, config.duration / config.rounds, each, samples[name])
+        _run(group, config.duration / config.rounds, each, samples[name])
         on_round()
-    return {name: one.figures(config.transfers) for name, one in samples.items()}
+    return {name: one.figures() for name, one in samples.items()}
 
 
-class _Host:
-    """Inputs and outputs in pinned memory."""
+class _Query:
+    """The events of one query: before and after copying its inputs, its run, and copying its outputs.
 
-    def __init__(self, execution: Execution) -> None:
-        pinned = execution.device.type == "cuda"
-        self.memory: dict[str, Tensor] = {
-            name: torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned)
-            for name, buffer in execution.buffers.items()
-        }
-        for spec in execution.inputs:
-            if self.memory[spec.name].is_floating_point():
-                self.memory[spec.name].uniform_()
-            execution.buffers[spec.name].copy_(self.memory[spec.name])
+    Attributes:
+        results: the outputs, which must stay until they are copied.
+    """
+
+    def __init__(self, config: TimingConfig) -> None:
+        parts = ("h2d", "compute", "d2h") if config.transfers else ("compute",)
+        self._events = {part: [cuda.Event(enable_timing=True, blocking=not config.spin_wait) for _ in range(2)]
+                        for part in parts}  # fmt: skip
+        self.results: list[Tensor] = []
+
+    @contextmanager
+    def part(self, name: str, stream: Any, after: str = "") -> Iterator[None]:
+        """What is enqueued within it is that part, on this stream, and begins when the part `after` is done."""
+        if after in self._events:
+            stream.wait_event(self._events[after][1])
+        with cuda.stream(stream):
+            self._events[name][0].record(stream)
+            yield
+            self._events[name][1].record(stream)
+
+    def wait(self) -> None:
+        """Wait until it is done."""
+        list(self._events.values())[-1][1].synchronize()
+        self.results.clear()
+
+    def milliseconds(self) -> dict[str, float]:
+        """Of each part."""
+        return {name: before.elapsed_time(after) for name, (before, after) in self._events.items()}
 
 
-def _run(
-    execution: Execution, host: _Host, config: TimingConfig, seconds: float, iterations: int, into: _Samples
-) -> None:
-    """Run queries for so long, and at least so many, each enqueued while the one before it runs."""
-    graph = execution.graph() if config.cuda_graph else None
-    stream = execution.stream
-    began, previous, count = time.perf_counter(), None, 0
-    with cuda.stream(stream):
-        while count < iterations or time.perf_counter() - began < seconds:
-            count += 1
-            marks = tuple(cuda.Event(enable_timing=True, blocking=not config.spin_wait) for _ in range(4))
-            marks[0].record(stream)
+class _Lane:
+    """A context with its pinned memory, its streams for copies, and the queries that are on their way.
+
+    What is copied to a buffer is the same each time. So a copy for the next query, while this one still reads the
+    buffer, changes nothing, and takes as long as one to a second buffer.
+    """
+
+    def __init__(self, timed: Timed, config: TimingConfig) -> None:
+        self.timed, self.config = timed, config
+        pinned = timed.device.type == "cuda"
+        self.memory: dict[str, Tensor] = {}
+        for name, buffer in timed.buffers.items():
+            values = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned and config.transfers)
+            if name in {spec.name for spec in timed.inputs}:
+                buffer.copy_(_fill(values))
             if config.transfers:
-                for spec in execution.inputs:
-                    execution.buffers[spec.name].copy_(host.memory[spec.name], non_blocking=True)
-            marks[1].record(stream)
+                self.memory[name] = values
+        self._streams = (timed.stream, timed.stream)
+        if config.transfers and config.overlap and timed.stream is not None:
+            self._streams = (cuda.Stream(timed.device), cuda.Stream(timed.device))
+        self._graph = timed.graph() if config.cuda_graph and timed.stream is not None else None
+        self._waiting: deque[_Query] = deque()
+
+    def enqueue(self, into: _Samples) -> None:
+        """Enqueue a query; a network on a CPU is run."""
+        timed, before = self.timed, time.perf_counter()
+        if timed.stream is None:
+            timed.run()
+            into.milliseconds.append((time.perf_counter() - before) * 1000)
+            return
+        query, (to_device, to_host) = _Query(self.config), self._streams
+        if self.config.transfers:
+            with query.part("h2d", to_device):
+                for spec in timed.inputs:
+                    timed.buffers[spec.name].copy_(self.memory[spec.name], non_blocking=True)
+        with query.part("compute", timed.stream, after="h2d"):
             before = time.perf_counter()
-            if graph is None:
-                execution.run()
+            if self._graph is None:
+                timed.run()
             else:
-                graph.replay()
+                self._graph.replay()
             into.enqueue.append((time.perf_counter() - before) * 1000)
-            marks[2].record(stream)
-            if config.transfers:
-                for spec in execution.outputs:
-                    host.memory[spec.name].copy_(execution.buffers[spec.name], non_blocking=True)
-            marks[3].record(stream)
-            into.marks.append(marks)
-            if previous is not None:
-                previous.synchronize()
-            previous = marks[3]
-    stream.synchronize()
+        if self.config.transfers:
+            with query.part("d2h", to_host, after="compute"):
+                for spec in timed.outputs:
+                    query.results.append(timed.buffers[spec.name])
+                    self.memory[spec.name].copy_(query.results[-1], non_blocking=True)
+        into.queries.append(query)
+        self._waiting.append(query)
+
+    def wait(self, remaining: int) -> None:
+        """Wait until so many queries are on their way."""
+        while len(self._waiting) > remaining:
+            self._waiting.popleft().wait()
+
+
+def _fill(values: Tensor) -> Tensor:
+    """Random values, which cost the power that images cost; in place."""
+    if values.is_floating_point():
+        return values.uniform_()
+    if values.dtype in (torch.uint8, torch.int8):
+        kind = torch.iinfo(values.dtype)
+        return values.random_(kind.min, kind.max + 1)
+    return values
+
+
+def _run(lanes: Sequence[_Lane], seconds: float, iterations: int, into: _Samples) -> None:
+    """Run queries for so long, and at least so many; in each context the next is enqueued while one runs."""
+    began, count = time.perf_counter(), 0
+    while count < iterations or time.perf_counter() - began < seconds:
+        for lane in lanes:
+            lane.enqueue(into)
+        count += len(lanes)
+        for lane in lanes:
+            lane.wait(1)
+    for lane in lanes:
+        lane.wait(0)
     into.seconds += time.perf_counter() - began
 
 

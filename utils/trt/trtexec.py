@@ -21,7 +21,7 @@ from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
 from utils.trt.builder import cache_path
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing import Summary
+from utils.trt.timing_figures import Summary
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,14 @@ from trtexec_summary import SUMMARY
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.jobs import benchmark_report
-from utils.trt import benchmark, tensorrt_api, timing, trtexec, tune, turns
+from utils.trt import tensorrt_api, timing, trtexec, tune, turns
+from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing import Figures, Summary, TimingConfig
+from utils.trt.timing import TimingConfig
+from utils.trt.timing_figures import PARTS, Figures, Summary
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
@@ -44,7 +46,7 @@ def one(median):
 
 def row(model="c", batch=8, baseline=False, ms=4.0, **more):
     parts = {"latency": one(ms), "compute": one(ms)}
-    return benchmark.Row(model, batch, baseline, figures=Figures(1000 / ms, parts), **{"precision": "INT8", **more})
+    return Row(model, batch, baseline, figures=Figures(1000 / ms, parts), **{"precision": "INT8", **more})
 
 
 # the loop
@@ -72,10 +74,10 @@ def test_copies_are_real_and_can_be_left_out(tmp_path, monkeypatch):
     running = execution(tmp_path, monkeypatch)
     figures = timing.measure({"a": running}, TimingConfig(0, 0.01, 1, transfers=False))["a"]
     assert set(figures.parts) == {"latency", "compute", "enqueue"}
-    host = timing._Host(running)
-    timing._run(running, host, QUICK, 0.005, 1, timing._Samples())
-    assert host.memory["output0"].abs().sum() > 0
-    assert torch.equal(host.memory["output0"], running.buffers["output0"])
+    lane = timing._Lane(running, QUICK)
+    timing._run([lane], 0.005, 1, timing._Samples())
+    assert lane.memory["output0"].abs().sum() > 0
+    assert torch.equal(lane.memory["output0"], running.buffers["output0"])
 
 
 def test_engines_take_turns(tmp_path, monkeypatch):
@@ -84,9 +86,9 @@ def test_engines_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(
         timing,
         "_run",
-        lambda run, host, config, seconds, *rest: order.append((run, round(seconds, 3))),
+        lambda lanes, seconds, *rest: order.append((lanes[0].timed, round(seconds, 3))),
     )
-    monkeypatch.setattr(timing._Samples, "figures", lambda self, transfers: None)
+    monkeypatch.setattr(timing._Samples, "figures", lambda self: None)
     timing.measure(running, TimingConfig(200, 3, 3))
     a, b = running["a"], running["b"]
     expected = [a, b, b, a, a, b]
@@ -102,7 +104,7 @@ def test_so_many_queries_at_least_whatever_the_duration(tmp_path, monkeypatch):
 
 
 def test_the_summary_has_trtexecs_lines():
-    parts = {name: Summary(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in timing.PARTS}
+    parts = {name: Summary(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in PARTS}
     lines = Figures(123.456, parts).lines()
     assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
     assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
@@ -128,13 +130,13 @@ def test_speed_against_the_baseline_of_the_same_kind():
         row("float-nms", baseline=True, ms=5.0, precision="FP16", nms=True),
         row("int8-nms", ms=6.0, nms=True),
     ]
-    found = benchmark._against_baseline(rows)
+    found = compared(rows)
     assert [one.gain for one in found] == [None, pytest.approx(0.6), None, pytest.approx(-1 / 6)]
     assert [len(one.notes) for one in found] == [0, 0, 0, 1]
     assert (
         "int8-nms, batch 8: INT8 is not faster than FP16 here, 6.000 ms against 5.000 ms (0.83x)" in found[3].notes[0]
     )
-    assert benchmark_report.cells(found[1]) == (
+    assert benchmark_report.table(found)[1][1] == (
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
 
@@ -147,7 +149,7 @@ def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
         row("int8", ms=2.0),
         row("seg-nms", ms=3.0, masks=True, nms=True),
     ]
-    found = benchmark._against_baseline(rows)
+    found = compared(rows)
     assert [one.gain for one in found] == [None, None, pytest.approx(1.0), pytest.approx(1.0), None]
     lines = benchmark_report.text(found).splitlines()
     assert lines[0].split()[:5] == ["model", "precision", "NMS", "masks", "batch"]
@@ -160,7 +162,7 @@ def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
 
 
 def test_table_with_an_engine_that_has_no_figures():
-    rows = [row(), benchmark.Row("d", 12, False, error="takes batches of 1 to 8")]
+    rows = [row(), Row("d", 12, False, error="takes batches of 1 to 8")]
     lines = benchmark_report.text(rows).splitlines()
     assert lines[2].endswith("takes batches of 1 to 8")
     text = benchmark_report.markdown(rows, "on a GPU", "the command")
@@ -198,7 +200,7 @@ def program(tmp_path, monkeypatch, capsys):
             "--project",
             tmp_path / "runs",
         ]
-        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--device", "cpu", "--batch-size", 1, 4]
+        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--batch-size", 1, 4]
         api.module.calls.clear()
         argv = [*map(str, [*fixed, *timing, *words])]
         code = run_program(benchmark_trt.make_parser(), benchmark_trt.main, argv)
@@ -279,11 +281,11 @@ def test_both_outputs_are_copied(tmp_path, monkeypatch):
     path = write_onnx(tmp_path / "a.onnx", (2, 3, 8, 8), prototypes=True)
     engine = build(path, tmp_path / "a.engine", BuildConfig(progress=False)).path
     running = Execution(engine, api, CPU)
-    host = timing._Host(running)
-    timing._run(running, host, QUICK, 0.005, 1, timing._Samples())
+    lane = timing._Lane(running, QUICK)
+    timing._run([lane], 0.005, 1, timing._Samples())
     for name in ("output0", "output1"):
-        assert host.memory[name].abs().sum() > 0
-        assert torch.equal(host.memory[name], running.buffers[name])
+        assert lane.memory[name].abs().sum() > 0
+        assert torch.equal(lane.memory[name], running.buffers[name])
 
 
 def test_engines_and_batches_outside_their_profile(program, tmp_path):

@@ -1,0 +1,109 @@
+"""Contexts side by side, copies during runs, PyTorch beside engines, and a network that computes ahead, on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from timed_networks import Detector
+
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs import benchmark_networks
+from utils.jobs.open import open_runner
+from utils.trt import benchmark, tensorrt_api, timing
+from utils.trt.benchmark import Opening
+from utils.trt.context import Execution
+from utils.trt.timing import TimingConfig
+
+DEVICE = torch.device("cuda:0")
+QUICK = TimingConfig(50, 0.6, 2, cuda_graph=True)
+
+
+def test_contexts_give_what_one_gives(demo_engine):
+    """Two contexts, each on a stream of its own, at the same time."""
+    one = Execution(demo_engine, tensorrt_api.load(), DEVICE)
+    one.set_shapes({"images": (8, 3, 320, 320)})
+    both = [one, one.sibling()]
+    feeds = [torch.rand(8, 3, 320, 320, generator=torch.Generator().manual_seed(seed)).cuda() for seed in (1, 2)]
+    alone = []
+    for feed in feeds:
+        one.buffers["images"].copy_(feed)
+        torch.cuda.synchronize()
+        one.run()
+        one.stream.synchronize()
+        alone.append(one.buffers["output0"].clone())
+    for execution, feed in zip(both, feeds, strict=True):
+        execution.buffers["images"].copy_(feed)
+    graphs = [execution.graph() for execution in both]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for execution, graph in zip(both, graphs, strict=True):
+            with torch.cuda.stream(execution.stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for execution, expected in zip(both, alone, strict=True):
+        assert torch.equal(execution.buffers["output0"], expected)
+    assert not torch.equal(alone[0], alone[1])
+    for execution in reversed(both):
+        execution.close()
+
+
+def test_throughput_of_two_contexts_and_of_copies_during_runs(demo_engine):
+    one = Execution(demo_engine, tensorrt_api.load(), DEVICE)
+    one.set_shapes({"images": (8, 3, 320, 320)})
+    other = one.sibling()
+    exposed = TimingConfig(50, 0.6, 2, cuda_graph=True, overlap=False)
+    found = timing.measure({"one": one, "two": [one, other]}, QUICK)
+    slow = timing.measure({"one": one}, exposed)["one"]
+    print({name: (figures.qps, figures.parts["latency"].median) for name, figures in found.items()}, slow.qps)
+    assert found["two"].qps > 0.95 * found["one"].qps
+    assert found["one"].qps > 0.95 * slow.qps
+    for figures in (*found.values(), slow):
+        parts = {name: figures.parts[name].median for name in ("h2d", "compute", "d2h")}
+        assert min(parts.values()) > 0
+        assert figures.parts["latency"].median == pytest.approx(sum(parts.values()), rel=0.3)
+    assert slow.qps == pytest.approx(1000 / slow.parts["latency"].median, rel=0.4)
+    for execution in (other, one):
+        execution.close()
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_pytorch_beside_an_engine(demo_engine, graphs):
+    """Four rows of a small network; those of torch.compile have figures where there is a compiler."""
+    model = Detector().to(DEVICE).eval()
+    found = benchmark_networks.open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE, compiled=True, graphs=graphs)
+    with Opening(tensorrt_api.load(), DEVICE) as opening:
+        group = opening.open(demo_engine, 8, None)
+        candidates = [*found, benchmark.Candidate(benchmark.Row("demo", 8, False), [group])]
+        rows = benchmark.measure(candidates, TimingConfig(50, 0.4, 2, cuda_graph=graphs))
+    print([(row.runtime, row.precision, row.error or row.figures.parts["compute"].median) for row in rows])
+    for row in rows:
+        assert row.figures is not None or row.runtime == "torch.compile"
+        assert row.figures is None or row.speedup > 0
+    images = torch.rand(8, 3, 320, 320, device=DEVICE)
+    for one in (one for one in found if one.running):
+        execution = one.running[0]
+        execution.buffers["images"].copy_(images)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(execution.stream):
+            graph = execution.graph() if graphs else None
+            graph.replay() if graph else execution.run()
+        torch.cuda.synchronize()
+        with torch.inference_mode():
+            expected = model(images)[0]
+        assert (execution.buffers["output0"].float() - expected).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+def test_a_network_that_computes_ahead_finds_the_same(demo_engine, demo_data, batch):
+    found = []
+    for overlap in (False, True):
+        config = EvalConfig(imgsz=320, workers=8, batch_size=batch, overlap=overlap)
+        with open_runner(demo_engine, "cuda:0") as runner:
+            found.append(evaluate(runner, demo_data, config, progress=False))
+    plain, ahead = found
+    print([(f"{one.seconds:.2f} s", f"inference {one.ms['inference']:.3f} ms an image") for one in found])
+    assert ahead.ap == pytest.approx(plain.ap, abs=1e-6)
+    assert ahead.images == plain.images == 500
+    assert all(value > 0 for value in ahead.ms.values())

@@ -1,0 +1,94 @@
+"""The network is started on the next batch before NMS of this one; what is found stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from known_images import SQUARE, KnowingModel, export_answers, write_set
+
+from utils.evaluation import overlap
+from utils.evaluation.dataset import load_data
+from utils.evaluation.detector import Detector
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs.open import open_runner
+from utils.runners.pytorch import TorchRunner
+
+CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
+
+
+class OneBuffer(TorchRunner):
+    """Gives the same tensor each time, as engines do, so that an answer is gone with the next run; keeps a journal."""
+
+    def __init__(self, *words):
+        super().__init__(*words)
+        self.journal, self._kept = [], {}
+
+    def _infer(self, feeds):
+        self.journal.append(f"network {len(feeds['images'])}")
+        found = super()._infer(feeds)
+        if self._kept and self._kept["output0"].shape == found["output0"].shape:
+            return {name: self._kept[name].copy_(one) for name, one in found.items()}
+        self._kept = {name: one.clone() for name, one in found.items()}
+        return self._kept
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("square")
+    samples = write_set(folder, 20, SQUARE)
+    return load_data(folder / "data.yaml"), KnowingModel(samples, ("cat", "dog", "owl"), 64)
+
+
+def evaluated(known, config, monkeypatch=None):
+    data, model = known
+    with OneBuffer(model, "cpu") as runner:
+        if monkeypatch is not None:
+            found = Detector._found
+            monkeypatch.setattr(Detector, "_found", lambda *words: runner.journal.append("NMS") or found(*words))
+        return evaluate(runner, data, config, progress=False), runner.journal
+
+
+def test_the_next_batch_is_started_before_nms_of_this_one(known, monkeypatch):
+    result, journal = evaluated(known, replace(CONFIG, overlap=True), monkeypatch)
+    assert journal == ["network 8", "network 8", "NMS", "network 4", "NMS", "NMS"]
+    assert set(result.ms) == {"preprocess", "inference", "nms"}
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+def test_it_finds_the_same(known, batch_size):
+    config = replace(CONFIG, batch_size=batch_size)
+    (plain, order), (ahead, _) = evaluated(known, config), evaluated(known, replace(config, overlap=True))
+    assert 0.3 < plain.ap < 0.9
+    assert (ahead.ap, ahead.ap50, ahead.precision, ahead.recall) == (
+        plain.ap,
+        plain.ap50,
+        plain.precision,
+        plain.recall,
+    )
+    assert ahead.images == plain.images == 20
+    assert len(order) == -(-20 // batch_size)
+    assert set(ahead.parts) == set(plain.parts)
+
+
+def test_a_static_batch_size_is_filled_up(known, tmp_path):
+    data, model = known
+    export_answers(model, tmp_path / "a.onnx", batch=8)
+    found = []
+    for config in (CONFIG, replace(CONFIG, overlap=True)):
+        with open_runner(tmp_path / "a.onnx") as runner:
+            found.append(evaluate(runner, data, config, progress=False).ap)
+    assert found[0] == found[1] > 0.3
+
+
+def test_batches_without_images_keep_their_place(known):
+    data, model = known
+
+    class Empty:
+        def __len__(self):
+            return 0
+
+    with TorchRunner(model, "cpu") as runner:
+        for kind in (Detector, overlap.OverlappingDetector):
+            batches = [Empty(), Empty()]
+            assert list(overlap.detections(batches, kind(runner, data))) == [(one, None) for one in batches]

@@ -1,0 +1,286 @@
+"""Which networks take part, which rows they have, and what is said of those that cannot run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from one_conv import write_onnx
+from tensorrt_stand_in import stand_in
+from timed_networks import Detector
+
+from utils.core.errors import InputError
+from utils.jobs import benchmark, benchmark_networks, benchmark_report
+from utils.trt.benchmark import image_shape
+from utils.trt.benchmark_rows import Row, compared, fastest
+from utils.trt.timing_figures import Figures, Summary
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
+import benchmark_trt
+
+CPU = torch.device("cpu")
+
+
+def row(model="c", batch=8, ms=4.0, **more):
+    one = Summary(ms, ms, ms, ms, ms, ms, ms, 10)
+    parts = {"latency": one, "compute": one}
+    return Row(model, batch, more.pop("baseline", False), figures=Figures(1000 / ms, parts), **more)
+
+
+def pytorch(precision="FP32", runtime="PyTorch", **more):
+    return row(runtime=runtime, precision=precision, **more)
+
+
+# PyTorch
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """torch.compile as a list of what it was asked for; the result counts as compiled while it runs."""
+    asked = []
+
+    def compile_(model, **options):
+        asked.append(options)
+        return lambda images: model(images)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return asked
+
+
+def opened(model, compiled=True, shape=(2, 32, 64)):
+    return benchmark_networks.open_checkpoint(Path("a.pt"), model, shape, CPU, compiled=compiled, graphs=True)
+
+
+def test_a_checkpoint_has_four_rows(compiler):
+    model, calls = Detector(), []
+    model.register_forward_pre_hook(lambda module, images: calls.append(images[0].dtype))
+    found = opened(model)
+    assert [(one.row.runtime, one.row.precision, one.row.error) for one in found] == [
+        ("PyTorch", "FP32", ""), ("torch.compile", "FP32", ""), ("PyTorch", "FP16", ""), ("torch.compile", "FP16", "")
+    ]  # fmt: skip
+    assert compiler == [{"dynamic": False}] * 2
+    assert calls == [torch.float32] * 2 + [torch.float16] * 2
+    assert model.model[0].weight.dtype == torch.float32
+    execution = found[2].running[0]
+    assert execution.buffers["images"].shape == (2, 3, 32, 64)
+    assert execution.buffers["output0"].dtype == torch.float16
+    assert [spec.name for spec in execution.outputs] == ["output0"]
+    execution.buffers["images"].fill_(0.5)
+    execution.run()
+    half = execution.buffers["output0"]
+    expected = model(torch.full((2, 3, 32, 64), 0.5))[0]
+    torch.testing.assert_close(half.float(), expected, atol=0.01, rtol=0.01)
+    assert [one.row.runtime for one in opened(model, compiled=False)] == ["PyTorch"] * 2
+
+
+def test_a_compiler_that_is_missing_is_a_row_and_not_the_end(monkeypatch):
+    def fails(model, **options):
+        def call(images):
+            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fails)
+    found = opened(Detector())
+    assert [bool(one.running) for one in found] == [True, False, True, False]
+    assert found[1].row.error == "does not run: RuntimeError: Failed to find C compiler."
+    assert benchmark.succeeded([one.row for one in found])
+    assert not benchmark.succeeded([Row("a", 1, False, error="takes batches of 4 to 4")])
+
+
+def test_a_size_that_is_no_multiple_of_the_stride():
+    with pytest.raises(InputError, match=r"--imgsz 32 50: a.pt takes multiples of 32, its stride"):
+        opened(Detector(), shape=(1, 32, 50))
+
+
+def test_quantized_checkpoints_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark_networks.checkpoint, "kind", lambda file: "quantized")
+    with pytest.raises(InputError, match=r"a.pt is a quantized checkpoint, .* its time says nothing. Give the ONNX"):
+        benchmark_networks.load_checkpoint(tmp_path / "a.pt", CPU)
+
+
+# rows
+
+
+def test_speed_against_pytorch_in_fp32_eager():
+    rows = [
+        pytorch(ms=20.0), pytorch(ms=10.0, runtime="torch.compile"), pytorch("FP16", ms=8.0),
+        row("seg", ms=5.0, masks=True, precision="INT8"),
+        row("c-int8", ms=2.0, precision="INT8"), row("c-int8", ms=1.6, contexts=2, precision="INT8"),
+        Row("d", 8, False, error="no memory"),
+    ]  # fmt: skip
+    found = compared(rows)
+    assert [one.speedup for one in found] == [1.0, 2.0, 2.5, None, 10.0, 12.5, None]
+    lines = benchmark_report.text(found).splitlines()
+    assert lines[0].split("  ")[0] == "model"
+    assert "against PyTorch" in lines[0]
+    assert [line.rsplit("  ", 1)[-1].strip() for line in lines[1:4]] == ["1.00x", "2.00x", "2.50x"]
+    assert lines[-1].endswith("no memory")
+    assert benchmark_report.fastest(found)[-1] == "most images/s: c-int8, batch 8, 2 contexts: 5,000 at 1.600 ms"
+    assert compared([row("c-int8", ms=2.0)])[0].speedup is None
+
+
+def test_each_checkpoint_is_compared_with_itself_and_engines_with_the_first_of_their_kind():
+    rows = [pytorch(model="a", ms=8.0), pytorch("FP16", model="b", ms=3.0), pytorch(model="b", ms=6.0),
+            pytorch(model="m", ms=9.0, masks=True), row("e", ms=2.0), row("s", ms=3.0, masks=True)]  # fmt: skip
+    assert [one.speedup for one in compared(rows)] == pytest.approx([1.0, 2.0, 1.0, 1.0, 4.0, 3.0])
+
+
+def test_contexts_are_compared_with_as_many_of_the_baseline():
+    rows = [row("f", ms=4.0, baseline=True), row("f", ms=3.0, baseline=True, contexts=2), row("q", ms=2.0),
+            row("q", ms=1.0, contexts=2)]  # fmt: skip
+    assert [one.gain for one in compared(rows)] == [None, None, pytest.approx(1.0), pytest.approx(2.0)]
+
+
+def test_fastest_of_batches_and_contexts():
+    rows = [row("a", 8, 2.0), row("a", 16, 3.0), row("a", 16, 2.8, contexts=2), row("b", 1, 1.0), Row("a", 64, False)]
+    assert [(one.model, one.batch, one.contexts) for one in fastest(rows)] == [("a", 16, 2), ("b", 1, 1)]
+    assert benchmark_report.fastest([row("a", 8)]) == []
+
+
+def test_the_plot_tells_contexts_apart():
+    rows = [row("a", batch, ms=batch / contexts, contexts=contexts) for batch in (8, 1) for contexts in (1, 2)]
+    (axes,) = benchmark_report.plot(rows, "GPU").axes
+    lines = axes.get_lines()
+    assert [line.get_label() for line in lines] == ["a, 1 context", "a, 2 contexts"]
+    assert len({line.get_color() for line in lines}) == 1
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 2
+    assert lines[1].get_xydata().tolist() == [[2000.0, 4.0], [2000.0, 0.5]]
+    (slow,) = benchmark_report.plot([*rows, pytorch(ms=50.0), pytorch("FP16", ms=30.0)], "GPU").axes
+    assert (slow.get_xscale(), slow.get_yscale()) == ("log", "log")
+    assert [line.get_label() for line in slow.get_lines()][2:] == [
+        "c, PyTorch FP32, 1 context", "c, PyTorch FP16, 1 context",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [((8, 3, 640, 640), None, (2, 3, 640, 640)), ((8, 3, 1, 1), (32, 64), (2, 3, 32, 64)),
+     ((8, 640, 640, 3), (32, 64), (2, 32, 64, 3)), ((8, 640, 640, 3), None, (2, 640, 640, 3))],
+)  # fmt: skip
+def test_shapes_of_images(shape, size, expected):
+    assert image_shape(shape, 2, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sweep", "expected"),
+    [(None, None, [1, 4, 8, 12]), ([3], None, [3]), (None, 64, [1, 2, 4, 8, 16, 32, 64]), (None, 1, [1]),
+     (None, 12, [1, 2, 4, 8, 12])],
+)  # fmt: skip
+def test_batch_sizes(given, sweep, expected):
+    assert benchmark.batch_sizes(given, sweep) == expected
+
+
+# the program
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, capsys):
+    """The program in `tmp_path`; `.pt` files are a network of a few channels. Returns (code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: pytest.fail("a .pt takes part, or no GPU"))
+    monkeypatch.setattr(
+        benchmark_networks.checkpoint, "kind", lambda file: "quantized" if "qat" in file.name else "float"
+    )
+    monkeypatch.setattr(benchmark_networks.upstream, "load_float", lambda file: SimpleNamespace(model=Detector()))
+    for name in ("fuse", "call_fused"):
+        monkeypatch.setattr(benchmark_networks.upstream, name, lambda model: model)
+
+    def run(*words):
+        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--imgsz", 32]
+        try:
+            code = benchmark_trt.run([*map(str, [*words, *timing])])
+        except SystemExit as ended:  # argparse's
+            code = ended.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def rows_of(folder):
+    return json.loads((folder / "runs/benchmark_trt/exp/benchmark.json").read_text())["rows"]
+
+
+def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tmp_path):
+    write_onnx(tmp_path / "int8.onnx", ("b", 3, "h", "w"), quantized=True)
+    write_onnx(tmp_path / "float.onnx", ("b", 3, "h", "w"))
+    write_onnx(tmp_path / "static.onnx", (2, 3, 32, 32))
+    words = ("int8.onnx", "static.onnx", "a.pt", "--baseline", "float.onnx", "--device", "cpu", "--batch-size", 1, 2)
+    code, out, err = program(*words)
+    assert (code, err) == (1, "")  # of a static batch size, the other
+    rows = rows_of(tmp_path)
+    assert [(one["model"], one["runtime"], one["precision"]) for one in rows[:5]] == [
+        ("a", "PyTorch", "FP32"), ("a", "PyTorch", "FP16"), ("float", "ONNX Runtime", "FP32"),
+        ("int8", "ONNX Runtime", "INT8"), ("static", "ONNX Runtime", "FP32"),
+    ]  # fmt: skip
+    assert [bool(one["error"]) for one in rows] == [False] * 4 + [True] + [False] * 5
+    assert all(one["speedup"] > 0 for one in rows if not one["error"])
+    assert rows[3]["gain"] is not None
+    assert "against the baseline" in out
+    assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
+    with (tmp_path / "runs/benchmark_trt/exp/benchmark.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["model"] for line in lines] == [one["model"] for one in rows]
+    assert float(lines[3]["images_per_second"]) == pytest.approx(rows[3]["images_per_second"])
+    assert lines[4]["qps"] == ""
+    assert float(lines[0]["latency_median_ms"]) > 0
+    assert list((tmp_path).glob("*.engine")) == []
+
+
+def test_a_checkpoint_alone_needs_neither_tensorrt_nor_a_gpu(program, tmp_path):
+    code, out, _ = program("a.pt", "--sweep", 2, "--no-compile")
+    assert code == 0
+    assert [(one["batch"], one["precision"]) for one in rows_of(tmp_path)] == [
+        (1, "FP32"), (1, "FP16"), (2, "FP32"), (2, "FP16"),
+    ]  # fmt: skip
+    assert "Selected Device: CPU" in out
+    assert "most images/s: a, PyTorch FP32" in out
+
+
+def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    monkeypatch.setattr(benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
+    write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
+    write_onnx(tmp_path / "float.onnx", (4, 3, 32, 32))
+    words = ("int8.onnx", "a.pt", "--baseline", "float.onnx", "--batch-size", 4, "--infStreams", 1, 3, "--useCudaGraph")
+    code, out, _ = program(*words)
+    assert code == 0
+    rows = rows_of(tmp_path)
+    assert [(one["model"], one["runtime"], one["contexts"]) for one in rows] == [
+        ("a", "PyTorch", 1), ("a", "PyTorch", 1), ("float", "TensorRT", 1), ("float", "TensorRT", 3),
+        ("int8", "TensorRT", 1), ("int8", "TensorRT", 3),
+    ]  # fmt: skip
+    assert [one["gain"] is None for one in rows] == [True] * 4 + [False] * 2
+    assert all(one["speedup"] > 0 for one in rows)
+    assert all({"h2d", "d2h"} <= set(one["figures"]) for one in rows[2:])
+    header = next(line for line in out.splitlines() if line.startswith("model "))
+    assert header.split()[:3] == ["model", "in", "precision"]
+    assert all(title in header for title in ("contexts", "H2D", "D2H", "against PyTorch", "against FP16"))
+    assert "int8, batch 4, 3 contexts" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a.engine", "--device", "cpu"), "a.engine is an engine, which runs on a GPU only; on a CPU give .onnx"),
+        (("a.pt", "--infStreams", 2), "--infStreams is the number of an engine's contexts, and no engine takes part"),
+        (("qat.pt",), "qat.pt is a quantized checkpoint"),
+        (("a.pt", "--baseline", "a.pt"), "a.pt is neither an .onnx file nor an engine"),
+        (("a.pt", "--sweep", 4, "--batch-size", 1), "not allowed with argument"),
+        (("a.pt", "--infStreams", 0), "'0' is not an integer from 1 to 64"),
+    ],
+)
+def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
+    stand_in(monkeypatch)
+    for name in ("a.engine", "a.pt", "qat.pt"):
+        (tmp_path / name).write_text(name)
+    code, _, err = program(*words)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

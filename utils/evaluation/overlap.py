@@ -1,0 +1,116 @@
+"""A network that computes the next batch while NMS and matching of this one go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.evaluation.dataset import Batch
+from utils.evaluation.detector import Detector, Found
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a network computes for a batch, on a GPU perhaps still.
+
+    Attributes:
+        raw: its outputs, as `Detector` names them.
+        shape: of the images, `[B, 3, H, W]`.
+        marks: events on the GPU: before it, when images are ready, after it.
+    """
+
+    raw: dict[str, Tensor]
+    shape: Sequence[int]
+    marks: Sequence[Any] = ()
+
+
+class OverlappingDetector(Detector):
+    """A detector whose network can be started on a batch before NMS of the one before."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As a `Detector`."""
+        super().__init__(*args, **options)
+        self._beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def start(self, images: Tensor) -> Started:
+        """Let the network compute a batch; on a GPU this does not wait, and runs beside torch's current stream.
+
+        `finish` gives what is detected; a further batch can be started before.
+
+        Args:
+            images: as those of a call.
+        """
+        self._counts.append(len(images))
+        if self._beside is None:
+            clock = self._now()
+            inputs = self._prepare(images)
+            clock = self._lap("preprocess", clock)
+            raw = _copied(self._infer(inputs))
+            self._lap("inference", clock)
+            return Started(raw, images.shape)
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        images.record_stream(self._beside)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        with torch.cuda.stream(self._beside):
+            marks[0].record()
+            inputs = self._prepare(images)
+            marks[1].record()
+            raw = _copied(self._infer(inputs))
+            marks[2].record()
+        return Started(raw, images.shape, marks)
+
+    def finish(self, started: Started, shapes: Sequence[Any]) -> Found:
+        """What is detected in a batch that was started; see a call."""
+        if started.marks:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(started.marks[-1])
+            for tensor in started.raw.values():
+                tensor.record_stream(current)
+        clock = self._now()
+        for part, (before, after) in zip(("preprocess", "inference"), pairwise(started.marks), strict=False):
+            self._times[part].append(before.elapsed_time(after) / 1000)
+        found = self._found(started.raw, started.shape, shapes)
+        self._lap("nms", clock)
+        return found
+
+
+def _copied(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, which the network's next run does not overwrite."""
+    return {name: tensor.clone() for name, tensor in raw.items()}
+
+
+def awaited(batches: Iterable[Batch], seconds: dict[str, float]) -> Iterator[Batch]:
+    """The batches, with the time that is spent waiting for them added to the seconds of `images`."""
+    clock = time.perf_counter()
+    for batch in batches:
+        seconds["images"] += time.perf_counter() - clock
+        yield batch
+        clock = time.perf_counter()
+
+
+def detections(batches: Iterable[Batch], detector: Detector) -> Iterator[tuple[Batch, Found | None]]:
+    """Batches in their order with what is detected in them; None in one without images.
+
+    The network of an `OverlappingDetector` is started on each batch before NMS of the one before it.
+    """
+    if not isinstance(detector, OverlappingDetector):
+        for batch in batches:
+            yield batch, detector(batch.images, batch.shapes) if len(batch) else None
+        return
+    waiting: list[tuple[Batch, Started | None]] = []
+    for batch in batches:
+        waiting.append((batch, detector.start(batch.images) if len(batch) else None))
+        if len(waiting) > 1:
+            yield _finished(detector, *waiting.pop(0))
+    for one in waiting:
+        yield _finished(detector, *one)
+
+
+def _finished(detector: OverlappingDetector, batch: Batch, started: Started | None) -> tuple[Batch, Found | None]:
+    return batch, None if started is None else detector.finish(started, batch.shapes)

@@ -1,0 +1,121 @@
+"""The job behind `scripts/benchmark_trt.py`: engines, PyTorch networks and ONNX files, timed in turns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from utils.core.errors import InputError
+from utils.jobs import benchmark_networks
+from utils.trt import benchmark
+from utils.trt.benchmark import Candidate, Entry, Opening
+from utils.trt.benchmark_rows import COMPILED, Row
+from utils.trt.build_config import BuildConfig
+from utils.trt.timing import TimingConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from utils.trt.tensorrt_api import Api
+    from utils.trt.trtexec import Trtexec
+
+logger = logging.getLogger(__name__)
+
+BATCHES = (1, 4, 8, 12)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is timed, and how.
+
+    Attributes:
+        entries: ONNX files and engines; without `api` ONNX Runtime runs the former.
+        networks: float checkpoints → networks on the device.
+        size: (height, width) in pixels, for files of dynamic size and for checkpoints.
+        contexts: numbers of contexts that run side by side, of engines.
+        compiled: whether torch.compile has rows too.
+        api: TensorRT; None where no engine takes part.
+        program: trtexec, if it takes the times.
+    """
+
+    entries: Sequence[Entry]
+    networks: Mapping[Path, nn.Module]
+    size: tuple[int, int] | None
+    contexts: Sequence[int]
+    timing: TimingConfig
+    building: BuildConfig
+    device: torch.device
+    compiled: bool = False
+    api: Api | None = None
+    program: Trtexec | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is what is measured."""
+        return self.api is not None or self.device.type == "cuda"
+
+    def measure(self, batch: int) -> list[Row]:
+        """Build what is missing for this batch size, and time everything in turns."""
+        engines: dict[Entry, Path | str] = {}
+        if self.api is not None:
+            engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
+        with ExitStack() as stack:
+            candidates = [one for file, model in self.networks.items() for one in self._checkpoint(file, model, batch)]
+            if self.api is not None:
+                opening = stack.enter_context(Opening(self.api, self.device, beside=self.program is None))
+                candidates += benchmark.open_engines(engines, batch, self.size, self.contexts, opening)
+            else:
+                candidates += [benchmark_networks.open_onnx(entry.file, entry.baseline, batch, self.size, stack)
+                               for entry in self.entries]  # fmt: skip
+            rows = benchmark.measure(candidates, self.timing, self.program)
+            candidates.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # TensorRT cannot have what PyTorch keeps
+        return rows
+
+    def software(self) -> list[str]:
+        """Names and versions of what runs the networks."""
+        found = [self.api.name] if self.api else []
+        found += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
+        return found + ([f"ONNX Runtime {version('onnxruntime')}"] if self.entries and not self.api else [])
+
+    def _checkpoint(self, file: Path, model: nn.Module, batch: int) -> list[Candidate]:
+        if self.compiled:
+            logger.info("torch.compile compiles %s for batch size %d, which takes minutes", file, batch)
+        shape = (batch, *(self.size or benchmark_networks.DEFAULT_SIZE))
+        return benchmark_networks.open_checkpoint(
+            file, model, shape, self.device, compiled=self.compiled, graphs=self.timing.cuda_graph
+        )
+
+
+def check_without_engines(entries: Sequence[Entry], contexts: Sequence[int]) -> None:
+    """Check that there is nothing which only TensorRT runs.
+
+    Raises:
+        InputError: an engine, or contexts side by side.
+    """
+    for entry in entries:
+        if entry.is_engine:
+            raise InputError(f"{entry.file} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
+    if list(contexts) != [1]:
+        raise InputError("--infStreams is the number of an engine's contexts, and no engine takes part")
+
+
+def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
+    """The batch sizes that were asked for; `sweep` is the last of 1, 2, 4, ..., also where it is no power of two."""
+    if sweep is None:
+        return list(given or BATCHES)
+    powers = [1 << n for n in range(sweep.bit_length()) if 1 << n <= sweep]
+    return list(dict.fromkeys((*powers, sweep)))
+
+
+def succeeded(rows: Sequence[Row]) -> bool:
+    """Whether all rows have figures; torch.compile may have none, since it needs a compiler."""
+    return not any(row.error and row.runtime != COMPILED for row in rows)
