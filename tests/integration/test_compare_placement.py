@@ -17,6 +17,7 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs.compare_placement import variants
 from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import attribute, metadata_of
 
 
@@ -98,6 +99,24 @@ def test_a_segmentation_description_keeps_its_prototypes(folder, tmp_path, check
     ]
     assert len(of_masks) == 1 + 3 * 3
     assert all(context.dequantizer(node.input[0]) for node in of_masks)
+
+
+def test_a_yaml_with_another_activation(tmp_path, checkout):
+    """With ReLU as `activation` each convolution is fused with a Relu, and quantized as with SiLU."""
+    import yaml
+
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "activation": "nn.ReLU()"}))
+    result = run(tmp_path, checkout, "--variants", "fp16", "int8")
+    assert result.returncode == 0, result.stderr
+    floating, quantized = (Context(onnx.load(tmp_path / f"out/tiny-64-b2-{name}.onnx")) for name in ("fp16", "int8"))
+    assert verify(quantized.model).ok
+    for graph in (floating, quantized):
+        assert len(graph.nodes("Sigmoid")) == 1  # of the scores
+        relus = graph.nodes("Relu")
+        assert {graph.view.producer(node.input[0]).op_type for node in relus} == {"Conv"}
+        assert len(relus) > 10
+    readers = [quantized.view.consumers(node.output[0]) for node in quantized.nodes("Relu")]
+    assert {node.op_type for nodes in readers for node in nodes} == {"QuantizeLinear"}
 
 
 def joined(weights):

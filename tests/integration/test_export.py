@@ -75,6 +75,21 @@ def assert_close(found: np.ndarray, expected: np.ndarray, pixels: float, score: 
     assert difference[:, 4:].max() <= score
 
 
+@pytest.mark.parametrize("typing", ["weak", "strong"])
+def test_a_network_with_relu(typing: str, tmp_path: Path):
+    """Placed, calibrated, exported, verified, and run beside PyTorch, as with SiLU."""
+    floating = save_float(tmp_path / "relu.pt", random_network({**TINY, "activation": "nn.ReLU()"}))
+    network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
+    config = ExportConfig((SIDE, SIDE), 2, typing=typing)
+    result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
+    assert result.report is not None
+    assert result.report.ok, result.report.findings
+    kinds = [node.op_type for node in onnx.load(result.path).graph.node]
+    assert kinds.count("Sigmoid") == 1
+    pixels, score = (0.25, 1e-3) if typing == "weak" else (0.5, 2e-3)
+    assert_close(run(result.path, random_images()), predict(network, random_images()), pixels, score)
+
+
 CONFIGS = {
     "static": {},
     "opset 13": {"opset": 13},

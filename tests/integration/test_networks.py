@@ -83,6 +83,17 @@ def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(nam
     check(upstream_yaml(name), tmp_path / "int8.pt", f"placement/{Path(name).name}.txt")
 
 
+def test_a_network_with_relu_is_placed_as_with_silu(upstream_yaml, tmp_path):
+    """A YAML's `activation` changes no quantizer: they stand behind the activation, whichever it is."""
+    import yaml
+
+    config = {**yaml.safe_load(upstream_yaml("gelan-t").read_text()), "activation": "nn.ReLU()"}
+    check(config, tmp_path / "int8.pt", "placement/gelan-t.txt")
+    kinds = {type(module) for module in checkpoint.load(tmp_path / "int8.pt", ["DDetect"]).model.modules()}
+    assert nn.ReLU in kinds
+    assert nn.SiLU not in kinds
+
+
 def test_every_class_in_upstreams_yamls_has_a_row_or_a_reason(checkout):
     """With the networks above, all that upstream has: what no row describes here is a training head."""
     files = sorted(checkout.glob("models/*/*.yaml"))

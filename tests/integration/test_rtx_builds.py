@@ -9,10 +9,12 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from models.quantize import placement
@@ -38,7 +40,7 @@ TARGETS = ("SM89", "SM120")
 NETWORKS = {
     "gelan-t": [("none", TARGETS[:1])], "gelan-s": [("batch", TARGETS[1:])], "gelan-m": [("none", TARGETS[1:])],
     "gelan-c": [("none", TARGETS), ("batch", TARGETS)], "gelan-e": [("batch", TARGETS[:1])],
-    "gelan": [("none", TARGETS[1:])],
+    "gelan": [("none", TARGETS[1:])], "gelan-t, ReLU": [("none", TARGETS[:1])],
 }  # fmt: skip
 # RTX computes with FP32 scales and says once for each convolution that it turns FP16 ones into them, which loses
 # nothing. Only opset 23 allows FP32 scales beside FP16 tensors, and ONNX Runtime does not run such files.
@@ -48,7 +50,7 @@ KNOWN = (
 )
 
 
-def placed(config: Path) -> nn.Module:
+def placed(config: Path | dict[str, Any]) -> nn.Module:
     """A network with random weights, placed and calibrated."""
     model = upstream.fuse(random_network(config))
     placement.apply(model, placement.plan(model, Recipe()))
@@ -59,7 +61,11 @@ def placed(config: Path) -> nn.Module:
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def named(request: pytest.FixtureRequest, upstream_yaml) -> tuple[str, nn.Module]:
-    return request.param, placed(upstream_yaml(request.param))
+    name, _, activation = request.param.partition(", ")
+    config = upstream_yaml(name)
+    if activation:
+        config = {**yaml.safe_load(config.read_text()), "activation": f"nn.{activation}()"}
+    return request.param, placed(config)
 
 
 def built(file: Path, targets: tuple[str, ...] = TARGETS, **changes) -> BuildResult:

@@ -55,6 +55,14 @@ def device_name(device: torch.device) -> str:
     return device.type.upper()
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor of the CPU on a device; a GPU gets it in its own time, from pinned memory: nothing waits for it.
+
+    Without pinned memory the copy would wait until the GPU has done all that was started before.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Within it a GPU computes float32 convolutions and products in float32.

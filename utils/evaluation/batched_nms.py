@@ -1,8 +1,9 @@
-"""Non-maximum suppression of a whole batch at once, for a GPU: no step there waits for a single image.
+"""Non-maximum suppression of a whole batch at once, for a GPU, which then waits for the CPU a few times only.
 
 It keeps exactly what greedy suppression keeps. A box goes if a better box that stays overlaps it; starting from "all
 stay" and applying that again and again, the first n boxes are right after n steps at most, and usually all are after a
-few: the longest chain of boxes that decide about each other is short.
+few: the longest chain of boxes that decide about each other is short. So a fixed number of steps is taken, and whether
+anything still changed is asked once, together with the numbers of boxes that stay.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from utils.core.device import sent
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 1 << 24  # pairs of boxes that are looked at together: some hundred MB
+SAVED = 1 << 23  # pairs that take a GPU as long as the CPU takes to start the work on one more table
 STEPS = 8  # between two looks at whether anything still changes
 
 
@@ -26,7 +30,7 @@ def suppress_batch(
     """Detections of each image, best first.
 
     Args:
-        rows: `[n, 6]` xyxy, score, class, of all images together; further columns are kept.
+        rows: `[n, 6]` xyxy, score, class, of all images together; further columns are kept. No score is negative.
         image: int64 `[n]`, the image that each row belongs to, ascending.
         images: how many there are.
         shift: pixels between the boxes of two classes, 0 for suppression across classes.
@@ -35,34 +39,25 @@ def suppress_batch(
             with four times as many.
         one: suppresses an image's sorted candidates by itself, when they are too many for a table of pairs.
     """
-    order = rows[:, 4].argsort(descending=True, stable=True)
-    order = order[image[order].argsort(stable=True)]
+    order = _best_first(rows[:, 4], image)
     rows, image = rows[order], image[order]
-    counts = image.bincount(minlength=images)
+    counts = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
     starts, sizes = counts.cumsum(0) - counts, counts.clamp(max=limit).tolist()
-    found = [rows[:0]] * images
-    again = []
     widths = [min(first, size) for size in sizes]
-    for group in _alike(widths):
-        width = widths[group[0]]
-        index = torch.tensor(group, device=rows.device)
-        column = torch.arange(width, device=rows.device)
-        valid = column < counts[index, None]
-        table = rows[(starts[index, None] + column).clamp_(max=len(rows) - 1)]  # [images, width, 6 or more]
-        each = max(BLOCK // (width * width), 1)
-        keep = torch.cat(
-            [
-                _stays(boxes[..., :4] + boxes[..., 5:6] * shift, mask, iou_thres)
-                for boxes, mask in zip(table.split(each), valid.split(each), strict=True)
-            ]
-        )
-        keep &= keep.cumsum(1) <= max_det
-        kept = keep.sum(1).tolist()
-        for number, rest, count in zip(group, table[keep].split(kept), kept, strict=True):
-            found[number] = rest
-            if sizes[number] > width and count < max_det:
-                again.append(number)
-    again.sort()
+    groups = _alike(widths)
+    members = sent(torch.tensor([index for group in groups for index in group]), rows.device)
+    tables = [
+        _Table.of(rows, starts[some], counts[some], width, iou_thres, shift)
+        for group, index in zip(groups, members.split([len(group) for group in groups]), strict=True)
+        for width in [widths[group[0]]]
+        for some in index.split(max(BLOCK // (width * width), 1))
+    ]
+    stays, number = _settled(tables, rows, max_det)
+    kept = [0] * images
+    for index, count in zip((index for group in groups for index in group), number, strict=True):
+        kept[index] = count
+    found = list(rows[stays].split(kept))
+    again = [index for index, count in enumerate(kept) if sizes[index] > widths[index] and count < max_det]
     if not again:
         return found
     if (4 * first) ** 2 > BLOCK * 4:
@@ -80,33 +75,86 @@ def suppress_batch(
     return found
 
 
+def _best_first(scores: Tensor, image: Tensor) -> Tensor:
+    """The order by image, then best score first, then as they are: int64 `[n]`.
+
+    The bits of a float32 that is not negative, read as an integer, have the order of its value.
+    """
+    return (image * 2**32 - scores.contiguous().view(torch.int32)).argsort(stable=True)
+
+
 def _alike(sizes: Sequence[int]) -> list[list[int]]:
     """Images with candidates in groups, the most candidates first: a table is as wide as the group's first needs it.
 
-    The others of a group have more than half as many, so that at most three quarters of a table of pairs are in vain.
+    A group ends where a table of its own for the rest saves the most pairs, if these are enough.
     """
     groups: list[list[int]] = []
-    for index in sorted((i for i, size in enumerate(sizes) if size), key=lambda i: -sizes[i]):
-        if groups and 2 * sizes[index] > sizes[groups[-1][0]]:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
+    rest = sorted((i for i, size in enumerate(sizes) if size), key=lambda i: -sizes[i])
+    while rest:
+        widest = sizes[rest[0]] ** 2
+        saved = [(len(rest) - place) * (widest - sizes[i] ** 2) for place, i in enumerate(rest)]
+        end = saved.index(max(saved)) if max(saved) > SAVED else len(rest)
+        groups.append(rest[:end])
+        rest = rest[end:]
     return groups
 
 
-def _stays(boxes: Tensor, valid: Tensor, iou_thres: float) -> Tensor:
-    """Which boxes stay, bool `[B, n]`; `boxes` `[B, n, 4]`, best first, `valid` `[B, n]`."""
+class _Table:
+    """Candidates of some images, best first, and which of them overlap.
+
+    Attributes:
+        place: int64 `[B, n]`, the row of each candidate, or the number of all rows where there is none.
+        keep: bool `[B, n]`, which candidates stay as far as is known.
+        changed: bool, whether the last step changed anything.
+    """
+
+    def __init__(self, place: Tensor, valid: Tensor, over: Tensor) -> None:
+        self.place, self.keep = place, valid
+        self._valid, self._over = valid, over
+        self.step()
+
+    @classmethod
+    def of(cls, rows: Tensor, starts: Tensor, counts: Tensor, width: int, iou_thres: float, shift: float) -> _Table:
+        """Of images whose candidates begin at `starts` and are `counts`, int64 `[B]`; the first `width` take part."""
+        column = torch.arange(width, device=rows.device)
+        valid = column < counts[:, None]
+        place = starts[:, None] + column
+        table = rows[place.clamp(max=len(rows) - 1)]  # [B, width, 6 or more]
+        over = _overlap(table[..., :4] + table[..., 5:6] * shift, iou_thres)
+        over = over.triu_(1).logical_and_(valid[:, :, None])  # [B, better, worse]
+        return cls(place.masked_fill_(~valid, len(rows)), valid, over)
+
+    def step(self) -> None:
+        """Take some steps."""
+        before = keep = self.keep
+        for _ in range(STEPS):
+            before, keep = keep, self._valid > (self._over & keep[:, :, None]).any(1)
+        self.keep, self.changed = keep, (keep != before).any()
+
+
+def _overlap(boxes: Tensor, iou_thres: float) -> Tensor:
+    """Which boxes `[B, n, 4]` overlap by more, bool `[B, n, n]`."""
     low = torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
     high = torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
-    side = (high - low).clamp_(min=0)
+    side = high.sub_(low).clamp_(min=0)
     shared = side[..., 0] * side[..., 1]  # prod(-1) would be a reduction
     area = (boxes[..., 2:] - boxes[..., :2]).prod(-1)
-    over = shared / (area[:, :, None] + area[:, None, :] - shared) > iou_thres
-    over = over.triu_(1).logical_and_(valid[:, :, None])  # [B, better, worse]
-    keep = valid
+    union = (area[:, :, None] + area[:, None, :]).sub_(shared)
+    return shared.div_(union) > iou_thres
+
+
+def _settled(tables: Sequence[_Table], rows: Tensor, max_det: int) -> tuple[Tensor, list[int]]:
+    """Which rows stay, bool `[n]`, and how many of each table's images, one table after the other."""
     while True:
-        before = keep
-        for _ in range(STEPS):
-            keep = valid > (over & keep[:, :, None]).any(1)
-        if torch.equal(keep, before):
-            return keep
+        keeps = [table.keep & (table.keep.cumsum(1) <= max_det) for table in tables]
+        told = [keep.sum(1) for keep in keeps] + [table.changed.view(1) for table in tables]
+        numbers = torch.cat(told).tolist() if tables else []
+        changed = numbers[len(numbers) - len(tables) :]
+        if not any(changed):
+            break
+        for table in (table for table, moved in zip(tables, changed, strict=True) if moved):
+            table.step()
+    stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last is of places without a candidate
+    for table, keep in zip(tables, keeps, strict=True):
+        stays.scatter_(0, table.place.flatten(), keep.flatten())
+    return stays[:-1], numbers[: len(numbers) - len(tables)]

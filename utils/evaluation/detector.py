@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from utils.core.device import sent
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
@@ -253,7 +254,7 @@ def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: boo
     """Detections of NMS, in the input's pixels for each image, as `[n, 6]` in the pixels of the originals."""
     counts = [len(one) for one in found]
     rows = torch.cat([one[:, :6] for one in found])
-    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(rows.device)
+    owner = sent(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)), rows.device)
     rows[:, :4] = boxes_to_image(rows[:, :4], owner, shapes)
     if single_cls:
         rows[:, 5] = 0

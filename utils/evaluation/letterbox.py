@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from utils.core.device import sent
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -95,7 +97,9 @@ def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tenso
     import torch
 
     rows = [(*pad, ratio[1], ratio[0], width, height) for (height, width), (ratio, pad) in shapes]
-    offset, ratio, limit = boxes.new_tensor(rows)[owner].view(-1, 3, 2).repeat(1, 1, 2).unbind(1)
+    offset, ratio, limit = (
+        sent(torch.tensor(rows, dtype=boxes.dtype), boxes.device)[owner].view(-1, 3, 2).repeat(1, 1, 2).unbind(1)
+    )
     return ((boxes - offset) / ratio).clamp(min=torch.zeros_like(limit), max=limit)
 
 

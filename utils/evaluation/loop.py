@@ -16,6 +16,7 @@ from torch import Tensor
 
 from utils.core import distributed
 from utils.core.bounds import check_bounds
+from utils.core.device import sent
 from utils.core.errors import DataError
 from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
@@ -301,5 +302,5 @@ def labels_in_images(batch: Batch, device: torch.device) -> list[Tensor]:
     scale = labels.new_tensor([width, height] * 2)
     owner = labels[:, 0].long()
     boxes = boxes_to_image(torchvision.ops.box_convert(labels[:, 2:] * scale, "cxcywh", "xyxy"), owner, batch.shapes)
-    rows = torch.cat([labels[:, 1:2], boxes], 1).to(device)
+    rows = sent(torch.cat([labels[:, 1:2], boxes], 1), device)
     return list(rows.split(owner.bincount(minlength=len(batch)).tolist()))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from utils.core.device import sent
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,11 +40,10 @@ def match(
         For each image bool `[n, 10]`.
     """
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
     counts = [len(found) for found in detections]
-    found = pad_sequence(list(detections), batch_first=True, padding_value=-1.0)  # [B, N, 6]
-    truth = pad_sequence(list(labels), batch_first=True, padding_value=-2.0)  # [B, M, 5]; no class is -1 or -2
+    place, found = _padded(detections, -1.0)  # [B, N, 6]
+    _, truth = _padded(labels, -2.0)  # [B, M, 5]; no class is -1 or -2
     if not found.shape[1] or not truth.shape[1]:
         return [one.new_zeros((len(one), len(IOU_THRESHOLDS)), dtype=torch.bool) for one in detections]
     if overlaps is None:
@@ -53,13 +54,30 @@ def match(
             one[: given.shape[0], : given.shape[1]] = given
     overlap = overlap.where(truth[..., :1] == found[..., 5].unsqueeze(1), -1.0)
     best, label = overlap.max(1)  # [B, N]
-    enough = best.unsqueeze(-1) >= best.new_tensor(IOU_THRESHOLDS)  # [B, N, 10]
+    enough = best.unsqueeze(-1) >= sent(torch.tensor(IOU_THRESHOLDS, dtype=best.dtype), best.device)  # [B, N, 10]
     label = label.unsqueeze(-1).expand_as(enough)
     rank = torch.arange(found.shape[1], device=found.device).view(1, -1, 1)
     first = rank.new_full((len(counts), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
     first = first.scatter_reduce(1, label, rank.where(enough, found.shape[1]), "amin")  # [B, M, 10]
     correct = enough & (first.gather(1, label) == rank)
-    return [one[:count] for one, count in zip(correct, counts, strict=True)]
+    return list(correct.flatten(0, 1)[place].split(counts))
+
+
+def _padded(rows: Sequence[Tensor], filling: float) -> tuple[Tensor, Tensor]:
+    """Rows of several images, `[n, C]` each, in one table, in a few steps however many images there are.
+
+    Returns:
+        int64 `[sum of n]`, the place of each row in the flattened table; and the table `[B, largest n, C]`.
+    """
+    import torch
+
+    counts = np.array([len(one) for one in rows])
+    width = int(counts.max())
+    owner = np.arange(len(rows)).repeat(counts)
+    within = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+    place = sent(torch.from_numpy(owner * width + within), rows[0].device)
+    table = rows[0].new_full((len(rows) * width, rows[0].shape[1]), filling)
+    return place, table.index_copy_(0, place, torch.cat(list(rows))).unflatten(0, (len(rows), width))
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -110,9 +128,11 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         classes: `[n]`, of the detections.
         label_classes: `[m]`, of the labels.
     """
-    order = np.argsort(-confidence, kind="stable")
-    order = order[np.argsort(classes[order].astype(np.int32), kind="stable")]
-    correct, confidence, classes = correct[order], confidence[order], classes[order]
+    if not _in_order(confidence, classes):
+        order = np.argsort(-confidence, kind="stable")
+        order = order[np.argsort(classes[order].astype(np.int32), kind="stable")]
+        correct, confidence, classes = correct[order], confidence[order], classes[order]
+    hits_at = np.ascontiguousarray(correct.T)  # [10, n]
     ids, counts = np.unique(label_classes, return_counts=True)
     ap, ap_coco = np.zeros((2, len(ids), correct.shape[1]))
     grid = np.linspace(0, 1, 1000)  # confidences at which precision and recall are read
@@ -121,16 +141,22 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         start, end = np.searchsorted(classes, label), np.searchsorted(classes, label, side="right")
         if start == end:
             continue
-        for column, hits in enumerate(correct[start:end].T):
+        for column, hits in enumerate(hits_at[:, start:end]):
             curve = _curve(hits, count, _corners(hits))
             ap[row, column], ap_coco[row, column] = average_precision(*curve), coco_average_precision(*curve)
-        recalls, precisions = _curve(correct[start:end, 0], count)
+        recalls, precisions = _curve(hits_at[0, start:end], count)
         recall[row] = np.interp(-grid, -confidence[start:end], recalls, left=0)
         precision[row] = np.interp(-grid, -confidence[start:end], precisions, left=1)
     if not correct.any():
         return ClassScores(ids.astype(int), counts, np.zeros(len(ids)), np.zeros(len(ids)), ap, ap_coco)
     best = _smooth((2 * precision * recall / (precision + recall + _EPSILON)).mean(0)).argmax()
     return ClassScores(ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco)
+
+
+def _in_order(confidence: np.ndarray, classes: np.ndarray) -> bool:
+    """Whether detections are sorted already: by class, and best score first."""
+    falling = confidence[1:] <= confidence[:-1]
+    return bool((np.where(classes[1:] == classes[:-1], falling, classes[1:] > classes[:-1])).all())
 
 
 def _curve(hits: np.ndarray, labels: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

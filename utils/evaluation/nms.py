@@ -63,16 +63,14 @@ def suppress_together(
     from utils.core.light_torchvision import torchvision
     from utils.evaluation.batched_nms import suppress_batch
 
-    scores = prediction.scores.float()
-    image, anchor, label = (scores.transpose(1, 2) > conf_thres).nonzero().unbind(1)
-    score = scores[image, label, anchor]
-    boxes = prediction.boxes[image, :, anchor].float()
-    corners = torchvision.ops.box_convert(boxes, "cxcywh", "xyxy")
-    columns = [corners, score[:, None], label[:, None].float()]
+    scores = prediction.scores.mT.float()
+    corners = torchvision.ops.box_convert(prediction.boxes.mT.float(), "cxcywh", "xyxy")
+    candidate = (scores > conf_thres) & corners.isfinite().all(2, keepdim=True)
+    image, anchor, label = candidate.nonzero().unbind(1)
+    columns = [corners[image, anchor], scores[image, anchor, label, None], label[:, None].float()]
     rows = torch.cat([*columns, anchor[:, None].float()] if prediction.layout.nm else columns, 1)
-    finite = rows[:, :4].isfinite().all(1)
     return suppress_batch(
-        rows[finite], image[finite], len(scores), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
+        rows, image, len(scores), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
         limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
         one=lambda rows: _suppress(rows, iou_thres, max_det, agnostic),
     )  # fmt: skip

@@ -45,8 +45,8 @@ class Statistics:
         self.correct += match(found, labels)
         if mask_overlaps is not None:
             self.correct_masks = [*(self.correct_masks or ()), *match(found, labels, mask_overlaps)]
-        self.detections += [one[:, 4:] for one in found]
-        self.labels += [one[:, 0] for one in labels]
+        self.detections += _columns(found, slice(4, 6))
+        self.labels += _columns(labels, 0)
         self.paths += paths
 
     def extend(self, part: Mapping[str, list[Any]]) -> None:
@@ -111,8 +111,14 @@ class Statistics:
         if not self.paths:
             raise DataError("no image could be decoded")
         correct, detections, labels = map(torch.cat, (hits, self.detections, self.labels))
-        order = detections[:, 0].argsort(descending=True, stable=True)  # a GPU does in no time what `score` would
-        correct, confidence, classes, labels = (
-            rows.cpu().numpy() for rows in (correct[order], *detections[order].unbind(1), labels)
-        )
+        if detections.is_cuda:  # which sorts in no time
+            order = detections[:, 0].argsort(descending=True, stable=True)
+            order = order[detections[order, 1].argsort(stable=True)]
+            correct, detections = correct[order], detections[order]
+        correct, confidence, classes, labels = (rows.cpu().numpy() for rows in (correct, *detections.unbind(1), labels))
         return score(correct, confidence, classes, labels)
+
+
+def _columns(rows: Sequence[Tensor], which: int | slice) -> list[Tensor]:
+    """Some columns of each image's rows, which lie one behind the other: so a GPU joins thousands of them at once."""
+    return list(torch.cat(list(rows))[:, which].contiguous().split([len(one) for one in rows]))

@@ -32,6 +32,7 @@ from utils.jobs.compare_detections import (
 )
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare
+from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.pad_channels import Traced
@@ -134,7 +135,7 @@ def check(
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
             whole = prediction_of(task, model(batch))
-        expected = whole.of_first(count)
+        expected = whole.of_first(count).at(results.get(ANCHORS))
         given = Prediction(results[task.prediction], whole.layout, results.get(task.prototypes))
         best = best_anchors(expected)
         apart = (given.boxes - expected.boxes).abs()
@@ -303,9 +304,10 @@ def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]
         result.graph.node.remove(plugin)
         del result.graph.output[:]
     written = {name for node in result.graph.node for name in node.output}
-    names |= {name: name for name in task.outputs if name in written}
+    names |= {name: name for name in (*task.outputs, ANCHORS) if name in written}
     present = {value.name for value in result.graph.output}
-    added = [name for name in names.values() if name not in present]
-    result.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in added)
+    for name in (name for name in names.values() if name not in present):
+        kind = TensorProto.INT64 if name == ANCHORS else TensorProto.FLOAT
+        result.graph.output.append(helper.make_tensor_value_info(name, kind, None))
     drop_unused(result)
     return result, names

@@ -22,6 +22,7 @@ from models.quantize.flow import export_mode
 from utils.core.number_types import INT8
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
+from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.qdq_view import Context
@@ -83,10 +84,12 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[
     }
     feeds[graph.graph.input[0].name] = images.numpy()
     taken = {entry.name for entry in session.get_inputs()}
-    wanted = [*task.outputs, *(place.integers for place in places)]
+    ends = [name for name in (*task.outputs, ANCHORS) if name in {value.name for value in session.get_outputs()}]
+    wanted = [*ends, *(place.integers for place in places)]
     values = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
-    given = Prediction.of(dict(zip(task.outputs, map(torch.from_numpy, values), strict=False)), task)
-    found = values[len(task.outputs) :]
+    results = dict(zip(ends, map(torch.from_numpy, values), strict=False))
+    given, result = Prediction.of(results, task), result.at(results.get(ANCHORS))
+    found = values[len(ends) :]
     steps, differing, total = 0, 0, 0
     for one, value, integers in zip(traced, expected, found, strict=True):
         ours = integers if one.layout is None else integers[:, one.layout.places]
@@ -149,6 +152,8 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     del cut.graph.output[:], cut.graph.value_info[:]
     integers = TensorProto.DataType.Value(INT8.name)
     outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((place.integers, integers) for place in places)]
+    if context.view.producer(ANCHORS) is not None:
+        outputs.append((ANCHORS, TensorProto.INT64))
     cut.graph.input.extend(helper.make_tensor_value_info(place.fed, integers, None) for place in places)
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)

@@ -210,14 +210,13 @@ def _fuses_into_add(graph: Context, tensor: str) -> bool:
 
 
 def types(graph: Context) -> Check:
-    """In a strongly typed file convolutions compute in float16, and those of DFL in float32."""
+    """In a strongly typed file convolutions compute in float16; DFL's may decode in float32, as in older files."""
     if graph.typing != "strong":
         return
     for node in graph.nodes(*WEIGHTED):
-        verb, wanted = ("decodes", np.float32) if node.output[0] in graph.decoders else ("computes", np.float16)
         kind = graph.float_type(node)
-        same = kind == wanted
-        yield node.name, None if same else f"it {verb} in {np.dtype(kind).name}, not in {np.dtype(wanted).name}"
+        allowed = (np.float16, np.float32) if node.output[0] in graph.decoders else (np.float16,)
+        yield node.name, None if kind in allowed else f"it computes in {np.dtype(kind).name}, not in float16"
 
 
 def decoding(graph: Context) -> Check:
@@ -271,6 +270,6 @@ RULES: tuple[Rule, ...] = (
     Rule("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
     Rule("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
     Rule("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
-    Rule("types", "strongly typed: FP16 up to the last convolutions, or TensorRT runs them in FP32; then FP32", types),
+    Rule("types", "strongly typed: convolutions are FP16, or TensorRT runs them in FP32", types),
     Rule("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
 )

@@ -13,7 +13,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.core.errors import DependencyError, QatError
-from utils.onnx_graph import int8_kernels, qdq_passes
+from utils.onnx_graph import decoding, int8_kernels, qdq_passes
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
 from utils.onnx_graph.view import QUANTIZE, GraphView, attribute, opset_of
 
@@ -230,6 +230,7 @@ CLEAN_UP: tuple[Callable[[ModelProto], ModelProto], ...] = (
     qdq_passes.merge_quantizers,
     qdq_passes.share_scales,
     separate_predictions,
+    decoding.decode_in_few_steps,
     int8_kernels.dense_groups,
     qdq_passes.name_quantizers,
     remove_unused,

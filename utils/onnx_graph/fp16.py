@@ -1,9 +1,10 @@
 """A pass that turns the float body of a network to FP16.
 
 What becomes FP16 is decided by rule, not by running data: everything up to and including the last convolutions of the
-head, and an activation behind one, as the prototypes of masks have it, so that the two fuse. What follows (DFL, boxes
-in pixels, scores) stays FP32: FP16 has steps of half a pixel above 512. Input and output stay FP32 as well, so that a
-file in FP16 is fed like one in FP32.
+head, an activation behind one, as the prototypes of masks have it, so that the two fuse, what only moves their values,
+and DFL, whose tensors are the largest behind them: its distances, in cells, have steps of 1/128 from 8 to 16. What
+follows (boxes in pixels, scores) is FP32: FP16 has steps of half a pixel above 512. Input and output stay FP32 as well,
+so that a file in FP16 is fed like one in FP32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import WEIGHTED, Context
 
 KEPT_INPUTS = {"Resize": (1, 2)}  # float arguments that are not data: the operator wants FP32
 LARGEST = float(np.finfo(np.float16).max)
@@ -21,9 +22,10 @@ LARGEST = float(np.finfo(np.float16).max)
 
 @pure
 def to_half(model: ModelProto) -> None:
-    """FP16 from the image to the last convolutions, with a Cast where a tensor crosses the border."""
+    """FP16 from the image to the last convolutions and DFL, with a Cast where a tensor crosses the border."""
     graph = Context(model)
     body = graph.view.upstream([graph.after_activation(node.output[0]) for node in graph.last_convolutions])
+    _follow(graph, body)
     results = {value.name for value in model.graph.output} & body
     floats = _float_tensors(model)
     nodes: list[NodeProto] = []
@@ -55,6 +57,15 @@ def to_half(model: ModelProto) -> None:
     set_nodes(model, nodes)
     del model.graph.value_info[:]  # the types in it are those from before
     drop_unused(model)
+
+
+def _follow(graph: Context, body: set[str]) -> None:
+    """Let the body go on through what only moves its values, and through DFL."""
+    decoding = graph.view.upstream(sorted(graph.decoders))
+    for node in graph.view.nodes:
+        of_dfl = node.op_type in ("Softmax", *WEIGHTED) and node.output[0] in decoding
+        if (of_dfl or graph.is_moving(node)) and set(graph.inputs(node)) <= body:
+            body.update(node.output)
 
 
 def _float_tensors(model: ModelProto) -> set[str]:

@@ -31,6 +31,7 @@ from utils.core.errors import InputError
 from utils.core.tasks import DETECT, SEGMENT, Layout
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.onnx_graph import mask_output
+from utils.onnx_graph.best_anchors import keep_best_anchors
 from utils.onnx_graph.editing import Tail, pure
 from utils.onnx_graph.mask_output import RESOLUTION, Kept, Sums
 
@@ -107,6 +108,7 @@ def deepstream(settings: NmsSettings | None = None) -> Form:
 @pure
 def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = RESOLUTION) -> None:
     """Turn raw predictions into detections, with masks where there are prototypes."""
+    _decode_few(model, settings)
     tail, raw = Tail(model, "end2end"), _Raw.of(model)
     masked = _attach(model, tail, raw, settings)
     floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
@@ -124,10 +126,10 @@ def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = 
 @pure
 def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) -> None:
     """Turn raw predictions into rows of x1, y1, x2, y2, score, class; with masks after NMS with these settings."""
-    tail, raw = Tail(model, "deepstream"), _Raw.of(model)
-    if raw.layout.nm:
-        _deepstream_masks(model, tail, raw, settings or NmsSettings())
+    if SEGMENT.prototypes in (value.name for value in model.graph.output):
+        _deepstream_masks(model, settings or NmsSettings())
         return
+    tail, raw = Tail(model, "deepstream"), _Raw.of(model)
     boxes, scores, _ = _parts(tail, raw.layout)
     best, label = _best_class(tail, scores)
     (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
@@ -136,7 +138,15 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) ->
     tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, raw.anchors, 6)])
 
 
-def _deepstream_masks(model: ModelProto, tail: Tail, raw: _Raw, settings: NmsSettings) -> None:
+def _decode_few(model: ModelProto, settings: NmsSettings) -> None:
+    """Without suppression only the best anchors can be detections; NMS may need any whose score suffices."""
+    if settings.kind == "none":
+        keep_best_anchors(model, settings.topk)
+
+
+def _deepstream_masks(model: ModelProto, settings: NmsSettings) -> None:
+    _decode_few(model, settings)
+    tail, raw = Tail(model, "deepstream"), _Raw.of(model)
     height, width = raw.grid
     masked = _attach(model, tail, raw, settings)
     if masked is None or not isinstance(height, int) or not isinstance(width, int):

@@ -80,6 +80,19 @@ def test_padding_of_a_batch_never_matches():
     assert correct[1].tolist() == [[True] * 10, [False] * 10]
 
 
+def test_scores_do_not_depend_on_whether_detections_are_sorted_already():
+    """A GPU sorts them before; the order among equal scores is the same."""
+    rng = np.random.default_rng(4)
+    correct, classes = rng.random((500, 10)) < 0.4, rng.integers(0, 4, 500).astype(np.float32)
+    confidence = (rng.integers(1, 30, 500) / 30).astype(np.float32)
+    order = np.lexsort((np.arange(500), -confidence, classes))
+    given, truth = (correct, confidence, classes), rng.integers(0, 5, 300)
+    one, other = score(*given, truth), score(*(part[order] for part in given), truth)
+    for name in ("ap", "ap_coco", "precision", "recall"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+    assert not np.array_equal(one.ap, score(*(part[order[::-1]] for part in given), truth).ap)  # the order matters
+
+
 def test_pairwise_iou():
     a, b = torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[0.0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30]])
     torch.testing.assert_close(pairwise_iou(a, b), torch.tensor([[1.0, 1 / 3, 0.0]]))

@@ -153,11 +153,58 @@ def test_images_with_few_and_with_many_candidates(max_det):
         assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
 
 
-def test_images_in_a_group_have_more_than_half_the_candidates_of_its_first():
+def test_images_share_a_table_unless_another_one_saves_many_pairs(monkeypatch):
+    """A table is as wide as its first image needs it, so small images beside large ones cost pairs in vain."""
+    from utils.evaluation import batched_nms
     from utils.evaluation.batched_nms import _alike
 
-    assert _alike([200, 0, 101, 90, 3, 200, 45, 100, 1]) == [[0, 5, 2], [7, 3], [6], [4], [8]]
+    assert _alike([200, 0, 101, 90, 3, 200, 45, 100, 1]) == [[0, 5, 2, 7, 3, 6, 4, 8]]
+    sizes = [100] * 4 + [1000, 900] + [100] * 4
+    assert _alike(sizes) == [[4, 5, 0, 1, 2, 3, 6, 7, 8, 9]]  # 8 * 990,000 pairs fewer are not worth it
+    monkeypatch.setattr(batched_nms, "SAVED", 7_000_000)
+    assert _alike(sizes) == [[4, 5], [0, 1, 2, 3, 6, 7, 8, 9]]
     assert _alike([0, 0]) == []
+
+
+@pytest.mark.parametrize("saved", [0, 1 << 14])
+def test_groups_do_not_matter(monkeypatch, saved):
+    from utils.evaluation import batched_nms
+
+    raw = predictions(batch=7, anchors=120)
+    for image, kept in enumerate((120, 0, 1, 60, 120, 30, 12)):
+        raw[image, 4:, kept:] = 0
+    whole = suppress_together(raw, 0.01, 0.5, 50, False)
+    monkeypatch.setattr(batched_nms, "SAVED", saved)
+    assert all(map(torch.equal, whole, suppress_together(raw, 0.01, 0.5, 50, False)))
+
+
+def test_the_order_is_by_image_then_by_score_then_as_it_was():
+    from utils.evaluation.batched_nms import _best_first
+
+    image = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    scores = torch.tensor([0.5, 1e-30, 0.5, 1.0, 0.2, torch.inf, 0.0])
+    assert _best_first(scores, image).tolist() == [3, 0, 2, 1, 5, 4, 6]
+
+
+def test_few_waits_for_the_cpu(monkeypatch):
+    """On a GPU each of these waits until all that was started has ended; so many, whatever the images hold."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            kind = func.overloadpacket.__name__
+            by_mask = kind == "index" and any(one is not None and one.dtype == torch.bool for one in args[1])
+            self.count += kind in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount") or by_mask
+            return func(*args, **(kwargs or {}))
+
+    found = []
+    for batch in (2, 9):
+        with Waits() as waits:
+            suppress_together(predictions(batch=batch, anchors=150), 0.001, 0.7, 300, False)
+        found.append(waits.count)
+    assert found == [2, 2]  # beside two lists of numbers, which are lists without an operator
 
 
 def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatch):

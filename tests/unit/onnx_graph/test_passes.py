@@ -389,17 +389,21 @@ def float_graph() -> ModelProto:
     return cleanup.remove_unused(editor.model)
 
 
-def test_half_turns_the_body_to_fp16_and_leaves_decoding_and_ends():
+def test_half_turns_the_body_and_dfl_to_fp16_and_leaves_scores_and_ends():
     model = float_graph()
     result = to_half(model)
     difference = np.abs(run(result) - run(model))
     assert 0 < difference.max() < 0.01
     kinds = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
     assert kinds["model.0.conv.weight/half"] == TensorProto.FLOAT16
-    assert kinds["model.5.dfl.conv.weight"] == TensorProto.FLOAT
+    assert kinds["model.5.dfl.conv.weight/half"] == TensorProto.FLOAT16
+    found = onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True).graph.value_info
+    types = {value.name: value.type.tensor_type.elem_type for value in found}
+    assert types["/model.5/dfl/Softmax_output_0"] == types["/model.5/Split_output_1"] == TensorProto.FLOAT16
+    assert types["/model.5/Sigmoid_output_0"] == TensorProto.FLOAT, "scores close to 1 would be equal"
     assert kinds["/model.2/scales"] == TensorProto.FLOAT, "factors of a Resize are always FP32"
     assert "model.0.conv.weight" not in kinds
-    assert ops(result).count("Cast") == 3, "the image and two last convolutions"
+    assert ops(result).count("Cast") == 3, "the image, distances and scores"
     assert result.graph.input == model.graph.input
     assert result.graph.output == model.graph.output
 

@@ -212,8 +212,8 @@ TYPES: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
         lambda edit: edit.set_tensor("model.0.conv.weight/scale/half", np.full(8, 0.01, np.float32)),
         {("types", "/model.0/conv/Conv")},
     ),
-    "FP16 decoding": (
-        lambda edit: edit.set_tensor("model.5.dfl.conv.weight", np.ones((1, 4, 1, 1), np.float16)),
+    "decoding in double precision": (
+        lambda edit: edit.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), np.float64)),
         {("types", "/model.5/dfl/conv/Conv")},
     ),
 }
@@ -225,6 +225,12 @@ def test_mutation_of_a_strongly_typed_graph(name: str):
     editor = Editor(STRONG)
     edit(editor)
     assert {(finding.rule, finding.node) for finding in verify(editor.model).findings} == expected
+
+
+def test_dfl_may_decode_in_fp32_as_in_older_files():
+    editor = Editor(STRONG)
+    editor.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), np.float32))
+    assert verify(editor.model).ok
 
 
 @pytest.mark.parametrize("name", ["concat: one input", "max pool", "float residual", "float operator"])

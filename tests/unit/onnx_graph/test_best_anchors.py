@@ -1,0 +1,106 @@
+"""Decoding of the best anchors only: the detections of a file that decodes all of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto
+
+from utils.onnx_graph import best_anchors, output_formats
+from utils.onnx_graph.cleanup import clean_up
+from utils.onnx_graph.decoding import decode_in_few_steps
+from utils.onnx_graph.fp16 import to_half
+from utils.onnx_graph.output_formats import NmsSettings
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
+from decoding_graph import ANCHORS, BATCH, CLASSES, head_graph, images
+
+NAMES = ("num_dets", "det_boxes", "det_scores", "det_classes")
+
+
+def run(model: ModelProto, feed: np.ndarray, names: tuple[str, ...] = NAMES) -> list[np.ndarray]:
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(list(names), {"images": feed})
+
+
+def tied_images(batch: int = BATCH) -> np.ndarray:
+    """Coarse values, so that scores are equal, within an anchor too."""
+    return np.round(images(batch) / 4) * 4
+
+
+def rows_decoded(model: ModelProto) -> int:
+    """For how many anchors a softmax is computed, a side."""
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+    }
+    return next(shapes[node.output[0]][2] for node in model.graph.node if node.op_type == "Softmax")
+
+
+@pytest.mark.parametrize("agnostic", [False, True])
+@pytest.mark.parametrize("topk", [1, 5, ANCHORS - 1])
+@pytest.mark.parametrize("opset", [17, 18])
+def test_detections_are_those_of_all_anchors(monkeypatch: pytest.MonkeyPatch, topk: int, agnostic: bool, opset: int):
+    graph = decode_in_few_steps(head_graph("batch", opset=opset))
+    attach = output_formats.end2end(NmsSettings("none", topk, conf_thres=0.3, agnostic=agnostic)).attach
+    few = attach(graph)
+    monkeypatch.setattr(output_formats, "keep_best_anchors", lambda model, count: None)
+    every = attach(graph)
+    assert (rows_decoded(few), rows_decoded(every)) == (topk, ANCHORS)
+    for feed in (images(), tied_images(), images(5), np.full_like(images(), -1)):
+        expected = run(every, feed)
+        for one, other in zip(run(few, feed), expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+    assert run(every, images())[0].min() >= min(topk, 3)
+
+
+def test_the_numbers_of_the_anchors_are_there_to_compare_with():
+    """Ascending, and those of the highest scores."""
+    few = output_formats.end2end(NmsSettings("none", 4)).attach(decode_in_few_steps(head_graph()))
+    for name, kind, shape in (
+        (best_anchors.ANCHORS, onnx.TensorProto.INT64, [BATCH, 4]),
+        ("output0", onnx.TensorProto.FLOAT, [BATCH, 4 + CLASSES, 4]),
+    ):
+        few.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    index, chosen = run(few, images(), (best_anchors.ANCHORS, "output0"))
+    (every,) = run(head_graph(), images(), ("output0",))
+    expected = np.sort(np.argsort(-every[:, 4:].max(1), axis=1, kind="stable")[:, :4], axis=1)
+    np.testing.assert_array_equal(index, expected)
+    np.testing.assert_allclose(chosen, np.take_along_axis(every, index[:, None], 2), atol=2e-4)
+
+
+def test_strongly_typed_too():
+    graph = decode_in_few_steps(head_graph(opset=19))
+    settings = NmsSettings("none", 5, conf_thres=0.3)
+    half, full = (run(output_formats.end2end(settings).attach(one), images()) for one in (to_half(graph), graph))
+    np.testing.assert_array_equal(half[3], full[3])
+    np.testing.assert_allclose(half[1], full[1], atol=0.5)
+    np.testing.assert_allclose(half[2], full[2], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("graph", "settings"),
+    [
+        (decode_in_few_steps(head_graph()), NmsSettings("onnx", 5)),  # a worse anchor may be left
+        (decode_in_few_steps(head_graph()), NmsSettings("none", ANCHORS)),  # all are wanted
+        (decode_in_few_steps(head_graph(computed=True)), NmsSettings("none", 5)),  # their number may vary
+        (head_graph(), NmsSettings("none", 5)),  # decodes as upstream does
+    ],
+)
+def test_all_anchors_are_decoded_where_that_is_needed(graph: ModelProto, settings: NmsSettings):
+    result = output_formats.end2end(settings).attach(graph)
+    assert best_anchors.ANCHORS not in {name for node in result.graph.node for name in node.output}
+    assert [len(one) for one in run(result, images())] == [BATCH] * 4
+
+
+def test_behind_the_exporters_clean_up():
+    graph = clean_up(head_graph())
+    few = output_formats.end2end(NmsSettings("none", 3)).attach(graph)
+    assert rows_decoded(few) == 3
+    assert run(few, images())[3].max() < CLASSES

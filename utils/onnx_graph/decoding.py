@@ -1,0 +1,147 @@
+"""A pass on what stands behind the last convolutions: boxes from distributions (DFL), in fewer and smaller steps.
+
+Upstream's head transposes the distributions `[B, 4 * bins, anchors]`, takes their softmax and its mean, which is a
+distance to each side of a box in cells, and makes corners of these, then middle and size, then pixels. All behind the
+softmax is linear: one convolution computes middle and size from all four distributions at once, and an anchor's own
+point and stride follow. Nothing is transposed, and no shape is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, NodeProto
+
+from utils.onnx_graph.editing import Tail, drop_unused, pure, set_nodes
+from utils.onnx_graph.view import GraphView, attribute
+
+# cx, cy, w, h from the distances to left, top, right and bottom; cx and cy from the anchor's point
+BOX_OF_SIDES = np.array([[-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5], [1, 0, 1, 0], [0, 1, 0, 1]], np.float32)
+SIDES_INWARD = [0, 2, 1, 3]  # upstream's transposition: bins in front of sides
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Where a graph decodes boxes.
+
+    Attributes:
+        source: name of the distributions, `[B, 4 * bins, anchors]`.
+        scope: of the names of new nodes: that of DFL's convolution.
+        bins: the values whose mean a distance is, float32 `[bins]`.
+        anchors: name of the anchors' points in cells, `[1, 2, anchors]`.
+        strides: name of the pixels of a cell, `[1, anchors]`.
+        boxes: the node whose result is cx, cy, w, h in pixels, `[B, 4, anchors]`.
+    """
+
+    source: str
+    scope: str
+    bins: np.ndarray
+    anchors: str
+    strides: str
+    boxes: NodeProto
+
+
+@pure
+def decode_in_few_steps(model: ModelProto) -> None:
+    """Compute boxes by one softmax and one convolution; a graph that decodes otherwise than upstream's stays."""
+    view = GraphView(model)
+    found = next((one for node in view.nodes if node.op_type == "Softmax" and (one := _decoding(node, view))), None)
+    if found is None:
+        return
+    position, before = view.nodes.index(found.boxes), len(view.nodes)
+    _add(model, found, view)
+    nodes = list(model.graph.node)
+    set_nodes(model, [*nodes[:position], *nodes[before:], *nodes[position + 1 : before]])
+    drop_unused(model)
+
+
+def _add(model: ModelProto, found: _Decoding, view: GraphView) -> None:
+    """Add what computes the boxes at the end of the graph; its result has the name that theirs had."""
+    tail, bins = Tail(model, found.scope), len(found.bins)
+    weight = np.kron(BOX_OF_SIDES, found.bins).reshape(4, 4 * bins, 1, 1)
+    # in a shape 0 is the size that was there, and -1 what is left: nothing has to be known of batch and anchors
+    (x,) = tail.add("Reshape", found.source, tail.value([-1, bins, 0, 1]))
+    (x,) = tail.add("Softmax", x, axis=1)
+    (x,) = tail.add("Reshape", x, tail.value([-1, 4 * bins, 0, 1]))
+    (x,) = tail.add("Conv", x, tail.value(weight, np.float32), kernel_shape=[1, 1])
+    (x,) = tail.add("Reshape", x, tail.value([0, 4, -1]))
+    (x,) = tail.add("Add", x, _points(tail, found.anchors, view))
+    tail.add("Mul", x, found.strides, outputs=list(found.boxes.output))
+
+
+def _points(tail: Tail, anchors: str, view: GraphView) -> str:
+    """The anchors' points, and zeros for width and height: `[1, 4, anchors]`."""
+    known = view.array(anchors)
+    if known is not None:
+        return tail.value(np.concatenate([known, np.zeros_like(known)], -2), np.float32)
+    (zeros,) = tail.add("Mul", anchors, tail.value(0.0, np.float32))
+    return tail.add("Concat", anchors, zeros, axis=-2)[0]
+
+
+def _decoding(softmax: NodeProto, view: GraphView) -> _Decoding | None:
+    """What a softmax decodes; None if it is not upstream's."""
+    transpose = view.producer(softmax.input[0])
+    if transpose is None or not _is(transpose, "Transpose", perm=SIDES_INWARD) or not _is(softmax, "Softmax", axis=1):
+        return None
+    reshape, mean = view.producer(transpose.input[0]), _follower(view, softmax.output[0], "Conv")
+    if reshape is None or reshape.op_type != "Reshape" or mean is None or len(mean.input) > 2:
+        return None
+    bins = view.array(mean.input[1])
+    flat = _follower(view, mean.output[0], "Reshape")
+    split = _follower(view, flat.output[0], "Split") if flat is not None else None
+    if bins is None or bins.shape != (1, bins.size, 1, 1) or split is None or not _is(split, "Split", axis=1):
+        return None
+    sizes = view.array(split.input[1]) if len(split.input) > 1 else None
+    ends = _ends(view, *split.output) if sizes is not None and sizes.tolist() == [2, 2] else None
+    scope = mean.name.rpartition("/")[0].strip("/")
+    return None if ends is None else _Decoding(reshape.input[0], scope, bins.ravel(), *ends)
+
+
+def _ends(view: GraphView, near: str, far: str) -> tuple[str, str, NodeProto] | None:
+    """Anchors' points, strides and the node that gives boxes, for the distances to the near and to the far sides."""
+    low, high = _follower(view, near, "Sub"), _follower(view, far, "Add")
+    if low is None or high is None or low.input[1] != near:
+        return None
+    anchors = _other(high, far)
+    if not _equal(view, low.input[0], anchors):
+        return None
+    corners = {low.output[0], high.output[0]}
+    both = [node for node in view.consumers(low.output[0]) if set(node.input) == corners]
+    total = next((node for node in both if node.op_type == "Add"), None)
+    size = next((node for node in both if node.op_type == "Sub" and node.input[0] == high.output[0]), None)
+    middle = _follower(view, total.output[0], "Div") if total is not None else None
+    if size is None or middle is None or not _equal_to(view, middle.input[1], 2.0):
+        return None
+    joined = _follower(view, middle.output[0], "Concat")
+    if joined is None or list(joined.input) != [middle.output[0], size.output[0]] or attribute(joined, "axis") != 1:
+        return None
+    boxes = _follower(view, joined.output[0], "Mul")
+    return None if boxes is None else (anchors, _other(boxes, joined.output[0]), boxes)
+
+
+def _is(node: NodeProto, kind: str, **attributes: object) -> bool:
+    """Whether a node is of this kind and has these attributes."""
+    return node.op_type == kind and all(attribute(node, name) == value for name, value in attributes.items())
+
+
+def _follower(view: GraphView, tensor: str, kind: str) -> NodeProto | None:
+    """The only consumer of a tensor, if it is of this kind."""
+    consumers = view.consumers(tensor)
+    return consumers[0] if len(consumers) == 1 and consumers[0].op_type == kind else None
+
+
+def _other(node: NodeProto, name: str) -> str:
+    """The input of a node with two that is not `name`."""
+    return str(node.input[1] if node.input[0] == name else node.input[0])
+
+
+def _equal(view: GraphView, one: str, other: str) -> bool:
+    """Whether two tensors are the same, or constants of equal values."""
+    first, second = view.array(one), view.array(other)
+    return one == other or (first is not None and second is not None and np.array_equal(first, second))
+
+
+def _equal_to(view: GraphView, name: str, number: float) -> bool:
+    value = view.array(name)
+    return value is not None and value.size == 1 and value.item() == number
