@@ -76,6 +76,23 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
     )  # fmt: skip
 
 
+def add_input(parser: argparse.ArgumentParser, kinds: Sequence[str] = ("float", "uint8", "int8")) -> None:
+    """`--input --input-layout`: the form in which a file takes images."""
+    texts = {
+        "float": "FP32 in 0..1 (default)",
+        "uint8": "the bytes of images, scaled in the graph",
+        "int8": "what the first QuantizeLinear would give, which is left out",
+    }
+    parser.add_argument(
+        "--input", choices=kinds, default="float",
+        help="what the file takes. " + "; ".join(f"{kind}: {texts[kind]}" for kind in kinds),
+    )  # fmt: skip
+    parser.add_argument(
+        "--input-layout", choices=("nchw", "nhwc"), default="nchw",
+        help="[B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them",
+    )  # fmt: skip
+
+
 def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse._ArgumentGroup:
     """`--nms --topk-all --iou-thres --conf-thres`, which `given_nms` reads."""
     group = parser.add_argument_group(title, about)
