@@ -76,7 +76,12 @@ def make_parser() -> argparse.ArgumentParser:
     times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
     times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
     times.add_argument("--own-timing", action="store_true", help="our own loop, even where trtexec is installed")
-    add_build_options(parser.add_argument_group("building"))
+    building = parser.add_argument_group("building")
+    add_build_options(building)
+    building.add_argument(
+        "--input-format", choices=("linear", "chw4", "chw32"), nargs="+", default=["linear"],
+        help="of ONNX files exported with --input int8: how channels lie in the engine's memory; several to compare",
+    )  # fmt: skip
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
     return parser
@@ -96,6 +101,7 @@ def main(args: argparse.Namespace) -> int:
     size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
     entries = [*(benchmark.Entry(file, True) for file in args.baseline), *map(benchmark.Entry, args.files)]
     benchmark.check(entries)
+    entries = benchmark.in_formats(entries, args.input_format)
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                              not args.noDataTransfers)  # fmt: skip
     building = BuildConfig.given(args)

@@ -11,9 +11,10 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError, QatError, no_file
+from utils.core.input_form import InputForm
 from utils.core.tasks import DETECT, task_of_outputs
 from utils.trt import inspector, layer_report, onnx_summary
-from utils.trt.build_config import BuildConfig
+from utils.trt.build_config import BuildConfig, InputFormat
 from utils.trt.engine_file import ENGINE_SUFFIXES
 from utils.trt.timing import Figures, TimingConfig
 
@@ -29,10 +30,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that takes part: an ONNX file, of which engines are built, or an engine; `baseline` is the FP16 one."""
+    """A file that takes part.
+
+    Attributes:
+        file: an ONNX file, of which engines are built, or an engine.
+        baseline: the FP16 one.
+        input_format: how INT8 images lie in the memory of the engine that is built, see `BuildConfig`.
+    """
 
     file: Path
     baseline: bool = False
+    input_format: InputFormat = "linear"
+
+    @property
+    def name(self) -> str:
+        """The file's, with the format where it is not the usual one."""
+        return "-".join([self.file.stem, *([self.input_format] if self.input_format != "linear" else [])])
 
     @property
     def is_engine(self) -> bool:
@@ -97,7 +110,8 @@ def prepare(
             found[entry] = entry.file
             continue
         engine = engine_path(entry, batch, size)
-        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
+                         input_format=entry.input_format)  # fmt: skip
         if size is not None:
             wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
         try:
@@ -111,8 +125,28 @@ def prepare(
 
 def engine_path(entry: Entry, batch: int, size: tuple[int, int] | None) -> Path:
     """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size."""
-    name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
     return entry.file.with_name(f"{name}.engine")
+
+
+def in_formats(entries: Sequence[Entry], formats: Sequence[InputFormat]) -> list[Entry]:
+    """The entries, those that take INT8 images once in each of these formats.
+
+    Raises:
+        InputError: a format is asked for, and no entry is an ONNX file that takes INT8 images.
+    """
+    found: list[Entry] = []
+    packed = False
+    for entry in entries:
+        integers = not entry.is_engine and onnx_summary.read(entry.file).input_form.kind == "int8"
+        packed = packed or integers
+        found += [replace(entry, input_format=one) for one in dict.fromkeys(formats)] if integers else [entry]
+    if not packed and any(one != "linear" for one in formats):
+        raise InputError(
+            f"--input-format {' '.join(formats)} is for ONNX files that take INT8 images, and none of these does; "
+            "export one with --input int8"
+        )
+    return found
 
 
 def check(entries: Sequence[Entry]) -> None:
@@ -144,7 +178,7 @@ def measure(
     program: Trtexec | None = None,
 ) -> list[Row]:
     """Rows of the engines at this batch, timed in turns by our own loop, or by trtexec."""
-    rows = {entry: Row(entry.file.stem, batch, entry.baseline) for entry in engines}
+    rows = {entry: Row(entry.name, batch, entry.baseline) for entry in engines}
     with contextlib.ExitStack() as stack:
         running: dict[Entry, Execution] = {}
         for entry, engine in engines.items():
@@ -170,10 +204,12 @@ def _opened(
     execution = Execution(engine, api, device)
     try:
         spec = execution.inputs[0]
-        min_shape, max_shape = execution.limits[spec.name]
+        form = InputForm.of_file(execution.note.metadata, spec.dtype, spec.shape)
+        min_shape, max_shape = map(form.nchw, execution.limits[spec.name])
         if not min_shape[0] <= batch <= max_shape[0]:
             raise InputError(f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}")
-        execution.set_shapes({spec.name: (batch, max_shape[1], *(size or max_shape[2:]))})
+        height, width = size or max_shape[2:]
+        execution.set_shapes({spec.name: form.own((batch, max_shape[1], height, width))})
         yield execution
     finally:
         execution.close()

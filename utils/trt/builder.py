@@ -18,7 +18,14 @@ from typing import Any
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
+from utils.trt.build_config import (
+    BuildConfig,
+    check_input_format,
+    check_target,
+    choose_typing,
+    precision_of,
+    profile_shapes,
+)
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.progress import build_progress
@@ -51,6 +58,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     api = api or tensorrt_api.load()
     gpu = tensorrt_api.gpu()
     typing = choose_typing(file, api, config)
+    check_input_format(file, api, config)
     check_target(api, gpu, config.targets)
     shapes = profile_shapes(file, config)
     log, engine = api.log(), Path(engine)
@@ -60,6 +68,8 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     if file.plugins:
         api.register_plugins(log)
     parser = _parse(api, network, log, file)
+    if file.input_form.kind == "int8":  # else TensorRT may choose
+        network.get_input(0).allowed_formats = 1 << int(getattr(api.module.TensorFormat, config.input_format.upper()))
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, file, typing, gpu)
     if shapes:
@@ -91,6 +101,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
         plugins=file.plugins,
         seconds=round(seconds, 1),
         warnings=tuple(log.warnings),
+        input_format=config.input_format,
     )
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)

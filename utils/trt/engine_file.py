@@ -35,6 +35,7 @@ class EngineNote:
         plugins: whether it uses TensorRT's own plugins.
         seconds: that the build took.
         warnings: TensorRT's.
+        input_format: how images lie in its memory, as it was asked for.
     """
 
     onnx: str = ""
@@ -47,6 +48,7 @@ class EngineNote:
     plugins: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    input_format: str = "linear"
 
     def save(self, engine: Path) -> None:
         """Write the note beside an engine."""

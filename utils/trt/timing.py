@@ -136,7 +136,7 @@ def measure(
 
 
 class _Host:
-    """Inputs and outputs in pinned memory."""
+    """Inputs and outputs in pinned memory, channel after channel: where an engine wants them packed, the GPU packs."""
 
     def __init__(self, execution: Execution) -> None:
         pinned = execution.device.type == "cuda"
@@ -145,8 +145,8 @@ class _Host:
             for name, buffer in execution.buffers.items()
         }
         for spec in execution.inputs:
-            if self.memory[spec.name].is_floating_point():
-                self.memory[spec.name].uniform_()
+            memory = self.memory[spec.name]
+            memory.uniform_() if memory.is_floating_point() else memory.random_()
             execution.buffers[spec.name].copy_(self.memory[spec.name])
 
 
