@@ -71,7 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole blocks "
         "of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as convolutions",
     )  # fmt: skip
-    add_input(parser)
+    add_input(parser, "float", "uint8", "int8")
+    parser.add_argument(
+        "--input-layout", choices=("nchw", "nhwc"), default="nchw",
+        help="images [B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them",
+    )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
         "--check", type=bounded("check"), default=4, metavar="N",

@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_build_options(parser)
     parser.add_argument(
         "--input-format", choices=("linear", "chw4", "chw32"), default="linear",
-        help="of a file exported with --input int8: how many channels of a pixel lie side by side in the engine's memory",
+        help="of a file exported with --input int8: how channels lie in the engine's memory (default: linear)",
     )  # fmt: skip
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"

@@ -76,21 +76,17 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
     )  # fmt: skip
 
 
-def add_input(parser: argparse.ArgumentParser, kinds: Sequence[str] = ("float", "uint8", "int8")) -> None:
-    """`--input --input-layout`: the form in which a file takes images."""
-    texts = {
-        "float": "FP32 in 0..1 (default)",
-        "uint8": "the bytes of images, scaled in the graph",
-        "int8": "what the first QuantizeLinear would give, which is left out",
-    }
-    parser.add_argument(
-        "--input", choices=kinds, default="float",
-        help="what the file takes. " + "; ".join(f"{kind}: {texts[kind]}" for kind in kinds),
-    )  # fmt: skip
-    parser.add_argument(
-        "--input-layout", choices=("nchw", "nhwc"), default="nchw",
-        help="[B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them",
-    )  # fmt: skip
+INPUT_TEXTS = {
+    "float": "FP32 in 0..1 (default)",
+    "uint8": "the bytes of images, which the graph scales",
+    "int8": "what the first QuantizeLinear would give, which is left out",
+}
+
+
+def add_input(parser: argparse.ArgumentParser, *kinds: str) -> None:
+    """`--input`: the form in which a file takes images, one of these kinds."""
+    text = "; ".join(f"{kind}: {INPUT_TEXTS[kind]}" for kind in kinds)
+    parser.add_argument("--input", choices=kinds, default="float", help=f"what the file takes. {text}")
 
 
 def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse._ArgumentGroup:

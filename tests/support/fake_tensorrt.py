@@ -92,7 +92,9 @@ class _Builder:
         formats = {value.name: tensor.format() for value, tensor in zip(model.graph.input, network.inputs, strict=True)}
         for value in model.graph.input:
             if formats[value.name] != "LINEAR" and ONNX_TYPES[value.type.tensor_type.elem_type] != "INT8":
-                say(self.trt, self.log, "ERROR", "3: images: has dataType unsupported by tensor's allowed TensorFormats")
+                say(
+                    self.trt, self.log, "ERROR", "3: images: has dataType unsupported by tensor's allowed TensorFormats"
+                )
                 return None
         if getattr(config, "progress_monitor", None) is not None:
             monitor = config.progress_monitor

@@ -22,8 +22,9 @@ class TensorRTRunner(Runner):
     """An engine; axes that are dynamic in its profile are None in the specs, and `limits` has their range.
 
     Feeds in pageable memory go through pinned memory; those in pinned memory are copied while the call returns, and
-    must not be written to before the outputs are used. Outputs are ordered on torch's current stream. Feeds have channel
-    after channel, whatever the engine wants; the copy to its memory packs them, on the GPU.
+    must not be written to before the outputs are used. Outputs are ordered on torch's current stream.
+
+    Feeds have channel after channel, whatever the engine wants; the copy to its memory packs them, on the GPU.
     """
 
     def __init__(
@@ -117,5 +118,7 @@ def _precision(execution: Execution) -> str:
     form = InputForm.of_file(execution.note.metadata, execution.inputs[0].dtype, execution.inputs[0].shape)
     words = [execution.note.precision.upper()] * bool(execution.note.precision)
     if form.kind != "float":
-        words.append(f"{form.kind} input, {form.layout if execution.input_format == 'linear' else execution.input_format}")
+        words.append(
+            f"{form.kind} input, {form.layout if execution.input_format == 'linear' else execution.input_format}"
+        )
     return "".join(f", {word}" for word in words)
