@@ -122,7 +122,6 @@ def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp
             found = evaluate(runner, load_data(demo_data), config, progress=False)
         scores[form] = found.ap, found.ap50, found.precision, found.recall
     assert scores["float"][0] > 0.5
-    print(scores)
     for form in FORMS:  # in FP16 an image is rounded before it is quantized
         assert scores[form] == pytest.approx(scores["float"], abs=0.001 if typing == "weak" else 0.004), form
 
