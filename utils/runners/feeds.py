@@ -27,6 +27,12 @@ def as_feed(images: Tensor, form: InputForm, dtype: str) -> Tensor:
 
 
 def quantized(images: Tensor, scale: float) -> Tensor:
-    """What QuantizeLinear makes of `images / 255`: round(pixel / 255 / scale), halves to even, clipped to INT8."""
-    steps = images * (1 / (255 * scale))  # float32, with one rounding
-    return steps.round_().clamp_(INT8.quant_min, INT8.quant_max).to(getattr(torch, INT8.dtype))
+    """What QuantizeLinear makes of `images / 255`: round(pixel / 255 / scale), clipped to INT8.
+
+    Two passes over the images where nothing is clipped: the sum with a half, whose fraction the conversion drops. (No
+    pixel lies halfway between two integers, since scales are float16 numbers, whose multiples of 255 have odd factors.)
+    """
+    steps = torch.add(torch.tensor(0.5), images, alpha=1 / (255 * scale))  # float32
+    if 1 / scale + 0.5 >= INT8.quant_max + 1:
+        steps.clamp_(max=INT8.quant_max)
+    return steps.to(getattr(torch, INT8.dtype))
