@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_nms, given_nms, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_input, add_nms, given_nms, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
@@ -71,6 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole blocks "
         "of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as convolutions",
     )  # fmt: skip
+    add_input(parser, "float", "uint8", "int8")
+    parser.add_argument(
+        "--input-layout", choices=("nchw", "nhwc"), default="nchw",
+        help="images [B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them",
+    )  # fmt: skip
     _add_end2end(parser)
     parser.add_argument(
         "--check", type=bounded("check"), default=4, metavar="N",
@@ -123,6 +128,7 @@ def export(args: argparse.Namespace) -> None:
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     check_files(weights=args.weights, data=args.data)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
+    from utils.core.input_form import InputForm
     from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export import ExportConfig
@@ -131,6 +137,7 @@ def export(args: argparse.Namespace) -> None:
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
         inplace=args.inplace, int8_weights=args.int8_weights, for_int8_kernels=not args.keep_layers,
+        input=InputForm(args.input, args.input_layout),
     )  # fmt: skip
     nms = output_formats.NmsSettings(**given_nms(args), agnostic=args.class_agnostic)
     resolution = output_formats.RESOLUTION if args.mask_resolution is None else args.mask_resolution

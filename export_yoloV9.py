@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from utils.cli import NMS_FLAGS, add_device, add_nms, given_nms, run_program
+from utils.cli import NMS_FLAGS, add_device, add_input, add_nms, given_nms, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
@@ -54,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", metavar="FILE", help="the file to write (default: beside the weights, NAME-deepstream.onnx)"
     )
+    add_input(parser, "float", "uint8")
     add_device(parser)
     add_nms(parser, "NMS in the file", "segmentation networks only: DeepStream has no NMS for masks")
     return parser
@@ -69,6 +70,7 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
     check_files(weights=args.weights)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
+    from utils.core.input_form import InputForm
     from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
     from utils.onnx_graph import deepstream, deepstream_files, output_formats
     from utils.onnx_graph.export import ExportConfig
@@ -76,7 +78,7 @@ def export(args: argparse.Namespace) -> None:
     batch = 1 if args.batch is None else args.batch
     config = ExportConfig(
         imgsz=(args.size[0], args.size[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
-        simplify=args.simplify, typing="auto", opset=args.opset,
+        simplify=args.simplify, typing="auto", opset=args.opset, input=InputForm(args.input),
     )  # fmt: skip
     given = given_nms(args)
     nms = output_formats.NmsSettings(**given)
@@ -95,6 +97,7 @@ def export(args: argparse.Namespace) -> None:
     text = deepstream.infer_config(
         path, (int(height), int(width)), batch, len(network.names), dynamic=args.dynamic,
         typing=config.resolved(True).typing if network.quantized else "", nms=nms if network.task.prototypes else None,
+        takes_bytes=args.input == "uint8",
     )  # fmt: skip
     for written in deepstream_files.write(path, deepstream.labels(network.names), text):
         print(written)

@@ -86,7 +86,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--compile", action=argparse.BooleanOptionalAction,
         help="rows of torch.compile for a .pt; takes minutes (default: on a GPU)",
     )  # fmt: skip
-    add_build_options(parser.add_argument_group("building"))
+    building = parser.add_argument_group("building")
+    add_build_options(building)
+    building.add_argument(
+        "--input-format", choices=("linear", "chw4", "chw32"), nargs="+", default=["linear"],
+        help="of ONNX files exported with --input int8: how channels lie in the engine's memory; several to compare",
+    )  # fmt: skip
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
     return parser
@@ -106,7 +111,7 @@ def main(args: argparse.Namespace) -> int:
     from utils.core.device import select_device
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
-    from utils.trt.benchmark import Entry, check
+    from utils.trt.benchmark import Entry, check, in_formats
     from utils.trt.build_config import BuildConfig, check_target
     from utils.trt.timing import TimingConfig
 
@@ -116,6 +121,7 @@ def main(args: argparse.Namespace) -> int:
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                           not args.noDataTransfers, overlap=not args.exposeDMA)  # fmt: skip
     check(entries)
+    entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
         device = select_device(args.device)

@@ -55,6 +55,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     add_build_options(parser)
     parser.add_argument(
+        "--input-format", choices=("linear", "chw4", "chw32"),
+        help="of a file exported with --input int8: how channels lie in the engine's memory (default: linear, or what "
+        "--tune finds)",
+    )  # fmt: skip
+    parser.add_argument(
         "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"
     )
     parser.add_argument("--allow-fp32", action="store_true",
@@ -96,6 +101,7 @@ def main(args: argparse.Namespace) -> int:
         timing_cache="" if args.no_timing_cache else args.timing_cache,
         targets=tuple(args.target),
         allow_fp32=args.allow_fp32,
+        input_format=args.input_format,
     )
     if args.trtexec:
         from utils.trt import trtexec

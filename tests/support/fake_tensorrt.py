@@ -21,8 +21,10 @@ import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 
-SIZES = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT8": np.int8, "INT64": np.int64}
-ONNX_TYPES = {1: "FLOAT", 10: "HALF", 6: "INT32", 3: "INT8", 7: "INT64"}
+SIZES = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT8": np.int8, "INT64": np.int64,
+         "UINT8": np.uint8}  # fmt: skip
+ONNX_TYPES = {1: "FLOAT", 10: "HALF", 6: "INT32", 3: "INT8", 7: "INT64", 2: "UINT8"}
+FORMATS = {"LINEAR": 0, "CHW2": 1, "HWC8": 2, "CHW4": 3, "CHW16": 4, "CHW32": 5}  # as in 8.6
 
 
 def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
@@ -39,7 +41,8 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
     creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {}}
     trt.NetworkDefinitionCreationFlag = enum.IntEnum("NetworkDefinitionCreationFlag", creation[major])
-    trt.DataType = enum.Enum("DataType", ["FLOAT", "HALF", "INT32", "INT8", "INT64"])
+    trt.DataType = enum.Enum("DataType", ["FLOAT", "HALF", "INT32", "INT8", "INT64", "UINT8"])
+    trt.TensorFormat = enum.IntEnum("TensorFormat", FORMATS)
     trt.TensorIOMode = enum.Enum("TensorIOMode", ["NONE", "INPUT", "OUTPUT"])
     trt.TensorLocation = enum.Enum("TensorLocation", ["DEVICE", "HOST"])
     trt.MemoryPoolType = enum.Enum("MemoryPoolType", ["WORKSPACE"])
@@ -74,7 +77,7 @@ class _Builder:
         if self.trt.__version__.startswith("8") and "EXPLICIT_BATCH" not in names:
             raise AssertionError("TensorRT 8.6 parses ONNX into networks of explicit batch only")
         self.trt.calls.append(("create_network", names))
-        return types.SimpleNamespace(path=None, names=names)
+        return _Network(names)
 
     def create_builder_config(self):
         return _Config(self.trt)
@@ -89,6 +92,13 @@ class _Builder:
         if free and not config.profiles:
             say(self.trt, self.log, "ERROR", "4: [network.cpp::validate::3036] Error Code 4: no optimization profile")
             return None
+        formats = {value.name: tensor.format() for value, tensor in zip(model.graph.input, network.inputs, strict=True)}
+        for value in model.graph.input:
+            if formats[value.name] != "LINEAR" and ONNX_TYPES[value.type.tensor_type.elem_type] != "INT8":
+                say(
+                    self.trt, self.log, "ERROR", "3: images: has dataType unsupported by tensor's allowed TensorFormats"
+                )
+                return None
         if getattr(config, "progress_monitor", None) is not None:
             monitor = config.progress_monitor
             monitor.phase_start("Building engine", None, 2)
@@ -107,8 +117,30 @@ class _Builder:
         say(self.trt, self.log, "WARNING", "onnx2trt_utils.cpp:374: a warning about\n this network")
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
         head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles,
-                "ticks": self.trt.ticks(config), "streams": max(0, config.max_aux_streams)}  # fmt: skip
+                "ticks": self.trt.ticks(config), "streams": max(0, config.max_aux_streams),
+                "formats": formats}  # fmt: skip
         return json.dumps(head).encode() + b"\n" + model.SerializeToString()
+
+
+class _Network:
+    def __init__(self, names):
+        self.path, self.names, self.inputs = None, names, []
+
+    def get_input(self, index):
+        return self.inputs[index]
+
+
+class _Tensor:
+    """An input; all formats are allowed, of which TensorRT is taken to choose one that is not linear for INT8."""
+
+    def __init__(self, integers):
+        self.integers, self.allowed_formats = integers, (1 << len(FORMATS)) - 1
+
+    def format(self):
+        allowed = [name for name, bit in FORMATS.items() if self.allowed_formats >> bit & 1]
+        if len(allowed) == 1:
+            return allowed[0]
+        return "CHW4" if self.integers else "LINEAR"
 
 
 class _Config:
@@ -188,6 +220,8 @@ class _Parser:
             self.errors = [types.SimpleNamespace(desc=lambda: text)]
             return False
         self.network.path = path
+        integers = [ONNX_TYPES[value.type.tensor_type.elem_type] == "INT8" for value in model.graph.input]
+        self.network.inputs = [_Tensor(one) for one in integers]
         return True
 
     @property
@@ -227,7 +261,7 @@ class _Engine:
 
     def __init__(self, trt, model, head):
         self.trt, self.model, self.profiles, self.ticks = trt, model, head["profiles"], head["ticks"]
-        self.num_aux_streams = head["streams"]
+        self.num_aux_streams, self.formats = head["streams"], head["formats"]
         self.contexts, self.started = WeakSet(), False
         self.tensors = {value.name: value for value in [*model.graph.input, *model.graph.output]}
         self.ins = [value.name for value in model.graph.input]
@@ -256,6 +290,9 @@ class _Engine:
 
     def get_tensor_dtype(self, name):
         return self.trt.DataType[ONNX_TYPES[self.tensors[name].type.tensor_type.elem_type]]
+
+    def get_tensor_format(self, name):
+        return self.trt.TensorFormat[self.formats.get(name, "LINEAR")]
 
     def get_tensor_profile_shape(self, name, profile):
         assert profile == 0
@@ -345,6 +382,17 @@ class _Context:
             self._memory(name, result.shape)[...] = result
 
     def _memory(self, name, shape):
+        """A tensor at its address; in format CHWn `[B][(C + n - 1) / n][H][W][n]`, where all but C channels are 0."""
+        kind = self.engine.get_tensor_format(name).name
+        if kind.startswith("CHW"):
+            (batch, channels, height, width), side = shape, int(kind[3:])
+            packed = self._array(name, (batch, -(-channels // side), height, width, side))
+            whole = packed.transpose(0, 1, 4, 2, 3).reshape(batch, -1, height, width)
+            assert not whole[:, channels:].any(), "channels that fill up are not 0"
+            return whole[:, :channels]
+        return self._array(name, shape)
+
+    def _array(self, name, shape):
         count = int(np.prod(shape)) * np.dtype(self._numpy(name)).itemsize
         raw = (ctypes.c_char * count).from_address(self.addresses[name])
         return np.frombuffer(raw, self._numpy(name)).reshape(shape)

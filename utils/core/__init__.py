@@ -19,6 +19,7 @@ log_levels.py       how much a part of the program says
 distributed.py      several processes that work on one job
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
+input_form.py       in which form a network takes images
 head_outputs.py     what a network returns, as the tensors that matter
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to

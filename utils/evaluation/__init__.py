@@ -5,7 +5,7 @@ find_images.py  a split's image files and their label files
 images.py       these, read and checked; quiet_decoders.py: without the decoders' own complaints
 fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
-letterbox.py    letterboxing, there and back
+letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's operators, where the network is
 mask_truth.py   polygons as masks, packed to bits
 batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image

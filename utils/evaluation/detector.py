@@ -21,6 +21,7 @@ from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.runners.feeds import as_feed
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
@@ -65,7 +66,7 @@ class Detector:
             raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
         self.device = runner.device
         self._runner = runner
-        self._input = image_input(runner)
+        self._input, self._form = image_input(runner), runner.input_form
         self._batch = batch_range(runner)
         self._task = runner.task
         self._suppressed = has_nms(runner)
@@ -131,10 +132,7 @@ class Detector:
         return {part: sum(times) for part, times in self._times.items()}
 
     def _prepare(self, images: Tensor) -> Tensor:
-        images = images.to(self.device, non_blocking=True)
-        if self._input.dtype == "uint8":
-            return images
-        return images.to(getattr(torch, self._input.dtype)).div_(255)
+        return as_feed(images.to(self.device, non_blocking=True), self._form, self._input.dtype)
 
     def _infer(self, images: Tensor) -> dict[str, Tensor]:
         """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped.

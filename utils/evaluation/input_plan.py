@@ -72,9 +72,9 @@ class InputPlan:
 
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
-    """The input's shape, None where several sizes go: an engine's profile may allow only one."""
+    """Batch, channels, height and width, None where several sizes go: an engine's profile may allow only one."""
     min_shape, max_shape = _limits(runner)
-    shape = image_input(runner).shape
+    shape = runner.input_form.nchw(image_input(runner).shape)
     if min_shape is None or max_shape is None:
         return shape
     return tuple(
@@ -111,21 +111,31 @@ def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
 
 
 def _limits(runner: Runner) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    return runner.limits.get(image_input(runner).name, (None, None))
+    """Smallest and largest batch, channels, height and width of an engine."""
+    found = runner.limits.get(image_input(runner).name)
+    if found is None:
+        return None, None
+    form = runner.input_form
+    return form.nchw(found[0]), form.nchw(found[1])
 
 
 def image_input(runner: Runner) -> TensorSpec:
     """The network's only input.
 
     Raises:
-        InputError: it has several, or one that is no batch of colour images.
+        InputError: it has several, or one that is no batch of colour images, or INT8 values of an unknown scale.
     """
     spec = runner.inputs[0]
-    if len(runner.inputs) != 1 or len(spec.shape) != 4 or spec.shape[1] not in (3, None):
+    if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_form.nchw(spec.shape)[1] not in (3, None):
         found = ", ".join(map(str, runner.inputs))
         raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
-    if spec.dtype not in ("float32", "float16", "uint8"):
-        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
+    if spec.dtype not in ("float32", "float16", "uint8", "int8"):
+        raise InputError(f"the network takes {spec}; expected float32, float16, uint8 or int8")
+    if spec.dtype == "int8" and not runner.input_form.scale:
+        raise InputError(
+            f"the network takes {spec}, and nothing says its scale (input_scale in a file's metadata, and in the .json "
+            "beside an engine): export it with --input int8, and build it with scripts/build_engine.py"
+        )
     return spec
 
 
@@ -182,7 +192,8 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     height, width = shape[2:]
     if height is None or width is None:
         spec = image_input(runner)
-        black = torch.full((batch_range(runner)[0], 3, *imgsz), 0, dtype=getattr(torch, spec.dtype))
+        shape = runner.input_form.own((batch_range(runner)[0], 3, *imgsz))
+        black = torch.full(shape, 0, dtype=getattr(torch, spec.dtype))
         height, width = runner.infer({spec.name: black})[name].shape[2:]
     strides = {side / max(cells, 1) for side, cells in zip(imgsz, (height, width), strict=True)}
     if not height * width or len(strides) != 1 or not (stride := strides.pop()).is_integer():

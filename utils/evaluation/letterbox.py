@@ -35,9 +35,31 @@ class Letterbox:
     pad: tuple[float, float]
 
     @property
+    def resized(self) -> tuple[int, int]:
+        """(height, width) of the resized image."""
+        (height, width), ratio = self.original, self.ratio
+        return round(height * ratio[0]), round(width * ratio[1])
+
+    @property
     def shapes(self) -> tuple[tuple[int, int], tuple[tuple[float, float], tuple[float, float]]]:
         """In the form that upstream's datasets give."""
         return self.original, (self.ratio, self.pad)
+
+
+def placed(size: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) -> tuple[Letterbox, tuple[int, int]]:
+    """Where an image of `size` lies in an input of `shape`, and its first row and column there.
+
+    Args:
+        size: (height, width) of the image.
+        fit: (height, width) that the resized image must not exceed.
+        shape: (height, width) of the input, not smaller than the resized image.
+    """
+    height, width = size
+    ratio = min(fit[0] / height, fit[1] / width)
+    new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)  # upstream truncates here
+    pad_x, pad_y = (shape[1] - new_width) / 2, (shape[0] - new_height) / 2
+    box = Letterbox((height, width), (new_height / height, new_width / width), (pad_x, pad_y))
+    return box, (round(pad_y - 0.1), round(pad_x - 0.1))
 
 
 def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
@@ -45,25 +67,20 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
 
     Args:
         image: uint8 `[H, W, 3]`.
-        fit: (height, width) that the resized image must not exceed.
-        shape: (height, width) of the result, not smaller than the resized image.
+        fit, shape: see `placed`.
 
     Returns:
         The image uint8 `[*shape, 3]`, centred on grey, and where it lies.
     """
     import cv2
 
-    height, width = image.shape[:2]
-    ratio = min(fit[0] / height, fit[1] / width)
-    new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)  # upstream truncates here
-    if ratio != 1:
-        method = cv2.INTER_LINEAR if ratio > 1 else cv2.INTER_AREA
-        image = cv2.resize(image, (new_width, new_height), interpolation=method)
-    pad_x, pad_y = (shape[1] - new_width) / 2, (shape[0] - new_height) / 2
-    top, bottom = round(pad_y - 0.1), round(pad_y + 0.1)
-    left, right = round(pad_x - 0.1), round(pad_x + 0.1)
-    image = cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL)
-    return image, Letterbox((height, width), (new_height / height, new_width / width), (pad_x, pad_y))
+    box, (top, left) = placed((image.shape[0], image.shape[1]), fit, shape)
+    height, width = resized = box.resized
+    if resized != box.original:
+        method = cv2.INTER_LINEAR if height > box.original[0] or width > box.original[1] else cv2.INTER_AREA
+        image = cv2.resize(image, (width, height), interpolation=method)
+    bottom, right = shape[0] - height - top, shape[1] - width - left
+    return cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL), box
 
 
 def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:

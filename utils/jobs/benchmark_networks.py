@@ -21,7 +21,7 @@ from utils.runners.base import TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import last_layer
 from utils.trt import onnx_summary
-from utils.trt.benchmark import FAILURES, Candidate, image_shape, one_line
+from utils.trt.benchmark import FAILURES, Candidate, one_line
 from utils.trt.benchmark_rows import COMPILED, ONNX_RUNTIME, PYTORCH, Row
 
 if TYPE_CHECKING:
@@ -171,7 +171,10 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         spec = runner.inputs[0]
         side = size or (runner.imgsz if None in spec.shape[1:] else None)
         known = tuple(1 if one is None else one for one in spec.shape)
-        return Candidate(row, [RunnerExecution(runner, {spec.name: image_shape(known, batch, side)})])
+        _, channels, *own = summary.input_form.nchw(known)
+        height, width = side or own
+        shape = summary.input_form.own((batch, channels, height, width))
+        return Candidate(row, [RunnerExecution(runner, {spec.name: shape})])
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
 

@@ -34,9 +34,11 @@ from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare
 from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.input_forms import input_form
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import metadata_of
+from utils.runners.feeds import as_feed
 from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
@@ -112,7 +114,8 @@ def check(
 
     Args:
         model: what it was exported from, on the CPU: a GPU may compute with less than float32.
-        images: `[N, 3, H, W]` in 0..1; a file of static batch gets them in its batches, the last one filled up.
+        images: `[N, 3, H, W]` in 0..1; a file of static batch gets them in its batches, the last one filled up. Where
+            it takes bytes or INT8 values, they are rounded to whole pixels, for the network too.
         order: of a quantized network, see `compare_tensors.compare`.
 
     Raises:
@@ -129,6 +132,8 @@ def check(
     stretches: list[Agreement] = []
     masks: list[MaskAgreement | None] = []
     size = file.batch or min(len(images), FREE_BATCH)
+    if file.form.kind != "float":
+        images = _pixels(images) / 255
     for part in images.split(size):
         count = len(part)
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
@@ -143,7 +148,7 @@ def check(
         masks.append(compare_masks(given, expected, best, (part.shape[2], part.shape[3])))
         scores.append(float((given.scores - expected.scores).abs().max()))
         if order:
-            stretches.append(compare(model, graph, batch, order))
+            stretches.append(compare(model, graph, batch, order, file.feed(batch)))
         for image, (mine, rows, shown) in enumerate(_detections(form, file, results, given)):
             found.append((mine, rows))
             if shown is not None:
@@ -270,6 +275,7 @@ class _Session:
 
     Attributes:
         batch: the static batch size, 0 if it is dynamic.
+        form: in which it takes images.
         behind_plugin: what makes masks of what the plugin keeps; None where there is no plugin, or no masks.
     """
 
@@ -279,6 +285,7 @@ class _Session:
         except ImportError as error:
             raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
         self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+        self.form = input_form(graph)
         self._input = graph.graph.input[0].name
         observed, self._names = _observed(graph, task)
         options = onnxruntime.SessionOptions()
@@ -289,8 +296,19 @@ class _Session:
         self.behind_plugin = BehindPlugin(graph, options) if masked else None
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        values = self._session.run(list(self._names.values()), {self._input: np.ascontiguousarray(images.numpy())})
+        values = self._session.run(list(self._names.values()), {self._input: self.feed(images)})
         return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
+
+    def feed(self, images: Tensor) -> np.ndarray:
+        """What the file takes for images `[B, 3, H, W]` in 0..1."""
+        if self.form.kind != "float":
+            images = as_feed(_pixels(images), self.form, "uint8")
+        return np.ascontiguousarray(images.numpy())
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """Images in 0..1 → bytes."""
+    return (images * 255).round().to(torch.uint8)
 
 
 def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]]:

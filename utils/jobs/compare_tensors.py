@@ -56,13 +56,16 @@ class _Cut:
     scale: float
 
 
-def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Traced]) -> Agreement:
+def compare(
+    model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Traced], feed: np.ndarray | None = None
+) -> Agreement:
     """Compare every quantized activation of a network with the exported graph's.
 
     Args:
         model: on the CPU.
         images: `[B, 3, H, W]` in 0..1.
         order: the graph's quantizers.
+        feed: the same images in the form that the graph takes, if that is another.
 
     Raises:
         ValueError: the graph has other quantizers, or the network fewer.
@@ -82,7 +85,7 @@ def compare(model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[
         place.fed: value if one.layout is None else one.layout.spread(value, 1)
         for place, one, value in zip(places, traced, expected, strict=True)
     }
-    feeds[graph.graph.input[0].name] = images.numpy()
+    feeds[graph.graph.input[0].name] = images.numpy() if feed is None else feed
     taken = {entry.name for entry in session.get_inputs()}
     ends = [name for name in (*task.outputs, ANCHORS) if name in {value.name for value in session.get_outputs()}]
     wanted = [*ends, *(place.integers for place in places)]

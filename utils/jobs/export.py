@@ -118,9 +118,10 @@ def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) 
 def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "standard"}[network.kind]
+    taken = "" if config.input.kind == "float" else f"{config.input.kind} "
     shapes = [
-        ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in side.items())
-        for side in (result.inputs, result.outputs)
+        ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())
+        for side, word in ((result.inputs, taken), (result.outputs, ""))
     ]
     line = (
         f"{result.path}: {kind}, {network.head}, {typing_of(network, config)}, opset {result.opset}, "

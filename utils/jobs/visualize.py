@@ -104,10 +104,15 @@ class Artist:
         """What is in an image, which of it is drawn, and where the image lies in the input."""
         import torch
 
+        from utils.evaluation.device_letterbox import letterbox_on
         from utils.evaluation.nms import best_class
 
-        fitted, box = letterbox(image, self._plan.imgsz, self._plan.imgsz)
-        images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
+        device = self._detector.device
+        if device.type == "cuda":
+            images, box = letterbox_on(image, self._plan.imgsz, device)
+        else:
+            fitted, box = letterbox(image, self._plan.imgsz, self._plan.imgsz)
+            images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
         with torch.inference_mode():
             found = self._detector(images, [box.shapes])
             return found, best_class(found.rows[0]), box.shapes

@@ -9,6 +9,7 @@ int8_kernels.py        passes for INT8 kernels; split_convolutions.py: a convolu
                        consumed in parts; pad_channels.py: channels in whole blocks
 decoding.py            boxes from what the last convolutions give, in few steps; best_anchors.py: of the best only
 fp16.py                the pass that turns the float body of a network to FP16
+input_forms.py         in which form images are taken: floats, bytes or INT8
 output_formats.py      what stands behind the raw predictions: NMS, DeepStream's rows; mask_output.py: masks;
                        deepstream.py: DeepStream's texts, and deepstream_files.py: their files
 float_parts.py         which convolutions the recipe leaves in float, as a file says

@@ -43,7 +43,7 @@ TEMPLATE = """\
 #   images letterboxed in the middle, as in training, RGB, scaled to 0..1
 {nms_note}[property]
 gpu-id=0
-net-scale-factor={scale}
+{bytes_note}net-scale-factor={scale}
 model-color-format=0
 onnx-file={onnx}
 model-engine-file={engine}
@@ -65,6 +65,11 @@ symmetric-padding=1
 [class-attrs-all]
 {overlap}pre-cluster-threshold={confidence}
 topk={topk}
+"""
+BYTES = """\
+# The file takes the bytes of images (UINT8). nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in
+# front of it: tensor-data-type=1 (UINT8), network-input-order=0, tensor-name=images, pixel-normalization-factor=1
+input-tensor-from-meta=1
 """
 BOXES = {
     "parser": "parser and builder of DeepStream-Yolo, for DeepStream 7.1 or later",
@@ -108,7 +113,7 @@ def labels(names: Mapping[int, str]) -> str:
 
 def infer_config(
     onnx: str | Path, size: tuple[int, int], batch: int, classes: int, *, typing: str, dynamic: bool,
-    nms: NmsSettings | None = None,
+    nms: NmsSettings | None = None, takes_bytes: bool = False,
 ) -> str:  # fmt: skip
     """Write nvinfer's configuration for a file, as a text.
 
@@ -119,12 +124,14 @@ def infer_config(
         typing: weak or strong, of a quantized network; '' for a float one.
         dynamic: whether the file takes any batch.
         nms: in the file of a segmentation network; None for a detector.
+        takes_bytes: whether the file takes bytes, which another plugin then has to give.
     """
     name = Path(onnx).name
     entries = {
         "onnx": name, "scale": SCALE, "labels": LABELS, "height": size[0], "width": size[1], "batch": batch,
         "classes": classes, "mode": INT8 if typing else FP16,
         "batch_note": "# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
+        "bytes_note": BYTES if takes_bytes else "",
     }  # fmt: skip
     own = _of_boxes(name, batch, typing) if nms is None else _of_masks(name, batch, typing, nms)
     return TEMPLATE.format(**entries, **own)

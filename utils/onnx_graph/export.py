@@ -2,9 +2,9 @@
 
 The network is traced with torch's TorchScript exporter, in which quantizers write native QuantizeLinear and
 DequantizeLinear.
-Input `images` `[B, 3, H, W]` float32 in 0..1, output `output0` `[B, 4 + classes, anchors]`: boxes as centre, width and
-height in pixels of the input, then scores in 0..1. With masks, their coefficients are further rows, and `output1`
-`[B, coefficients, h, w]` has the prototypes.
+Input `images` `[B, 3, H, W]` float32 in 0..1, or as `input_forms.py` has it; output `output0`
+`[B, 4 + classes, anchors]`: boxes as centre, width and height in pixels of the input, then scores in 0..1. With masks,
+their coefficients are further rows, and `output1` `[B, coefficients, h, w]` has the prototypes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from torch import nn
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.head_outputs import predicted
+from utils.core.input_form import FLOATS, InputForm
 from utils.core.tasks import DETECT, IMAGES, SEGMENT
 from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
+from utils.onnx_graph.input_forms import attach_input, first_quantizer
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
@@ -77,6 +79,7 @@ class ExportConfig:
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
         for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
             see `split_convolutions.py`, `pad_channels.py` and `int8_kernels.py`.
+        input: the form in which the file takes images; an int8 form gets its scale from the network.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -88,6 +91,7 @@ class ExportConfig:
     inplace: bool = False
     int8_weights: bool = False
     for_int8_kernels: bool = True
+    input: InputForm = FLOATS
 
     def __post_init__(self) -> None:
         if self.opset is not None and self.opset not in OPSETS:
@@ -111,8 +115,10 @@ class ExportConfig:
         for a float one it is 'weak', which is FP32.
 
         Raises:
-            InputError: the typing does not go with the opset.
+            InputError: the typing does not go with the opset, or INT8 input with a float network.
         """
+        if self.input.kind == "int8" and not quantized:
+            raise InputError("--input int8 is for quantized networks, and this one is float; take --input uint8")
         typing: Typing = self.typing
         if typing == "auto" and self.opset is not None:
             typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"
@@ -182,7 +188,8 @@ def export_forms(
             from the placement (float_modules).
 
     Raises:
-        InputError: the image size does not fit the network, or the opset does not suit the typing.
+        InputError: the image size does not fit the network, or the opset does not suit the typing; or INT8 input was
+            asked for, and the network's first convolution is float.
         QatError: the exported graph is not valid.
     """
     plan: Any = getattr(model, "quantization_plan", None)
@@ -201,8 +208,11 @@ def export_forms(
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     named = float_parts.properties(plan.left_in_float) if plan is not None else {}
+    if config.input.kind == "int8" and quantizers is not None:
+        before = first_quantizer(graph).name
+        quantizers = {name: traced for name, traced in quantizers.items() if name != before}
     entries = {**properties, **_metadata(config), **named}
-    return [_write(graph, form, path, entries, quantizers) for path, form in files.items()]
+    return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
 
 
 def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tuple[ModelProto, dict[str, Traced]]:
@@ -226,8 +236,10 @@ def _write(
     path: Path,
     metadata: Mapping[str, str],
     quantizers: Mapping[str, Traced] | None,
+    wanted: InputForm,
 ) -> ExportResult:
-    graph = _checked(cleanup.set_metadata(form.attach(graph), {**metadata, "form": form.name}))
+    graph, taken = attach_input(form.attach(graph), wanted)
+    graph = _checked(cleanup.set_metadata(graph, {**metadata, "form": form.name, **taken.metadata()}))
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)

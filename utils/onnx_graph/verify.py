@@ -20,6 +20,7 @@ from utils.core.onnx_files import read_onnx
 from utils.core.text_tables import aligned, columns
 from utils.onnx_graph.checks import RULES
 from utils.onnx_graph.float_parts import FloatParts
+from utils.onnx_graph.input_forms import input_form
 from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
 
@@ -68,14 +69,14 @@ def verify(model: ModelProto) -> Report:
     """Check a graph.
 
     Raises:
-        InputError: it has no quantizers, or the recipe in its metadata cannot be read.
+        InputError: it has no quantizers, or its metadata cannot be read.
     """
     properties = metadata_of(model)
     try:
         floats = FloatParts.from_metadata(properties)
     except (ValueError, RecipeError) as error:
         raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
-    graph = Context(model, floats, properties.get("typing", ""))
+    graph = Context(model, floats, properties.get("typing", ""), input_form(model).scale)
     quantizers = len(graph.nodes(QUANTIZE))
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")

@@ -1,6 +1,7 @@
 """One interface to a network, whatever runs it: named inputs to named outputs.
 
 base.py      Runner and TensorSpec: checks feeds, says what was received and what was expected
+feeds.py     bytes of images → what a network takes
 pytorch.py   a network in PyTorch, float or with fake quantizers
 onnxrt.py    an ONNX file in ONNX Runtime
 

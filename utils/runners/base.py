@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
+from utils.core.input_form import InputForm
 from utils.core.tasks import Task, task_of_outputs
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class Runner(ABC):
             One tensor on `device` for each output. They may be overwritten by the next call.
 
         Raises:
-            InputError: names, dtype or shape of a feed are not what the network takes.
+            InputError: names, dtype or shape of a feed are not what the network takes; of images the line says which
+                values these are.
             QatError: the runner is closed.
         """
         self._check_open()
@@ -100,7 +102,10 @@ class Runner(ABC):
             tensor = feeds[spec.name]
             dtype = str(tensor.dtype).removeprefix("torch.")
             if dtype != spec.dtype or not spec.accepts(tensor.shape):
-                raise InputError(f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}")
+                values = f": {self.input_form}" if len(self.inputs) == 1 and len(spec.shape) == 4 else ""
+                raise InputError(
+                    f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}{values}"
+                )
         return self._infer({spec.name: self._to_device(spec.name, feeds[spec.name]) for spec in self.inputs})
 
     @property
@@ -117,6 +122,16 @@ class Runner(ABC):
     def task(self) -> Task:
         """What the network is for, by its metadata or else by its outputs."""
         return task_of_outputs(self.metadata, {spec.name: len(spec.shape) for spec in self.outputs})
+
+    @property
+    def input_form(self) -> InputForm:
+        """The form in which the network takes images.
+
+        Raises:
+            InputError: the metadata say what is not so.
+        """
+        spec = self.inputs[0]
+        return InputForm.of_file(self.metadata, spec.dtype, spec.shape)
 
     @property
     def stride(self) -> int:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.errors import InputError, QatError, no_file
+from utils.core.input_form import InputForm
 from utils.core.tasks import DETECT, task_of_outputs
 from utils.trt import inspector, layer_report, onnx_summary, timing
 from utils.trt.benchmark_rows import Row, compared
-from utils.trt.build_config import BuildConfig
+from utils.trt.build_config import BuildConfig, InputFormat
 from utils.trt.context import Execution
 from utils.trt.engine_file import ENGINE_SUFFIXES
 from utils.trt.timing import Timed, TimingConfig
@@ -37,19 +38,24 @@ def one_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def image_shape(shape: Sequence[int], batch: int, size: tuple[int, int] | None) -> tuple[int, ...]:
-    """The shape of an input, `[B, 3, H, W]` or `[B, H, W, 3]`, at this batch size and (height, width) in pixels."""
-    if size is None:
-        return (batch, *shape[1:])
-    return (batch, *size, 3) if shape[-1] == 3 != shape[1] else (batch, shape[1], *size)
-
-
 @dataclass(frozen=True)
 class Entry:
-    """A file that takes part: an ONNX file, of which engines are built, or an engine; `baseline` is the FP16 one."""
+    """A file that takes part.
+
+    Attributes:
+        file: an ONNX file, of which engines are built, or an engine.
+        baseline: the FP16 one.
+        input_format: how INT8 images lie in the memory of the engine that is built, see `BuildConfig`.
+    """
 
     file: Path
     baseline: bool = False
+    input_format: InputFormat = "linear"
+
+    @property
+    def name(self) -> str:
+        """The file's, with the format where it is not the usual one."""
+        return "-".join([self.file.stem, *([self.input_format] if self.input_format != "linear" else [])])
 
     @property
     def is_engine(self) -> bool:
@@ -79,7 +85,8 @@ def prepare(
             found[entry] = entry.file
             continue
         engine = engine_path(entry, batch, size)
-        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
+        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
+                         input_format=entry.input_format)  # fmt: skip
         if size is not None:
             wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
         try:
@@ -93,8 +100,28 @@ def prepare(
 
 def engine_path(entry: Entry, batch: int, size: tuple[int, int] | None) -> Path:
     """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size."""
-    name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
     return entry.file.with_name(f"{name}.engine")
+
+
+def in_formats(entries: Sequence[Entry], formats: Sequence[InputFormat]) -> list[Entry]:
+    """The entries, those that take INT8 images once in each of these formats.
+
+    Raises:
+        InputError: a format is asked for, and no entry is an ONNX file that takes INT8 images.
+    """
+    found: list[Entry] = []
+    packed = False
+    for entry in entries:
+        integers = not entry.is_engine and onnx_summary.read(entry.file).input_form.kind == "int8"
+        packed = packed or integers
+        found += [replace(entry, input_format=one) for one in dict.fromkeys(formats)] if integers else [entry]
+    if not packed and any(one != "linear" for one in formats):
+        raise InputError(
+            f"--input-format {' '.join(formats)} is for ONNX files that take INT8 images, and none of these does; "
+            "export one with --input int8"
+        )
+    return found
 
 
 def check(entries: Sequence[Entry]) -> None:
@@ -138,7 +165,7 @@ def open_engines(
     """
     found = []
     for entry, engine in engines.items():
-        row = Row(entry.file.stem, batch, entry.baseline)
+        row = Row(entry.name, batch, entry.baseline)
         try:
             if isinstance(engine, str):
                 raise QatError(engine)
@@ -177,10 +204,12 @@ class Opening(contextlib.ExitStack):
         """
         execution = self._kept(Execution(engine, self.api, self.device))
         spec = execution.inputs[0]
-        min_shape, max_shape = execution.limits[spec.name]
+        form = InputForm.of_file(execution.note.metadata, spec.dtype, spec.shape)
+        min_shape, max_shape = map(form.nchw, execution.limits[spec.name])
         if not min_shape[0] <= batch <= max_shape[0]:
             raise InputError(f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}")
-        execution.set_shapes({spec.name: image_shape(max_shape, batch, size)})
+        height, width = size or max_shape[2:]
+        execution.set_shapes({spec.name: form.own((batch, max_shape[1], height, width))})
         return execution
 
     def sibling(self, execution: Execution) -> Execution:

@@ -21,10 +21,13 @@ from utils.trt.tensorrt_api import Gpu
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 DEFAULT_BATCH: Range = (1, 8, 16)
+InputFormat = Literal["linear", "chw4", "chw32"]
+INPUT_FORMATS: tuple[InputFormat, ...] = ("linear", "chw4", "chw32")  # the latter two lay channels side by side
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
 # Fields of BuildConfig that change which kernels an engine has, and their words; a default value is not mentioned.
 OPTIONS = {
     "optimization_level": "level {}", "max_aux_streams": "{} streams", "timing_iterations": "{} timing iterations",
+    "input_format": "{} input",
 }  # fmt: skip
 
 
@@ -51,6 +54,10 @@ class Abilities(Protocol):
     def ahead_of_time(self) -> tuple[str, ...]:
         """Architectures such as 'SM89' that engines can be built for without such a GPU."""
 
+    @property
+    def input_formats(self) -> tuple[str, ...]:
+        """Those of INPUT_FORMATS that it has."""
+
 
 @dataclass(frozen=True)
 class BuildConfig:
@@ -73,6 +80,9 @@ class BuildConfig:
         tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
         allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
         progress: show a progress bar.
+        input_format: how INT8 images lie in the engine's memory. linear: channel after channel; chw4, chw32: 4 or 32
+            channels of a pixel side by side, those that images lack being 0, as TensorRT's INT8 kernels read them.
+            None: linear, unless `tune` finds a faster one.
     """
 
     batch: Range | None = None
@@ -90,6 +100,7 @@ class BuildConfig:
     tune: float | None = None
     allow_fp32: bool = False
     progress: bool = True
+    input_format: InputFormat | None = None
 
     @classmethod
     def given(cls, args: argparse.Namespace, **others: Any) -> BuildConfig:
@@ -109,9 +120,15 @@ class BuildConfig:
         return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
 
     @property
+    def image_format(self) -> InputFormat:
+        """How INT8 images lie in the engine's memory."""
+        return self.input_format or "linear"
+
+    @property
     def options(self) -> dict[str, Any]:
         """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        given = {name: value for name in OPTIONS if (value := getattr(self, name)) != getattr(BuildConfig, name)}
+        usual = (None, "linear")
+        given = {name: value for name in OPTIONS if (value := getattr(self, name)) not in usual}
         off = sorted(name.upper() for name in self.sources_off)
         return {**given, **({"tactic_sources_off": off} if off else {})}
 
@@ -184,6 +201,26 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
         raise InputError(f"torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; {how}")
 
 
+def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:
+    """Check that images can lie in the engine's memory as `config` says.
+
+    Raises:
+        InputError: they cannot.
+    """
+    wanted = config.image_format
+    if wanted not in INPUT_FORMATS:
+        raise InputError(f"input format {wanted!r} is none of {', '.join(INPUT_FORMATS)}")
+    if wanted == "linear":
+        return
+    if file.input_form.kind != "int8":
+        raise InputError(
+            f"--input-format {wanted} is for files that take INT8 images, and {file.path} takes {file.input_form}; "
+            "export it with --input int8"
+        )
+    if wanted not in api.input_formats:
+        raise InputError(f"{api.name} has no input format {wanted}; it has {', '.join(api.input_formats)}")
+
+
 def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Input → min, opt and max shape, for the dynamic axes; empty when none is.
 
@@ -212,7 +249,7 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         axes.append(asked)
     if None not in shape:
         return {}
-    min_shape, opt_shape, max_shape = zip(*axes, strict=True)
+    min_shape, opt_shape, max_shape = (file.input_form.own(sizes) for sizes in zip(*axes, strict=True))
     return {name: (min_shape, opt_shape, max_shape)}
 
 

@@ -18,7 +18,14 @@ from typing import Any
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
+from utils.trt.build_config import (
+    BuildConfig,
+    check_input_format,
+    check_target,
+    choose_typing,
+    precision_of,
+    profile_shapes,
+)
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.progress import build_progress
@@ -67,6 +74,7 @@ def build(
     api = api or tensorrt_api.load()
     gpu = tensorrt_api.gpu()
     typing = choose_typing(file, api, config)
+    check_input_format(file, api, config)
     check_target(api, gpu, config.targets)
     shapes = profile_shapes(file, config)
     log, engine = api.log(), Path(engine)
@@ -76,6 +84,8 @@ def build(
     if file.plugins:
         api.register_plugins(log)
     parser = _parse(api, network, log, file)
+    if file.input_form.kind == "int8":  # else TensorRT may choose
+        network.get_input(0).allowed_formats = 1 << int(getattr(api.module.TensorFormat, config.image_format.upper()))
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, file, typing, gpu)
     if shapes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
+from utils.core.input_form import FLOATS, InputForm
 from utils.core.onnx_files import read_onnx
 
 
@@ -23,6 +24,7 @@ class OnnxFile:
         half_scales: whether quantizers have FP16 scales (opset 19), which weakly typed TensorRT does not read.
         plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
         metadata: its properties.
+        input_form: the form in which it takes images.
     """
 
     path: Path
@@ -34,10 +36,11 @@ class OnnxFile:
     half_scales: bool
     plugins: bool
     metadata: Mapping[str, str]
+    input_form: InputForm = FLOATS
 
     @property
     def image(self) -> tuple[str, tuple[int | None, ...]]:
-        """Name and shape of the input that takes images, `[B, 3, H, W]`.
+        """Name of the input that takes images, and its shape as batch, channels, height and width.
 
         Raises:
             InputError: there is not exactly one such input.
@@ -45,7 +48,8 @@ class OnnxFile:
         found = [(name, shape) for name, shape in self.inputs.items() if len(shape) == 4]
         if len(found) != 1 or len(self.inputs) != 1:
             raise InputError(f"{self.path} takes {dict(self.inputs)}; expected one input [batch, 3, height, width]")
-        return found[0]
+        name, shape = found[0]
+        return name, self.input_form.nchw(shape)
 
 
 def read(path: str | Path) -> OnnxFile:
@@ -71,17 +75,27 @@ def describe(model: Any, path: Path) -> OnnxFile:
     quantizers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     scales = {stored.get(node.input[1]) for node in quantizers}
     weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv" and len(node.input) > 1}
+    inputs = [value for value in graph.input if value.name not in stored]
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     return OnnxFile(
         path=path,
-        inputs={value.name: _shape(value) for value in graph.input if value.name not in stored},
+        inputs={value.name: _shape(value) for value in inputs},
         outputs={value.name: _shape(value) for value in graph.output},
         opset=max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
         quantized=bool(quantizers),
         half=half_type in scales or half_type in weights,
         half_scales=half_type in scales,
         plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
-        metadata={entry.key: entry.value for entry in model.metadata_props},
+        metadata=metadata,
+        input_form=_form(inputs, metadata),
     )
+
+
+def _form(inputs: list[Any], metadata: Mapping[str, str]) -> InputForm:
+    if len(inputs) != 1:
+        return FLOATS
+    kinds = {2: "uint8", 3: "int8"}  # of TensorProto; all others are floats, or refused later
+    return InputForm.of_file(metadata, kinds.get(inputs[0].type.tensor_type.elem_type, "float32"), _shape(inputs[0]))
 
 
 def _shape(value: Any) -> tuple[int | None, ...]:

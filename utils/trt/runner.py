@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, cuda
 
 from utils.core.device import device_name
+from utils.core.input_form import InputForm
 from utils.runners.base import Runner
 from utils.trt import tensorrt_api
 from utils.trt.context import Execution
@@ -22,6 +23,8 @@ class TensorRTRunner(Runner):
 
     Feeds in pageable memory go through pinned memory; those in pinned memory are copied while the call returns, and
     must not be written to before the outputs are used. Outputs are ordered on torch's current stream.
+
+    Feeds have channel after channel, whatever the engine wants; the copy to its memory packs them, on the GPU.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class TensorRTRunner(Runner):
             outputs=self._execution.outputs,
             metadata=self._execution.note.metadata,
             device=device,
-            description=f"{api.name}, {device_name(device)}{_precision(self._execution.note.precision)}",
+            description=f"{api.name}, {device_name(device)}{_precision(self._execution)}",
         )
         self.limits = dict(self._execution.limits)
 
@@ -110,5 +113,12 @@ class TensorRTRunner(Runner):
         self._pinned.clear()
 
 
-def _precision(name: str) -> str:
-    return f", {name.upper()}" if name else ""
+def _precision(execution: Execution) -> str:
+    """Precision, and the input's form where that is not the usual one, in words."""
+    form = InputForm.of_file(execution.note.metadata, execution.inputs[0].dtype, execution.inputs[0].shape)
+    words = [execution.note.precision.upper()] * bool(execution.note.precision)
+    if form.kind != "float":
+        words.append(
+            f"{form.kind} input, {form.layout if execution.input_format == 'linear' else execution.input_format}"
+        )
+    return "".join(f", {word}" for word in words)

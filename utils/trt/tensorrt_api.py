@@ -68,6 +68,12 @@ class Api:
         return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
 
     @cached_property
+    def input_formats(self) -> tuple[str, ...]:
+        """How INT8 images can lie in an engine's memory: 'linear', 'chw4', 'chw32'."""
+        known = getattr(self.module, "TensorFormat", None)
+        return tuple(name for name in ("linear", "chw4", "chw32") if hasattr(known, name.upper()))
+
+    @cached_property
     def max_opset(self) -> int | None:
         """The last ONNX operator set that the parser reads; None where no file of ours exceeds it.
 

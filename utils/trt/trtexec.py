@@ -18,7 +18,15 @@ from shutil import which
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, check_target, choose_typing, precision_of, profile_shapes
+from utils.trt.build_config import (
+    INPUT_FORMATS,
+    BuildConfig,
+    check_input_format,
+    check_target,
+    choose_typing,
+    precision_of,
+    profile_shapes,
+)
 from utils.trt.builder import cache_path
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing_figures import Summary
@@ -79,6 +87,11 @@ class Trtexec:
         """No architectures: trtexec builds for the GPU that is there."""
         return ()
 
+    @property
+    def input_formats(self) -> tuple[str, ...]:
+        """How INT8 images can lie in an engine's memory."""
+        return INPUT_FORMATS if self.knows("--inputIOFormats") else INPUT_FORMATS[:1]
+
     def knows(self, flag: str) -> bool:
         """Whether its help lists the flag."""
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
@@ -125,11 +138,14 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     file, engine = onnx_summary.read(onnx), Path(engine)
     gpu = tensorrt_api.gpu()
     typing = choose_typing(file, program, config)
+    check_input_format(file, program, config)
     check_target(program, gpu, config.targets)
     shapes = profile_shapes(file, config)
     precision = precision_of(file, config, typing)
     began = time.perf_counter()
     flags = _build_flags(program, config, typing, precision, cache_path(engine, config, program.name, gpu))
+    if file.input_form.kind == "int8":  # trtexec makes FP32 of an INT8 input that it is told nothing about
+        flags.append("--inputIOFormats=int8:" + config.image_format.replace("linear", "chw"))
     with atomic_path(engine) as temporary:
         program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(shapes)])
         seconds = time.perf_counter() - began

@@ -16,7 +16,6 @@ from timed_networks import Detector
 
 from utils.core.errors import InputError
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
-from utils.trt.benchmark import image_shape
 from utils.trt.benchmark_rows import Row, compared, fastest
 from utils.trt.timing_figures import Figures, Summary
 
@@ -156,15 +155,6 @@ def test_the_plot_tells_contexts_apart():
     assert [line.get_label() for line in slow.get_lines()][2:] == [
         "c, PyTorch FP32, 1 context", "c, PyTorch FP16, 1 context",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "expected"),
-    [((8, 3, 640, 640), None, (2, 3, 640, 640)), ((8, 3, 1, 1), (32, 64), (2, 3, 32, 64)),
-     ((8, 640, 640, 3), (32, 64), (2, 32, 64, 3)), ((8, 640, 640, 3), None, (2, 640, 640, 3))],
-)  # fmt: skip
-def test_shapes_of_images(shape, size, expected):
-    assert image_shape(shape, 2, size) == expected
 
 
 @pytest.mark.parametrize(

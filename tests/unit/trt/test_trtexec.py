@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import onnx
 import pytest
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto
@@ -12,13 +13,17 @@ from tensorrt_stand_in import GPU, stand_in
 from trtexec_summary import SUMMARY
 
 from utils.core.errors import DependencyError, InputError, QatError
+from utils.core.input_form import InputForm
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
 from utils.trt import trtexec
 from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote
 
 HELP = {
     "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine\n"
-    "  --maxAuxStreams=N  Set maximum number of auxiliary streams",
+    "  --maxAuxStreams=N  Set maximum number of auxiliary streams\n"
+    "  --inputIOFormats=spec  Type and format of each of the input tensors",
     "8.4": "TensorRT v8401\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --buildOnly  Exit after the engine",
     "10": "TensorRT v101300\n  --fp16  Enable\n  --int8  Enable\n  --stronglyTyped  Create a\n  --skipInference  Exit",
     "11": "TensorRT v110000\n  --skipInference  Exit after the engine",
@@ -123,6 +128,37 @@ def test_auxiliary_streams(install, tmp_path):
     with pytest.raises(InputError, match=r"TensorRT 8.4.1 has no --maxAuxStreams; leave out --max-aux-streams"):
         trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=2), old)
     assert asked() == before
+
+
+@pytest.mark.parametrize(
+    ("form", "side", "words"),
+    [
+        ("float", "linear", []),
+        ("uint8", "linear", []),
+        ("int8", "linear", ["--inputIOFormats=int8:chw"]),  # else trtexec makes FP32 of it
+        ("int8", "chw4", ["--inputIOFormats=int8:chw4"]),
+        ("int8", "chw32", ["--inputIOFormats=int8:chw32"]),
+    ],
+)
+def test_forms_of_input(install, tmp_path, form, side, words):
+    program, asked = install("8.6")
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
+    graph, taken = attach_input(onnx.load(file), InputForm(form))
+    onnx.save(set_metadata(graph, taken.metadata()), file)
+    note = trtexec.build(file, tmp_path / "a.engine", BuildConfig(input_format=side), program)
+    assert [word for word in asked() if "IOFormats" in word] == words
+    assert note.options == ({} if side == "linear" else {"input_format": side})
+    assert note.metadata["input"] == form
+
+
+def test_a_trtexec_without_formats(install, tmp_path):
+    program, asked = install("8.4")
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
+    onnx.save(attach_input(onnx.load(file), InputForm("int8"))[0], file)
+    with pytest.raises(InputError, match=r"TensorRT 8\.4\.1 has no input format chw4; it has linear"):
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(input_format="chw4"), program)
+    with pytest.raises(FileNotFoundError):
+        asked()
 
 
 def test_refusals_come_before_it_is_called(install, tmp_path):

@@ -1,0 +1,136 @@
+"""The demo model's engines in each form of input: AP, memory as TensorRT has it, times with and without the upload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from utils.core.errors import InputError
+from utils.core.input_form import FLOATS, InputForm
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs.open import open_runner
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
+from utils.onnx_graph.view import metadata_of
+from utils.runners.feeds import as_feed
+from utils.trt import tensorrt_api, timing
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.context import Execution
+
+FORMS = {
+    "float": (FLOATS, "linear"),
+    "uint8": (InputForm("uint8"), "linear"),
+    "uint8-nhwc": (InputForm("uint8", "nhwc"), "linear"),
+    "int8": (InputForm("int8"), "linear"),
+    "int8-chw4": (InputForm("int8"), "chw4"),
+    "int8-chw32": (InputForm("int8"), "chw32"),
+}
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Built:
+    name: str
+    engine: Path
+    onnx: Path
+    form: InputForm
+
+
+@pytest.fixture(scope="module")
+def built(demo_onnx, tmp_path_factory) -> dict[str, Built]:
+    """An engine for each form, built from the file that takes floats; at a low optimization level."""
+    folder, found = tmp_path_factory.mktemp("forms"), {}
+    cache = demo_onnx.with_name("gpu-tests.timing.cache")
+    original = onnx.load(demo_onnx)
+    for name, (form, side) in FORMS.items():
+        graph, taken = attach_input(original, form)
+        file = folder / f"{name}.onnx"
+        onnx.save(set_metadata(graph, {**metadata_of(original), **taken.metadata()}), file)
+        config = BuildConfig(batch=(1, BATCH, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
+                             progress=False, input_format=side)  # fmt: skip
+        found[name] = Built(name, build(file, folder / f"{name}.engine", config).path, file, taken)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ap(built, demo_data) -> dict[str, float]:
+    """AP of each engine on the demo set."""
+    found = {}
+    for name, one in built.items():
+        with open_runner(one.engine, "cuda:0") as runner:
+            found[name] = evaluate(runner, demo_data, EvalConfig(imgsz=320, workers=8), progress=False).ap
+    print("AP", ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+    return found
+
+
+@pytest.mark.parametrize("name", list(FORMS)[1:])
+def test_ap_is_that_of_floats(name, ap):
+    assert ap["float"] > 0.5
+    assert ap[name] == pytest.approx(ap["float"], abs=0.001)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_results_are_onnx_runtimes(name, built):
+    """At every batch size, with feeds in pageable and pinned memory and on the GPU, with and without a graph."""
+    one = built[name]
+    with open_runner(one.engine, "cuda:0") as runner, open_runner(one.onnx, "cpu") as reference:
+        assert (runner.input_form, runner.inputs[0].dtype) == (one.form, reference.inputs[0].dtype)
+        for batch in (BATCH, BATCH, 1, 3, BATCH):
+            generator = torch.Generator().manual_seed(batch)
+            pixels = torch.randint(0, 256, (batch, 3, 320, 320), dtype=torch.uint8, generator=generator)
+            feed = as_feed(pixels, one.form, reference.inputs[0].dtype).contiguous()
+            on_gpu = as_feed(pixels.cuda(), one.form, reference.inputs[0].dtype)
+            assert torch.equal(on_gpu.cpu(), feed) or one.form == FLOATS  # a division in FP32 is rounded otherwise
+            expected = reference.infer({"images": feed})["output0"].clone()
+            for same in (feed, feed.pin_memory(), feed.cuda(), on_gpu):
+                found = runner.infer({"images": same})["output0"].float().cpu()
+                assert (found[:, 4:] - expected[:, 4:]).abs().mean() < 0.005
+                assert (found[:, :4] - expected[:, :4]).abs().median() < 2
+
+
+@pytest.mark.parametrize(("name", "channels"), [("int8", 0), ("int8-chw4", 4), ("int8-chw32", 32)])
+def test_memory_is_as_tensorrt_has_it(name, channels, built):
+    """Strides of a packed format count its vectors."""
+    execution = Execution(built[name].engine, tensorrt_api.load(), torch.device("cuda:0"))
+    execution.set_shapes({"images": (BATCH, 3, 320, 320)})
+    assert execution.input_format == (f"chw{channels}" if channels else "linear")
+    strides = tuple(execution._context.get_tensor_strides("images"))
+    if channels:
+        assert execution.engine.get_tensor_vectorized_dim("images") == 1
+        assert execution.engine.get_tensor_components_per_element("images") == channels
+        assert strides == (320 * 320, 320 * 320, 320, 1)
+    assert execution.buffers["images"].stride() == (
+        (320 * 320 * channels, 1, 320 * channels, channels) if channels else strides
+    )
+    execution.close()
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float", torch.uint8), ("uint8", torch.float32), ("int8", torch.uint8)])
+def test_other_arrays_get_one_line(name, dtype, built):
+    with open_runner(built[name].engine, "cuda:0") as runner, pytest.raises(InputError, match="the network takes"):
+        runner.infer({"images": torch.zeros(BATCH, 3, 320, 320, dtype=dtype)})
+
+
+def test_packed_formats_of_a_float_file_are_refused(demo_onnx, tmp_path):
+    with pytest.raises(InputError, match="--input-format chw32 is for files that take INT8 images"):
+        build(demo_onnx, tmp_path / "a.engine", BuildConfig(input_format="chw32", progress=False))
+
+
+def test_times(built):
+    """Printed; what is asserted holds on any GPU: bytes are a quarter of floats, and uploading them takes less."""
+    api, device, running = tensorrt_api.load(), torch.device("cuda:0"), {}
+    for name, one in built.items():
+        running[name] = Execution(one.engine, api, device)
+        running[name].set_shapes({"images": one.form.own((BATCH, 3, 320, 320))})
+    found = timing.measure(running, timing.TimingConfig(50, 3, 3, cuda_graph=True, iterations=300))
+    for name, figures in found.items():
+        compute, latency = (figures.parts[part].median for part in ("compute", "latency"))
+        print(f"{name:12} {compute:.3f} ms, with copies {latency:.3f} ms, {figures.qps * BATCH:.0f} images/s")
+        running[name].close()
+    for name in list(FORMS)[1:]:
+        assert found[name].parts["h2d"].median < found["float"].parts["h2d"].median

@@ -1,0 +1,212 @@
+"""Files that take bytes and INT8 images, made by the programs: AP and results are those of files that take floats.
+
+ONNX Runtime runs them, TensorRT-RTX builds them. References: the file that takes floats, and the evaluation of it.
+"""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from forms import FLAGS, SIDE, Program, images, lively
+from random_networks import TINY, random_network, save_float, save_quantized
+
+import export_qat
+import export_yoloV9
+import val_trt
+from models.quantize import checkpoint, placement
+from models.quantize.calibration import calibrate
+from models.quantize.recipe import Calibration, Recipe
+from utils import upstream
+from utils.cli import run_program
+from utils.core.input_form import InputForm
+from utils.evaluation.dataset import load_data
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs import export
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
+from utils.onnx_graph.view import metadata_of
+from utils.runners.feeds import as_feed
+from utils.runners.onnxrt import OnnxRuntimeRunner
+from utils.trt import tensorrt_api
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+
+FORMS = {
+    "float": [],
+    "uint8": ["--input", "uint8"],
+    "nhwc": ["--input", "uint8", "--input-layout", "nhwc"],
+    "int8": ["--input", "int8"],
+}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> dict[str, Path]:
+    """A small network: float, quantized, with its first layer in float; and the demo's with masks, quantized."""
+    folder = tmp_path_factory.mktemp("weights")
+    floating = save_float(folder / "tiny.pt", lively(random_network(TINY)))
+    return {
+        "float": floating,
+        "quantized": save_quantized(folder / "tiny-int8.pt", floating),
+        "first in float": save_quantized(folder / "tiny-first.pt", floating, Recipe().replace(float=("model.0",))),
+        "masks": save_quantized(folder / "masks.pt", checkout / "data/demo/gelan-digits-seg.pt", imgsz=SIDE),
+    }
+
+
+def exported(program: Program, weights: Path, folder: Path, form: str, *words: object) -> Path:
+    path = folder / f"{form}.onnx"
+    arguments = ["--weights", weights, "--output", path, "--imgsz", SIDE, *FORMS[form], *words]
+    code, out, err = program(export_qat.main, *arguments)
+    assert (code, err) == (0, [])
+    if form != "float":
+        assert f" images {'int8' if form == 'int8' else 'uint8'} [" in out[0]
+    return path
+
+
+def results(path: Path, pixels: torch.Tensor) -> dict[str, np.ndarray]:
+    with OnnxRuntimeRunner(path, threads=1) as runner:
+        spec = runner.inputs[0]
+        feed = as_feed(pixels, runner.input_form, spec.dtype)
+        return {name: value.numpy() for name, value in runner.infer({spec.name: feed}).items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("float", "dynamic"), ("quantized", "static"), ("quantized", "dynamic"), ("masks", "dynamic")],
+)
+def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program: Program):
+    """Raw predictions, and detections (and masks) after NMS in the file; the export checks and verifies both."""
+    words = ["--batch-size", 2] if shape == "static" else ["--dynamic"]
+    words += ["--include", "onnx", "onnx_end2end", "--nms", "onnx", *FLAGS, "--check", 1]
+    words += ["--typing", "weak"] * (kind != "float")
+    pixels = (images(2) * 255).round().byte()
+    expected: dict[str, dict[str, np.ndarray]] = {}
+    for form in FORMS if kind != "float" else ("float", "nhwc"):
+        path = exported(program, weights[kind], tmp_path, form, *words)
+        for file in (path, path.with_name(f"{path.stem}-end2end.onnx")):
+            found = results(file, pixels)
+            reference = expected.setdefault(file.stem.removeprefix(form), found)
+            assert found.keys() == reference.keys()
+            for name, value in found.items():
+                np.testing.assert_allclose(value, reference[name], atol=2e-3, err_msg=f"{form}, {name}")
+            entries = metadata_of(onnx.load(file))
+            assert entries["input"] == ("uint8" if form == "nhwc" else form)
+            assert entries["input_layout"] == ("nhwc" if form == "nhwc" else "nchw")
+            assert ("input_scale" in entries) == (form == "int8")
+
+
+@pytest.fixture(scope="module")
+def quantized_demo(demo_weights: Path, demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's network, calibrated on images of its set."""
+    batch = export.check_images(8, (320, 320), load_data(demo_data))
+    model = upstream.fuse((source := upstream.load_float(demo_weights)).model)
+    placement.apply(model, placement.plan(model, Recipe()))
+    calibrate(model, [batch], Calibration(method="max", batches=1), progress=False)
+    path = tmp_path_factory.mktemp("demo") / "demo-int8.pt"
+    checkpoint.save(path, model, recipe=Recipe(), names=source.names, nc=source.nc, stride=source.stride,
+                    yaml=source.yaml)  # fmt: skip
+    return path
+
+
+def in_form(path: Path, form: str) -> Path:
+    """A file that takes floats, made to take another form; as the exporter does it, without another trace."""
+    original, target = onnx.load(path), path.with_name(f"{form}.onnx")
+    kinds = {"nhwc": InputForm("uint8", "nhwc"), "uint8": InputForm("uint8"), "int8": InputForm("int8")}
+    graph, taken = attach_input(original, kinds[form])
+    onnx.save(set_metadata(graph, {**metadata_of(original), **taken.metadata()}), target)
+    return target
+
+
+@pytest.mark.parametrize("typing", ["weak", "strong"])
+def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp_path: Path, program: Program):
+    path, scores = tmp_path / "float.onnx", {}
+    words = ["--imgsz", 320, "--batch-size", 10, "--typing", typing, "--check", 0]
+    assert program(export_qat.main, "--weights", quantized_demo, "--output", path, *words)[0] == 0
+    config = EvalConfig(imgsz=320, batch_size=10, workers=0, limit=30)
+    for form in FORMS:
+        with OnnxRuntimeRunner(path if form == "float" else in_form(path, form), threads=1) as runner:
+            found = evaluate(runner, load_data(demo_data), config, progress=False)
+        scores[form] = found.ap, found.ap50
+    assert scores["float"][0] > 0.5
+    for form in FORMS:  # in FP16 an image is rounded before it is quantized: of 30 images AP then differs by more
+        assert scores[form] == pytest.approx(scores["float"], abs=0.001 if typing == "weak" else 0.005), form
+
+
+def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, program: Program):
+    image = next(Path(load_data(demo_data).paths("val")[0]).glob("*.jpg"))
+    drawn = []
+    for form in ("float", "nhwc", "int8"):
+        path = exported(program, weights["quantized"], tmp_path, form, "--typing", "weak", "--check", 0)
+        words = ["--engine-file", path, "--source", image, "--project", tmp_path, "--name", form, "--conf-thres", 0.3]
+        assert program(lambda argv: run_program(val_trt.make_parser(), val_trt.main, argv), *words)[0] == 0
+        drawn.append((tmp_path / form / image.name).read_bytes())
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+REFUSED = [
+    ("float", ["--input", "int8"], "--input int8 is for quantized networks, and this one is float; take --input uint8"),
+    (
+        "first in float",
+        ["--input", "int8"],
+        "Conv reads it here: its first convolution is in float; take --input uint8",
+    ),
+    ("quantized", ["--input-layout", "nhwc"], "--input-layout nhwc is for --input uint8; float has nchw"),
+    ("quantized", ["--input", "int8", "--input-layout", "nhwc"], "nhwc is for --input uint8; int8 has nchw"),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "message"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(kind, words, message, weights, tmp_path, program: Program):
+    path = tmp_path / "net.onnx"
+    code, _, err = program(export_qat.main, "--weights", weights[kind], "--output", path, "--imgsz", SIDE, *words)
+    assert (code, len(err)) == (2, 1)
+    assert message in err[0]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized", "masks"])
+def test_deepstream_takes_bytes(kind, weights, tmp_path, program: Program):
+    """The rows are the same; nvinfer is told that another plugin gives it the images."""
+    pixels, rows = (images(1) * 255).round().byte(), []
+    for words in ([], ["--input", "uint8"]):
+        folder = tmp_path / "-".join(["net", *words])
+        nms = ["--nms", "onnx"] if kind == "masks" else []
+        arguments = ["--weights", weights[kind], "--size", SIDE, "--output", folder / "net.onnx", *nms, *words]
+        code, _, err = program(export_yoloV9.main, *arguments, "--device", "cpu")
+        assert (code, err) == (0, [])
+        rows.append(results(folder / "net.onnx", pixels)["output"])
+        config = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
+        config.read_string((folder / "config_infer_primary_yoloV9.txt").read_text())
+        assert config["property"].get("input-tensor-from-meta") == ("1" if words else None)
+        assert config["property"]["infer-dims"] == f"3;{SIDE};{SIDE}"
+    np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
+
+
+# --- TensorRT-RTX -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def strong_file(weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("strong") / "float.onnx"
+    words = ["--typing", "strong", "--dynamic", "batch", "--check", 0, "--imgsz", SIDE, "--output", path]
+    assert export_qat.main([str(word) for word in ("--weights", weights["quantized"], *words)]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("form", "side"), [("uint8", "linear"), ("nhwc", "linear"), ("int8", "linear"), ("int8", "chw4"), ("int8", "chw32")]
+)
+def test_it_builds(form, side, strong_file, tmp_path, monkeypatch):
+    """For a GPU that is not there; with a dynamic batch."""
+    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
+    config = BuildConfig(targets=("SM89",), batch=(1, 4, 8), progress=False, input_format=side)
+    rtx = tensorrt_api.load("tensorrt_rtx_bindings")
+    note = build(in_form(strong_file, form), tmp_path / "net.engine", config, rtx).note
+    assert (note.precision, note.typing) == ("int8", "strong")
+    assert note.options == ({} if side == "linear" else {"input_format": side})
+    assert note.metadata["input"] == ("uint8" if form == "nhwc" else form)
+    assert note.profile["images"][2] == ([8, SIDE, SIDE, 3] if form == "nhwc" else [8, 3, SIDE, SIDE])

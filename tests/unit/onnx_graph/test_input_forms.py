@@ -1,0 +1,144 @@
+"""Forms of input: graphs that take bytes and INT8 values compute in ONNX Runtime what the float graph computes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper
+from qdq_graph import SIZE, Editor, good_graph
+
+from utils.core.errors import InputError
+from utils.core.input_form import FLOATS, InputForm
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.fp16 import to_half
+from utils.onnx_graph.input_forms import attach_input, input_form
+from utils.onnx_graph.verify import verify
+from utils.runners.onnxrt import open_session
+
+GOOD = good_graph()
+
+
+def strong() -> ModelProto:
+    """The graph in FP16, at the first opset with FP16 scales, where a Split says how many results it has."""
+    model = set_metadata(to_half(GOOD), {"typing": "strong"})
+    model.opset_import[0].version, model.ir_version = 19, 9
+    split = next(node for node in model.graph.node if node.op_type == "Split" and len(node.input) == 1)
+    split.attribute.append(helper.make_attribute("num_outputs", 2))
+    return model
+
+
+HALF = strong()
+BYTES, LAST, INTEGERS = InputForm("uint8"), InputForm("uint8", "nhwc"), InputForm("int8")
+PIXELS = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, SIZE), np.uint8)
+
+
+def formed(model: ModelProto, form: InputForm) -> tuple[ModelProto, InputForm]:
+    graph, taken = attach_input(model, form)
+    onnx.checker.check_model(graph, full_check=True)
+    kept = {entry.key: entry.value for entry in graph.metadata_props}
+    return set_metadata(graph, {**kept, **taken.metadata()}), taken
+
+
+def run(model: ModelProto, images: np.ndarray) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = open_session(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return session.run(None, {"images": images})[0]
+
+
+def fed(form: InputForm) -> np.ndarray:
+    """What the form takes for PIXELS, by its definition."""
+    if form.kind == "int8":
+        return np.clip(np.rint(PIXELS / 255 / form.scale), -128, 127).astype(np.int8)
+    return PIXELS.transpose(0, 2, 3, 1) if form.layout == "nhwc" else PIXELS
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST, INTEGERS], ids=["nchw", "nhwc", "int8"])
+@pytest.mark.parametrize("model", [GOOD, HALF], ids=["weak", "strong"])
+def test_same_results(model, form):
+    graph, taken = formed(model, form)
+    expected = run(model, PIXELS.astype(np.float32) / 255)
+    rounded = model is HALF and form is INTEGERS  # images are rounded to FP16 in one and not in the other
+    np.testing.assert_allclose(run(graph, fed(taken)), expected, rtol=0, atol=0.05 if rounded else 0)
+    assert np.ptp(expected) > 1
+    assert input_form(graph) == taken
+    kind = graph.graph.input[0].type.tensor_type
+    assert kind.elem_type == (TensorProto.INT8 if form is INTEGERS else TensorProto.UINT8)
+    shape = [1, SIZE, SIZE, 3] if form is LAST else [1, 3, SIZE, SIZE]
+    assert [dim.dim_value for dim in kind.shape.dim] == shape
+
+
+def test_the_given_graph_stays_as_it_is():
+    before = GOOD.SerializeToString()
+    for form in (FLOATS, BYTES, INTEGERS):
+        attach_input(GOOD, form)
+    assert GOOD.SerializeToString() == before
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_only_a_cast_reads_bytes(form):
+    """TensorRT takes no other layer behind a network input of UINT8."""
+    graph, _ = formed(HALF, form)
+    readers = [node for node in graph.graph.node if "images" in node.input]
+    assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT)]
+
+
+def test_nothing_but_the_quantizer_is_missing_where_integers_are_taken():
+    for model, gone in ((GOOD, ["QuantizeLinear"]), (HALF, ["Cast", "QuantizeLinear"])):
+        graph, taken = formed(model, INTEGERS)
+        kinds = [sorted(node.op_type for node in one.graph.node) for one in (model, graph)]
+        assert kinds[0] == sorted([*kinds[1], *gone])
+        assert taken.scale == pytest.approx(1 / 127, rel=1e-3)
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST, INTEGERS])
+@pytest.mark.parametrize("model", [GOOD, HALF], ids=["weak", "strong"])
+def test_all_properties_hold(model, form):
+    report, before = verify(formed(model, form)[0]), verify(model)
+    assert report.ok, report.findings
+    assert report.counts["quantizers"] == before.counts["quantizers"] - (form is INTEGERS)
+
+
+def test_a_scale_that_is_not_the_inputs_is_a_breach():
+    graph, taken = formed(GOOD, INTEGERS)
+    other = set_metadata(graph, InputForm("int8", scale=taken.scale * 2).metadata())
+    assert {(one.rule, one.node) for one in verify(other).findings} == {("pairs", "images/DequantizeLinear")}
+    without = ModelProto()
+    without.CopyFrom(graph)
+    del without.metadata_props[:]
+    assert {(one.rule, one.node) for one in verify(without).findings} == {("pairs", "images/DequantizeLinear")}
+    edit = Editor(graph)
+    edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
+    found = {(one.rule, one.node, one.message) for one in verify(edit.model).findings}
+    assert found == {("pairs", "stranger", "Neg reads the input's integers")}
+
+
+def float_first(edit: Editor) -> None:
+    edit.bypass("images")
+
+
+def second_reader(edit: Editor) -> None:
+    edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
+
+
+@pytest.mark.parametrize(("change", "reader"), [(float_first, "Conv"), (second_reader, "Neg")])
+def test_integers_need_a_network_that_quantizes_its_input(change, reader):
+    edit = Editor(GOOD)
+    change(edit)
+    with pytest.raises(InputError, match=f"{reader} reads it here: its first convolution is in float; take") as caught:
+        attach_input(edit.model, INTEGERS)
+    assert "\n" not in str(caught.value)
+
+
+def test_shapes_may_be_asked_for():
+    """A graph of dynamic size reads the input's shape, which is the same for integers."""
+    edit = Editor(GOOD)
+    edit.model.graph.node.append(helper.make_node("Shape", ["images"], ["shape"], name="asks"))
+    edit.model.graph.output.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [4]))
+    graph, taken = formed(edit.model, INTEGERS)
+    assert verify(graph).ok
+    assert json.loads(taken.metadata()["input_scale"]) == taken.scale

@@ -1,0 +1,106 @@
+"""The forms in which a file takes images, put in front of a graph that takes floats; pure, see `cleanup.py`.
+
+    float   images [B, 3, H, W] FP32 in 0..1, as it is traced
+    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast, Transpose and Mul 1/255 stand in front
+    int8    images [B, 3, H, W]: what the first QuantizeLinear would have given, which is taken out
+
+Only a Cast to FP32 reads a byte input: TensorRT converts network inputs of UINT8 to floats and to nothing else
+("DataType" in its API reference). With INT8 input the first layer reads INT8, and nothing stands in front of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from utils.core.errors import InputError
+from utils.core.input_form import InputForm
+from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, metadata_of
+
+TO_NCHW = [0, 3, 1, 2]
+
+
+def attach_input(model: ModelProto, wanted: InputForm) -> tuple[ModelProto, InputForm]:
+    """A graph that takes images in this form, and the form with its scale.
+
+    Raises:
+        InputError: int8 was asked for, and the network does not quantize its input first of all.
+    """
+    if wanted.kind == "uint8":
+        return take_bytes(model, wanted), wanted
+    if wanted.kind == "int8":
+        return take_integers(model), InputForm("int8", scale=input_scale(model))
+    return model, wanted
+
+
+def input_form(model: ModelProto) -> InputForm:
+    """The form in which a file takes images, see `InputForm.of_file`."""
+    kind = model.graph.input[0].type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name if kind.elem_type else ""
+    return InputForm.of_file(metadata_of(model), dtype, [dim.dim_value or None for dim in kind.shape.dim])
+
+
+@pure
+def take_bytes(model: ModelProto, form: InputForm) -> None:
+    """Let a graph take bytes, in the form's layout."""
+    value = model.graph.input[0]
+    name = value.name
+    scaled, factor = f"{name}/scaled", f"{name}/factor"
+    for node in model.graph.node:
+        rename_inputs(node, {name: scaled})
+    nodes = [_node("Cast", name, f"{name}/float", to=TensorProto.FLOAT)]
+    if form.layout == "nhwc":  # before the product: what only moves values does not stand in front of a quantizer
+        nodes.append(_node("Transpose", nodes[-1].output[0], f"{name}/nchw", perm=TO_NCHW))
+    nodes.append(helper.make_node("Mul", [nodes[-1].output[0], factor], [scaled], name=f"/{name}/Mul"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1 / 255, np.float32), factor))
+    set_nodes(model, [*nodes, *model.graph.node])
+    kind = value.type.tensor_type
+    kind.elem_type = TensorProto.UINT8
+    dims = [type(dim).FromString(dim.SerializeToString()) for dim in kind.shape.dim]
+    del kind.shape.dim[:]
+    kind.shape.dim.extend(form.own(dims))
+
+
+@pure
+def take_integers(model: ModelProto) -> None:
+    """Let a graph take the integers of its first quantizer."""
+    name = model.graph.input[0].name
+    quantizer = first_quantizer(model)
+    for node in model.graph.node:
+        if node.op_type == DEQUANTIZE:
+            rename_inputs(node, {quantizer.output[0]: name})
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
+    drop_unused(model)
+
+
+def first_quantizer(model: ModelProto) -> NodeProto:
+    """The QuantizeLinear that alone reads a network's input, behind a Cast in FP16 files.
+
+    Raises:
+        InputError: something else reads it.
+    """
+    view = GraphView(model)
+    readers = view.consumers_through(model.graph.input[0].name, frozenset({"Cast"}))
+    found = [node for node in readers if node.op_type != "Shape"]
+    if len(found) == 1 and found[0].op_type == QUANTIZE and view.array(found[0].input[1]) is not None:
+        return found[0]
+    other = next((node.op_type for node in found if node.op_type != QUANTIZE), "several quantizers")
+    raise InputError(
+        f"--input int8 is for networks that quantize the image first of all, and {other} reads it here: its first "
+        "convolution is in float; take --input uint8"
+    )
+
+
+def input_scale(model: ModelProto) -> float:
+    """Scale of a network's first quantizer.
+
+    Raises:
+        InputError: see `first_quantizer`.
+    """
+    scale = GraphView(model).array(first_quantizer(model).input[1])
+    return 0.0 if scale is None else float(scale)
+
+
+def _node(kind: str, source: str, result: str, **attributes: object) -> NodeProto:
+    return helper.make_node(kind, [source], [result], name=f"/{source}/{kind}", **attributes)
