@@ -256,7 +256,7 @@ class TestJudge:
         exporter = FakeExporter()
         scores = [("model.0", 0.3), ("model.1", 0.2), ("model.2", 0.1)]
         curve, _ = judged(search({}, scores), bench(tmp_path, exporter))
-        assert exporter.written[3:5] == [("model.0",), ("model.0", "model.1")]
+        assert exporter.written[3:6] == [("model.0",), ("model.0", "model.1"), ("model.1",)]
         assert curve.chosen.kind == "INT8" or curve.chosen.ap is not None
 
     def test_without_time_the_rest_is_estimated(self, api, tmp_path):

@@ -129,7 +129,9 @@ class EngineJudge:
         path, whole_path = self._path(), self._whole_path()
         yield from _prefixes(path)
         yield from ((name,) for name in path)
-        yield from _prefixes(whole_path)
+        for length in range(len(path) + 1, len(whole_path) + 1):
+            yield whole_path[:length]
+            yield (whole_path[length - 1],)
         yield from ((name,) for name in sorted(self._search.units, key=lambda name: self._estimates.get(name, 0.0)))
         free = self._no_faster_in_int8()
         yield free
