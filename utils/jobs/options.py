@@ -207,6 +207,7 @@ class SensitiveOptions(CalibrateOptions):
                 "choose layer or module"
             )
 
+
 def flag(name: str) -> str:
     """The command-line flag of a field."""
     return "--" + name.replace("_", "-")
