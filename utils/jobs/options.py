@@ -207,16 +207,6 @@ class SensitiveOptions(CalibrateOptions):
                 "choose layer or module"
             )
 
-    @property
-    def minutes_for_engines(self) -> float:
-        """How long one process may build and time engines."""
-        return ENGINE_MINUTES if self.engine_minutes is None else self.engine_minutes
-
-    @property
-    def images_for_engines(self) -> int:
-        """Images in a batch of the engines."""
-        return ENGINE_BATCH if self.engine_batch is None else self.engine_batch
-
 
 def flag(name: str) -> str:
     """The command-line flag of a field."""

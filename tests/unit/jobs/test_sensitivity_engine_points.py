@@ -128,4 +128,7 @@ class TestReport:
         fills = [line.get_markerfacecolor() for line in axes.lines if line.get_marker() in "sDo"]
         assert fills.count("white") == 1  # the estimate
         assert fills.count("none") == 1  # the ring around the chosen one
-        assert {text.get_text() for text in axes.texts} == {"INT8", "FP16", "2", "7", "2, 3"}
+        assert {text.get_text() for text in axes.texts} == {"INT8", "FP16", "2", "2, 3"}  # not the estimate
+        line = next(line for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) > 2)
+        assert list(line.get_xdata()) == pytest.approx([2.0, 2.04, 2.3, 3.5])
+        assert list(line.get_ydata()) == [0.60, 0.65, 0.699, 0.70]

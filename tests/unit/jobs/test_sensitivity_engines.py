@@ -20,7 +20,7 @@ from models.quantize.recipe import Recipe
 from utils.core import distributed
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity import engines
+from utils.jobs.sensitivity import engines, exporting
 from utils.jobs.sensitivity.by_engine import EngineJudge
 from utils.jobs.sensitivity.engines import AGAIN, FP16, INT8, Bench
 from utils.jobs.sensitivity.screening import Screened
@@ -140,6 +140,31 @@ class TestBench:
         assert list(one.failed) == ["model.1"]
         assert one.measure("model.0", Recipe(float=("model.0",))).cost == 12
 
+    def test_a_new_run_in_an_old_folder_takes_no_engine_of_the_old_one(self, api, tmp_path):
+        one = bench(tmp_path)
+        one.compare_with(Recipe())
+        one.profile(INT8)
+        engines.forget_engines(tmp_path)
+        assert not [path for path in (tmp_path / "engines").iterdir() if "int8" in path.name]
+        assert list((tmp_path / "engines").glob("*.timing.cache"))
+        exporter = FakeExporter()
+        bench(tmp_path, exporter).compare_with(Recipe())
+        assert exporter.written == [(), ()]
+
+    def test_without_a_control_the_int8_engine_is_timed_twice(self, api, tmp_path):
+        class OneBuild(Here):
+            def build(self, onnx, engine, config, limit, on_wait=lambda: None):
+                self.failing = () if engine.stem != "int8-again" else (config.options,)
+                return super().build(onnx, engine, config, limit, on_wait)
+
+        exporter = FakeExporter()
+        one = bench(tmp_path, exporter, builds=OneBuild())
+        for _ in range(2):
+            one.compare_with(Recipe())
+        assert one.failed == {AGAIN: "no engine for this"}
+        assert one.measure("model.1", Recipe(float=("model.1",))).control == 0
+        assert exporter.written == [(), (), ("model.1",)]
+
     def test_without_an_int8_engine_there_is_nothing_to_compare_with(self, api, tmp_path):
         with pytest.raises(QatError):
             bench(tmp_path, FakeExporter(broken=((),))).compare_with(Recipe())
@@ -256,7 +281,7 @@ class TestJudge:
         exporter = FakeExporter()
         scores = [("model.0", 0.3), ("model.1", 0.2), ("model.2", 0.1)]
         curve, _ = judged(search({}, scores), bench(tmp_path, exporter))
-        assert exporter.written[3:5] == [("model.0",), ("model.0", "model.1")]
+        assert exporter.written[3:6] == [("model.0",), ("model.0", "model.1"), ("model.1",)]
         assert curve.chosen.kind == "INT8" or curve.chosen.ap is not None
 
     def test_without_time_the_rest_is_estimated(self, api, tmp_path):
@@ -276,6 +301,12 @@ class TestJudge:
         assert {point.cost for point in curve.points[2:]} == {None}
         curve, _ = judged(search(), bench(tmp_path / "more", exporter))
         assert [point.units for point in curve.points if point.cost == 32] == [("model.1",)]
+
+    def test_a_control_that_cannot_be_built_is_told(self, api, tmp_path):
+        one = bench(tmp_path)
+        one.failed[AGAIN] = "not built within 120 s"
+        curve, _ = judged(search(), one)
+        assert "the INT8 engine was timed twice, for its control has failed: not built within 120 s" in curve.notes
 
     def test_a_failure_is_told(self, api, tmp_path):
         curve, _ = judged(search(), bench(tmp_path, FakeExporter(broken=(("model.1",),))))
@@ -306,7 +337,7 @@ def test_ranges_are_those_of_the_whole_network():
         other = chain()
         plan = placement.plan(other, Recipe(float=(path.removesuffix(".conv"),)))
         placement.apply(other, plan)
-        calibration.load_all(other, engines.ranges_in(plan, whole, amax))
+        calibration.load_all(other, exporting.ranges_in(plan, whole, amax))
         for tensor in plan.tensors:
             found = backend.get_amax(other.activation_quantizers[scale_key(tensor.scale)])
             assert float(found) == pytest.approx(of_tensor[tensor.name])

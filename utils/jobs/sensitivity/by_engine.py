@@ -18,7 +18,7 @@ from utils.core.resampled import Resampled, difference_error
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import engine_points, selection
 from utils.jobs.sensitivity.engine_points import Estimates, Point
-from utils.jobs.sensitivity.engines import FP16, INT8, Bench
+from utils.jobs.sensitivity.engines import AGAIN, FP16, INT8, Bench
 from utils.jobs.sensitivity.search import Search
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,9 @@ class EngineJudge:
         path, whole_path = self._path(), self._whole_path()
         yield from _prefixes(path)
         yield from ((name,) for name in path)
-        yield from _prefixes(whole_path)
+        for length in range(len(path) + 1, len(whole_path) + 1):
+            yield whole_path[:length]
+            yield (whole_path[length - 1],)
         yield from ((name,) for name in sorted(self._search.units, key=lambda name: self._estimates.get(name, 0.0)))
         free = self._no_faster_in_int8()
         yield free
@@ -223,7 +225,11 @@ class EngineJudge:
                 f"by its estimate {likely[0].name} in float is worth an engine; --resume with more --engine-minutes "
                 "builds it"
             )
-        yield from (f"no engine with {name} in float: {why}" for name, why in self._bench.failed.items())
+        for name, why in self._bench.failed.items():
+            if name == AGAIN:
+                yield f"the INT8 engine was timed twice, for its control has failed: {why}"
+            else:
+                yield f"no engine with {name} in float: {why}"
 
 
 def _prefixes(path: Names) -> Iterator[Names]:

@@ -1,37 +1,31 @@
-"""Engines of a network with parts of it in float: exported, built, and timed in turns with the all-INT8 engine."""
+"""Engines of a network with parts of it in float: built, and timed in turns with the all-INT8 engine."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from models.quantize import calibration, placement
-from models.quantize.placement import Plan, scale_key
 from models.quantize.recipe import Recipe
-from utils import upstream
 from utils.core import distributed
 from utils.core.errors import InputError, QatError
 from utils.core.output_paths import refuse_overwrite
-from utils.core.tasks import task_of_head
 from utils.jobs.dependencies import need
-from utils.jobs.inputs import Inputs
-from utils.jobs.open import Network
-from utils.jobs.options import SensitiveOptions
+from utils.jobs.options import ENGINE_MINUTES, SensitiveOptions
 from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.engine_points import Profile, Times
+from utils.jobs.sensitivity.exporting import Exporter
 from utils.jobs.sensitivity.state import AnalysisState
 from utils.trt.build_apart import BuildProcess, Outcome
 from utils.trt.build_config import BuildConfig, describe_options
+from utils.trt.engine_file import EngineNote, note_path
 
 if TYPE_CHECKING:
     from utils.trt.tensorrt_api import Api
@@ -64,57 +58,6 @@ def check(options: SensitiveOptions) -> None:
             "--engine builds and times engines, and torch sees no NVIDIA GPU here; leave it out, or run this on a GPU "
             "host; --profile takes layer times that were measured elsewhere"
         )
-
-
-@dataclass(frozen=True)
-class Exporter:
-    """ONNX files of one network, with more or less of it in float, and the ranges of one calibration.
-
-    Attributes:
-        plan: where the quantizers are that `amax` has the ranges of.
-        batch: images.
-    """
-
-    inputs: Inputs
-    plan: Plan
-    amax: Mapping[str, float]
-    batch: int
-
-    def write(self, recipe: Recipe | None, path: Path) -> None:
-        """Export the network as a recipe has it, or the float network without one.
-
-        Args:
-            recipe: keeps at least in float what the network of `plan` has there.
-        """
-        from utils.onnx_graph.export import ExportConfig, export_onnx
-        from utils.trt import tensorrt_api
-
-        source, device = self.inputs.source, self.inputs.device
-        model = copy.deepcopy(source.model)
-        if recipe is None:
-            model = upstream.call_fused(model)
-        else:
-            plan = placement.plan(model, recipe)
-            placement.apply(model, plan)
-            calibration.load_all(model, ranges_in(plan, self.plan, self.amax))
-        head: Any = model.model[-1]
-        kind = "float" if recipe is None else "ptq"
-        network = Network(
-            model.to(device).eval(), source.names, source.stride, type(head).__name__, recipe, kind, task_of_head(head)
-        )
-        size = (self.inputs.imgsz, self.inputs.imgsz)
-        typing = "weak" if tensorrt_api.load().weakly_typed else "strong"
-        export_onnx(
-            network.model, ExportConfig(size, self.batch, typing=typing), path, network.metadata()  # type: ignore[arg-type]
-        )  # fmt: skip
-
-
-def ranges_in(plan: Plan, whole: Plan, amax: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """The ranges of a placement's scales, from those of one that quantizes the same tensors and more."""
-    scale = {tensor.name: tensor.scale for tensor in whole.tensors}
-    named = {tensor.scale: scale[tensor.name] for tensor in plan.tensors}
-    named |= {f"{path}.input": f"{path}.input" for path in plan.fallback}
-    return {scale_key(ours): torch.tensor(amax[scale_key(theirs)]) for ours, theirs in named.items()}
 
 
 class Bench:
@@ -157,7 +100,7 @@ class Bench:
         saved = state.engines.get("times", {})
         self.times: dict[str, Times] = {name: Times.from_dict(entries) for name, entries in saved.items()}
         self.failed: dict[str, str] = {}
-        self._began, self.limit = time.perf_counter(), options.minutes_for_engines
+        self._began, self.limit = time.perf_counter(), options.engine_minutes or ENGINE_MINUTES
         self._seconds = {name: one.seconds for name, one in self.times.items()}  # of builds
 
     def __enter__(self) -> Bench:
@@ -214,8 +157,11 @@ class Bench:
             QatError: the INT8 engine cannot be built.
         """
         self._built(INT8, recipe)
-        if self.path(AGAIN).is_file() or self.has_time():
-            self._built(AGAIN, recipe)
+        if AGAIN not in self.failed and (self.path(AGAIN).is_file() or self.has_time()):
+            try:
+                self._built(AGAIN, recipe)
+            except QatError as error:
+                self.failed[AGAIN] = str(error)
 
     def profile(self, name: str) -> Profile | None:
         """Layers of an engine with their milliseconds; None where TensorRT does not measure them."""
@@ -243,8 +189,6 @@ class Bench:
 
     def _built(self, name: str, recipe: Recipe | None) -> float:
         """Export and build, unless the engine is there; the seconds that the build took."""
-        from utils.trt.engine_file import EngineNote
-
         engine = self.path(name)
         if engine.is_file():
             note = EngineNote.load(engine)
@@ -300,6 +244,13 @@ class Bench:
 
 def _said(name: str) -> str:
     return {INT8: "nothing", AGAIN: "nothing, once more", FP16: "everything"}.get(name, name)
+
+
+def forget_engines(folder: Path) -> None:
+    """Remove the engines in a run's folder, and what lies beside them; times of kernels stay."""
+    for path in (folder / FOLDER).glob("*.engine"):
+        for one in (path, note_path(path), path.with_suffix(".layers.json")):
+            one.unlink(missing_ok=True)
 
 
 def release() -> None:

@@ -31,9 +31,10 @@ from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import SensitiveOptions, merged_recipe, resumed_options
-from utils.jobs.sensitivity import engine_report, selection
+from utils.jobs.options import ENGINE_BATCH, SensitiveOptions, merged_recipe, resumed_options
+from utils.jobs.sensitivity import engine_report, engines, selection
 from utils.jobs.sensitivity import report as report
+from utils.jobs.sensitivity.by_engine import Curve, EngineJudge
 from utils.jobs.sensitivity.confirming import Clock, Confirming, Work, forget_parts
 from utils.jobs.sensitivity.screening import Screening
 from utils.jobs.sensitivity.search import Costs, Search
@@ -42,8 +43,6 @@ from utils.jobs.sensitivity.units import Unit, Units, macs
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from utils.jobs.sensitivity.by_engine import Curve
 
 __all__ = ["find_analysis", "resume", "start"]
 
@@ -57,7 +56,8 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
         InputError: something given cannot be used; nothing was written then.
     """
     recipe = merged_recipe(options.as_quantize())
-    _check_engines(options)
+    if options.engine:
+        engines.check(options)
     analysis = Analysis(options, recipe)
     state = AnalysisState(
         options.to_dict(), recipe.to_dict(), file_hash(options.weights),
@@ -65,6 +65,8 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     )  # fmt: skip
     with new_run(options.project, options.name, options.exist_ok) as folder:
         forget_parts(folder)  # an earlier run's detections, which have the same names
+        if options.engine:
+            engines.forget_engines(folder)
         state.save(folder)
         return analysis.run(folder, state)
 
@@ -82,7 +84,8 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, An
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
     state = distributed.from_main(lambda: AnalysisState.load(folder))
     options = resumed_options(state.options, given, SensitiveOptions)
-    _check_engines(options)
+    if options.engine:
+        engines.check(options)
     analysis = Analysis(options, Recipe.from_dict(state.recipe))
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
@@ -90,13 +93,6 @@ def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, A
     check_unchanged(state.dataset, dataset, folder)
     state.dataset, state.command = state.dataset or dataset.to_text(), state.command or command
     return analysis.run(folder, state)
-
-
-def _check_engines(options: SensitiveOptions) -> None:
-    if options.engine:
-        from utils.jobs.sensitivity import engines
-
-        engines.check(options)
 
 
 class Analysis:
@@ -172,8 +168,6 @@ class Analysis:
 
     def _judged(self, model: nn.Module, work: Work, search: Search, chosen: tuple[str, ...], notes: list[str]) -> Curve:
         """AP against milliseconds of engines; no network is in the GPU's memory while they are built."""
-        from utils.jobs.sensitivity import engines
-        from utils.jobs.sensitivity.by_engine import EngineJudge
 
         def measure_ap(states: Mapping[str, State]) -> tuple[Mapping[str, float], Mapping[str, Resampled]]:
             for name in states:  # which the search had to know
@@ -188,7 +182,8 @@ class Analysis:
         began = time.perf_counter()
         model.cpu()
         engines.release()
-        exporter = engines.Exporter(self._inputs, self._inputs.plan, self.state.amax, self.options.images_for_engines)
+        batch = self.options.engine_batch or ENGINE_BATCH
+        exporter = engines.Exporter(self._inputs, self._inputs.plan, self.state.amax, batch)
         with engines.Bench(self.folder, self.state, exporter, self.options) as bench:
             judge = EngineJudge(self.options, search, bench, self._recipe_with)
             judge.build(chosen)
