@@ -320,3 +320,16 @@ def test_programs_end_so(together, work, code, tmp_path, monkeypatch):
     assert program.process.returncode == code
     assert output == "printed\nregistered\n"
     assert errors.count("\n") == ("/" in work)
+
+
+def test_programs_look_for_cycles_seldom(tmp_path):
+    """Python does so after each 700 new objects, and importing torch makes a million."""
+    run = """
+    import argparse, gc
+    from utils.cli import run_program
+    before = gc.get_threshold()[0]
+    raise SystemExit(run_program(argparse.ArgumentParser(), lambda _: print(before, gc.get_threshold()[0]), []))
+    """
+    output, _ = Program(tmp_path, run).process.communicate(timeout=60)
+    before, inside = map(int, output.split())
+    assert inside > 50 * before
