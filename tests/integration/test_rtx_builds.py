@@ -104,7 +104,7 @@ def test_prototypes_are_a_second_output_of_what_builds(upstream_yaml, tmp_path, 
     check_warnings(note)
 
 
-# gelan-c and gelan-e: test_export.py, at 320 pixels; gelan-s and gelan-m have layers of these
+# gelan-c and gelan-e: test_export.py; gelan-s and gelan-m have layers of these
 @pytest.mark.parametrize("named", ["gelan-t", "gelan"], indirect=True)
 def test_weakly_typed_file_holds_its_properties(named, tmp_path):
     _, network = named
