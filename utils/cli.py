@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import gc
 import logging
 import os
 import sys
@@ -160,9 +161,12 @@ def run_program(
     args = _parse(parser, leaves, argv)
     world = _launched(parser, together)
     setup_logging(args.debug, world.rank)
+    if interrupts.watching():
+        gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
     code = _finished(args, handler, f"rank {world.rank}: " if world.rank else "")
-    if world.size > 1 and interrupts.watching():
-        interrupts.leave(code)  # Gloo's threads may end a process with an abort that ends in Python's own way
+    if interrupts.watching():
+        # Unwinding takes torch a second, and Gloo's threads may abort a process that does.
+        interrupts.leave(code)
     return code
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ def ensure() -> None:
         ) from error
     upstream_shims.after_import()
     models.yolo.parse_model = _checked_parser(models.yolo.parse_model)
+    models.yolo.model_info = _if_shown(models.yolo.model_info)
     logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
 
 
@@ -359,6 +360,17 @@ def _short_ranges_on_the_cpu() -> AbstractContextManager[Any]:
             return function(*args, **kwargs)
 
     return ShortRangesOnTheCpu()
+
+
+def _if_shown(describe: Callable[..., None]) -> Callable[..., None]:
+    """Upstream's summary of a network, which runs a copy of it to count operations: only where its log is shown."""
+
+    @wraps(describe)
+    def model_info(*args: Any, **kwargs: Any) -> None:
+        if logging.getLogger("yolov5").isEnabledFor(logging.INFO):
+            describe(*args, **kwargs)
+
+    return model_info
 
 
 def _quiet() -> AbstractContextManager[None]:

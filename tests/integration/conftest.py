@@ -91,6 +91,12 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
+def blank_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots of a report are empty files: where a test looks at other things, a run need not take a second for them."""
+    monkeypatch.setattr("utils.reports.figures.render", lambda *_: b"")
+
+
+@pytest.fixture
 def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str], list[str]]]:
     """Runs a program's main function; gives its exit code, lines on standard output, lines on standard error."""
 

@@ -88,6 +88,7 @@ def one_line(text: str) -> str:
     return text
 
 
+@pytest.mark.usefixtures("blank_plots")
 class TestDataset:
     @pytest.mark.parametrize("command", STATES)
     def test_a_run_is_not_continued_on_other_images(self, command, start, data, tmp_path, capsys):
@@ -182,6 +183,7 @@ class TestNothingIsLeftOut:
         assert RunState.load(tmp_path / "exp").finished
         assert not list((tmp_path / "exp").rglob(".*"))
 
+    @pytest.mark.usefixtures("blank_plots")
     def test_notes_between_the_state_and_the_report(self, start, tmp_path, monkeypatch):
         def diverge(*_: object) -> None:
             raise DivergedError("the loss is nan")
@@ -198,6 +200,7 @@ class TestNothingIsLeftOut:
         assert resume("quantize", tmp_path / "exp") == 0
         assert "--ptq-only" in report_of(tmp_path / "exp")["command"]
 
+    @pytest.mark.usefixtures("blank_plots")
     def test_epochs_that_were_asked_for_on_resume(self, start, tmp_path):
         words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1")
         assert start("quantize", *words) == 0
@@ -207,6 +210,7 @@ class TestNothingIsLeftOut:
         assert resume("quantize", tmp_path / "exp") == 0
         assert len(report_of(tmp_path / "exp")["history"]) == 2
 
+    @pytest.mark.usefixtures("blank_plots")
     def test_detections_kept_for_a_stage_that_is_done(self, start, tmp_path):
         killed(
             lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
@@ -216,6 +220,7 @@ class TestNothingIsLeftOut:
         assert resume("sensitive", tmp_path / "exp") == 0
         assert not list((tmp_path / "exp/parts").iterdir())
 
+    @pytest.mark.usefixtures("blank_plots")
     def test_a_killed_last_unit_leaves_a_speed(self, start, tmp_path):
         """All is screened and saved, but its time was not: the summary divided by 0 on every resume."""
         killed(
@@ -229,6 +234,7 @@ class TestNothingIsLeftOut:
         assert resume("sensitive", tmp_path / "exp") == 0
 
 
+@pytest.mark.usefixtures("blank_plots")
 class TestAnotherRunInTheSameFolder:
     def test_its_report_does_not_go_into_the_new_one(self, start, data, demo_weights, tmp_path):
         assert quantize(demo_weights, data, tmp_path, "--no-eval-ptq", "--epochs", "1") == 0

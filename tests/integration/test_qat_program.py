@@ -169,6 +169,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable:
     return use
 
 
+@pytest.mark.usefixtures("blank_plots")
 class TestWhatIsKept:
     def test_the_epoch_with_the_smallest_loss_on_held_out_images_is_the_best_whatever_its_ap(
         self, scores, losses, data, demo_weights, tmp_path, capsys

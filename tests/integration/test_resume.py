@@ -24,8 +24,8 @@ from utils.reports.schema import Report
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import SMALL_RUN, checkpoints, quantize, report_of, write_small_set
 
-EPOCHS = 3
-LONGER = ("--epochs", str(EPOCHS))
+pytestmark = pytest.mark.usefixtures("blank_plots")
+LONGER = ("--epochs", "2")
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +172,11 @@ def test_more_epochs_begin_a_leg_of_their_own_that_dies_and_continues_to_the_sam
     for name in ("whole", "dies"):
         assert quantize(demo_weights, data, tmp_path / name, "--epochs", "1") == 0
     before = report_of(tmp_path / "whole/exp")["history"]
-    assert resume(tmp_path / "whole/exp", *LONGER) == 0
+    assert resume(tmp_path / "whole/exp", "--epochs", "3") == 0
     with monkeypatch.context() as patch:
         at_call(patch, Finetuner, "_step", 4)  # in the second epoch of the new leg
         with pytest.raises(Killed):
-            resume(tmp_path / "dies/exp", *LONGER)
+            resume(tmp_path / "dies/exp", "--epochs", "3")
     assert resume(tmp_path / "dies/exp") == 0
     assert_equal_runs(tmp_path / "dies/exp", tmp_path / "whole/exp")
     history = report_of(tmp_path / "whole/exp")["history"]

@@ -244,6 +244,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, last: int
     return calls
 
 
+@pytest.mark.usefixtures("blank_plots")
 class TestResume:
     words = (*TINY, *HARSH, "--float-budget", "0.1")
 
@@ -292,6 +293,7 @@ class TestResume:
         assert "--granularity is module here and layer" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("blank_plots")
 class TestBudget:
     def test_no_time_gives_what_is_known_and_can_go_on(self, few, demo_weights, tmp_path, capsys):
         assert sensitive(demo_weights, few, tmp_path, *TINY, "--budget", "0.0001") == 0

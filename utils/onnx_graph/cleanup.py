@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.core.errors import DependencyError, QatError
 from utils.onnx_graph import decoding, int8_kernels, qdq_passes
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.view import QUANTIZE, GraphView, attribute, opset_of
+from utils.onnx_graph.view import QUANTIZE, GraphView, attribute, opset_of, with_shapes
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
 FOLDABLE = frozenset(
@@ -78,7 +77,7 @@ def fold_constants(model: ModelProto) -> None:
 
 def _known_shapes(model: ModelProto) -> dict[str, list[int | None]]:
     """Shapes that inference finds; a dynamic dimension is None."""
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    inferred = with_shapes(model, data_prop=True)
     return {
         value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
         for value in [*inferred.value_info, *inferred.input, *inferred.output]

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QDQ = (QUANTIZE, DEQUANTIZE)
+SHAPE_BYTES = 1024  # a constant of no more may be a shape, or a part of one
 
 
 class GraphView:
@@ -106,11 +107,32 @@ def channel_bounds(node: NodeProto, view: GraphView) -> tuple[int, int] | None:
 
 def channel_counts(model: ModelProto) -> dict[str, int]:
     """Channels of the tensors `[B, C, H, W]` whose shapes are known or can be inferred, by name."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph = with_shapes(model)
     shapes = {
         value.name: value.type.tensor_type.shape.dim for value in [*graph.value_info, *graph.input, *graph.output]
     }
     return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 4 and shape[1].dim_value}
+
+
+def with_shapes(model: ModelProto, *, data_prop: bool = False) -> GraphProto:
+    """The graph with the types and shapes that inference finds, and without its weights.
+
+    Inference looks at no weight's values, but would copy them twice: hundreds of megabytes in a large network.
+    """
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph, source = light.graph, model.graph
+    graph.name = source.name
+    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+        getattr(graph, field).extend(getattr(source, field))
+    inputs = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor.ByteSize() <= SHAPE_BYTES:
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    found = onnx.shape_inference.infer_shapes(light, data_prop=data_prop).graph
+    del found.input[len(source.input) :]
+    return found
 
 
 def opset_of(model: ModelProto) -> int:

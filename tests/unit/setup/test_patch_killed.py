@@ -120,14 +120,17 @@ def test_killed_before_any_change_and_run_again_or_reverted(name, patch_overlay,
     done = tree(scene.checkout)
     other = "1.0" if last[0] == "2.0" else "2.0"
     for number in range(1, 200):
+        scene.fresh(template)
+        lived = scene.run_and_kill(*last, kill_at=number)
+        killed = shutil.copytree(scene.checkout, tmp_path / "killed", symlinks=True)
         for then in ([last, (last[0], "--revert")], [(other, "--revert")], [(other, "--force"), (other, "--revert")]):
-            scene.fresh(template)
-            lived = scene.run_and_kill(*last, kill_at=number)
+            scene.fresh(killed)
             scene.run(*then[0])
             if then[0] == last:
                 assert tree(scene.checkout) == done, f"killed before change {number} and run again"
             scene.run(*then[-1])
             assert tree(scene.checkout) == clean, f"killed before change {number}, then {then}"
+        shutil.rmtree(killed)
         if lived:
             assert number > 10, "a run makes at least so many changes"
             return
