@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +15,7 @@ from utils.core.tasks import Prediction
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import ahead
 from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.statistics import Statistics
 from utils.jobs.open import open_runner
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
@@ -29,6 +32,42 @@ def test_nms_keeps_what_it_keeps_on_the_cpu(conf, iou, max_det):
     for one, same in zip(found, expected, strict=True):
         assert len(one) == len(same) > 10
         torch.testing.assert_close(one.cpu(), same, atol=1e-3, rtol=0)
+
+
+def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
+    """NMS waits a few times for a batch, whatever its images hold; matching does not wait at all."""
+    boxes, labels, found = torch.Generator().manual_seed(1), [], []
+    for image in range(12):
+        corner = torch.rand(image, 2, generator=boxes) * 200
+        truth = torch.cat([torch.randint(0, 3, (image, 1), generator=boxes), corner, corner + 40], 1)
+        near = truth.repeat(3, 1)
+        near[:, 1:] += torch.randn(len(near), 4, generator=boxes) * 4
+        score = torch.rand(len(near), 1, generator=boxes).sort(0, descending=True).values
+        labels.append(truth)
+        found.append(torch.cat([near[:, 1:], score, near[:, :1]], 1))
+    raw = torch.rand(12, 14, 1500, device="cuda") ** 4 * 300
+    on_gpu = [one.cuda() for one in found], [one.cuda() for one in labels]
+    statistics = {"cpu": Statistics(), "cuda": Statistics()}
+    statistics["cuda"].add(*on_gpu, ["warm"] * 12)
+    non_max_suppression(Prediction.of_boxes(raw), 0.5, 0.7)
+    statistics["cuda"] = Statistics()
+    waits = {}
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            statistics["cuda"].add(*on_gpu, ["a"] * 12)
+            waits["matching"] = len(caught)
+            non_max_suppression(Prediction.of_boxes(raw), 0.5, 0.7)
+            waits["nms"] = len(caught) - waits["matching"]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert waits["matching"] == 0, [str(one.message) for one in caught[: waits["matching"]]]
+    assert 1 <= waits["nms"] <= 6, waits
+    statistics["cpu"].add(found, labels, ["a"] * 12)
+    one, other = (statistics[name].scores() for name in ("cpu", "cuda"))
+    assert one.mean() == pytest.approx(other.mean(), abs=1e-6)
+    assert 0.1 < one.mean()[3] < 0.9
 
 
 def test_outputs_of_several_types(tmp_path):

@@ -117,7 +117,7 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
     # float: the same arithmetic in another order; quantized: single values move by a step, see the tests below
     pixels, score = (1e-3, 1e-5) if kind == "float" else (0.25, 1e-3)
     if config.typing == "strong":
-        pixels, score = (0.1, 1e-3) if kind == "float" else (0.5, 2e-3)
+        pixels, score = (0.25, 1e-3) if kind == "float" else (0.5, 2e-3)  # cells of 32 pixels, in steps of 1/128
     shapes = {"none": [(2, SIDE, SIDE)], "batch": [(2, SIDE, SIDE), (1, SIDE, SIDE), (3, SIDE, SIDE)]}
     for shape in shapes.get(config.dynamic, [(2, SIDE, SIDE), (1, 96, 128), (3, 32, 64)]):
         images = random_images(*shape)
@@ -276,7 +276,7 @@ def test_half_of_a_float_network(networks: dict[str, Network], tmp_path: Path):
     half = export_onnx(networks["float"].model, config, tmp_path / "half.onnx", {})
     assert half.size_bytes < 0.65 * full.size_bytes
     images = random_images(1, 96, 64)
-    assert_close(run(half.path, images), predict(networks["float"], images), pixels=0.1, score=1e-3)
+    assert_close(run(half.path, images), predict(networks["float"], images), pixels=0.25, score=1e-3)
 
 
 def state_of(model: torch.nn.Module) -> dict[str, object]:

@@ -47,13 +47,15 @@ def keep_best_anchors(model: ModelProto, count: int) -> None:
     head = _head(view)
     if head is None or head.own[0][2].shape[1] <= count:
         return
-    inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
-    rows = {value.name: value.type.tensor_type.shape.dim[1].dim_value for value in inferred if _rank(value) == 3}
-    tail, (sides, logits) = Tail(model, "best"), (node.input[0] for node in (head.sides, head.scores))
-    index = _best(tail, logits, count, opset_of(model))
+    readers = [(node, node.input[0]) for node in (head.sides, head.scores)]
+    readers += [(head.predictions, name) for name in head.predictions.input[2:]]
+    rows = _rows(model)
+    if not all(rows.get(name) for _, name in readers):
+        return
+    tail = Tail(model, "best")
+    index = _best(tail, head.scores.input[0], count, opset_of(model))
     (places,) = tail.add("Unsqueeze", index, tail.value([1]))
-    readers = [(head.sides, sides), (head.scores, logits)]
-    for node, name in [*readers, *((head.predictions, name) for name in head.predictions.input[2:])]:
+    for node, name in readers:
         (wide,) = tail.add("Expand", places, tail.value([1, rows[name], 1]))
         rename_inputs(node, {name: tail.add("GatherElements", name, wide, axis=2)[0]})
     for node, name, values in head.own:
@@ -98,8 +100,11 @@ def _head(view: GraphView) -> _Head | None:
     return _Head(sides, own, scores, predictions)
 
 
-def _rank(value: onnx.ValueInfoProto) -> int:
-    return len(value.type.tensor_type.shape.dim)
+def _rows(model: ModelProto) -> dict[str, int]:
+    """Rows of the tensors `[B, rows, anchors]`, 0 where they are not known."""
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in inferred}
+    return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 3}
 
 
 def _in_order(nodes: list[NodeProto]) -> list[NodeProto]:

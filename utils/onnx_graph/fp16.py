@@ -2,9 +2,9 @@
 
 What becomes FP16 is decided by rule, not by running data: everything up to and including the last convolutions of the
 head, an activation behind one, as the prototypes of masks have it, so that the two fuse, what only moves their values,
-and DFL, whose tensors are the largest behind them: its distances, in cells, have steps of 1/128 from 8 to 16. What
-follows (boxes in pixels, scores) is FP32: FP16 has steps of half a pixel above 512. Input and output stay FP32 as well,
-so that a file in FP16 is fed like one in FP32.
+and DFL, whose tensors are the largest behind them: sizes in cells have steps of 1/128 from 8 to 16, and of 1/64 above,
+which is half a pixel of a box of more than 500. What follows (boxes in pixels, scores) is FP32: FP16 has steps of half
+a pixel above 512 wherever a box is. Input and output stay FP32 as well, so that a file in FP16 is fed like one in FP32.
 """
 
 from __future__ import annotations
