@@ -94,7 +94,7 @@ def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program: Prog
             for name, value in found.items():
                 np.testing.assert_allclose(value, reference[name], atol=2e-3, err_msg=f"{form}, {name}")
             entries = metadata_of(onnx.load(file))
-            assert entries["input"] == ("uint8" if form == "nhwc" else form)
+            assert entries["input_form"] == ("uint8" if form == "nhwc" else form)
             assert entries["input_layout"] == ("nhwc" if form == "nhwc" else "nchw")
             assert ("input_scale" in entries) == (form == "int8")
 
@@ -207,5 +207,5 @@ def test_it_builds(form, side, strong_file, tmp_path, monkeypatch):
     rtx = tensorrt_api.load("tensorrt_rtx_bindings")
     note = build(in_form(strong_file, form), tmp_path / "net.engine", config, rtx).note
     assert (note.precision, note.typing, note.input_format) == ("int8", "strong", side)
-    assert note.metadata["input"] == ("uint8" if form == "nhwc" else form)
+    assert note.metadata["input_form"] == ("uint8" if form == "nhwc" else form)
     assert note.profile["images"][2] == ([8, SIDE, SIDE, 3] if form == "nhwc" else [8, 3, SIDE, SIDE])

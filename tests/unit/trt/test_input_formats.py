@@ -65,7 +65,7 @@ def test_every_form_computes_the_same(tmp_path, monkeypatch, form, side):
     api = stand_in(monkeypatch)
     path, taken = file_of(tmp_path, form)
     note = build(path, tmp_path / "a.engine", replace(QUIET, input_format=side)).note
-    assert (note.input_format, note.metadata["input"]) == (side, form.kind)
+    assert (note.input_format, note.metadata["input_form"]) == (side, form.kind)
     images = pixels(2, 3, 4, 8)
     with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
         assert (runner.input_form, runner.inputs[0].shape) == (taken, taken.own((2, 3, 4, 8)))

@@ -130,7 +130,7 @@ def test_forms_of_input(install, tmp_path, form, side, words):
     onnx.save(set_metadata(graph, taken.metadata()), file)
     note = trtexec.build(file, tmp_path / "a.engine", BuildConfig(input_format=side), program)
     assert [word for word in asked() if "IOFormats" in word] == words
-    assert (note.input_format, note.metadata["input"]) == (side, form)
+    assert (note.input_format, note.metadata["input_form"]) == (side, form)
 
 
 def test_a_trtexec_without_formats(install, tmp_path):
