@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
+from utils.evaluation.device_letterbox import letterbox_on
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
 from utils.onnx_graph.cleanup import set_metadata
@@ -119,6 +121,15 @@ def test_other_arrays_get_one_line(name, dtype, built):
 def test_packed_formats_of_a_float_file_are_refused(demo_onnx, tmp_path):
     with pytest.raises(InputError, match="--input-format chw32 is for files that take INT8 images"):
         build(demo_onnx, tmp_path / "a.engine", BuildConfig(input_format="chw32", progress=False))
+
+
+@pytest.mark.parametrize("size", [(1080, 1920), (200, 100), (320, 320)])
+def test_letterboxing_there_gives_the_pixels_of_the_cpu(size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    expected, box = letterbox_on(image, (320, 320), torch.device("cpu"))
+    found, same = letterbox_on(image, (320, 320), torch.device("cuda:0"))
+    assert (same, found.device.type) == (box, "cuda")
+    assert (found.cpu().int() - expected.int()).abs().max() <= 1
 
 
 def test_times(built):

@@ -85,7 +85,7 @@ def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program: Prog
     words += ["--typing", "weak"] * (kind != "float")
     pixels = (images(2) * 255).round().byte()
     expected: dict[str, dict[str, np.ndarray]] = {}
-    for form in FORMS if kind != "float" else ("float", "nhwc"):
+    for form in {"float": ("float", "nhwc"), "masks": ("float", "int8")}.get(kind, FORMS):
         path = exported(program, weights[kind], tmp_path, form, *words)
         for file in (path, path.with_name(f"{path.stem}-end2end.onnx")):
             found = results(file, pixels)
@@ -94,7 +94,7 @@ def test_every_form_gives_the_same(kind, shape, weights, tmp_path, program: Prog
             for name, value in found.items():
                 np.testing.assert_allclose(value, reference[name], atol=2e-3, err_msg=f"{form}, {name}")
             entries = metadata_of(onnx.load(file))
-            assert entries["input"] == ("uint8" if form == "nhwc" else form)
+            assert entries["input_form"] == ("uint8" if form == "nhwc" else form)
             assert entries["input_layout"] == ("nhwc" if form == "nhwc" else "nchw")
             assert ("input_scale" in entries) == (form == "int8")
 
@@ -132,8 +132,9 @@ def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp
             found = evaluate(runner, load_data(demo_data), config, progress=False)
         scores[form] = found.ap, found.ap50
     assert scores["float"][0] > 0.5
-    for form in FORMS:  # in FP16 an image is rounded before it is quantized: of 30 images AP then differs by more
-        assert scores[form] == pytest.approx(scores["float"], abs=0.001 if typing == "weak" else 0.005), form
+    for form in FORMS:  # in FP16 an image is rounded before it is quantized, which int8 leaves out
+        rounded = (typing, form) == ("strong", "int8")
+        assert scores[form] == pytest.approx(scores["float"], abs=0.01 if rounded else 0.001), form
 
 
 def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, program: Program):
@@ -208,5 +209,5 @@ def test_it_builds(form, side, strong_file, tmp_path, monkeypatch):
     note = build(in_form(strong_file, form), tmp_path / "net.engine", config, rtx).note
     assert (note.precision, note.typing) == ("int8", "strong")
     assert note.options == ({} if side == "linear" else {"input_format": side})
-    assert note.metadata["input"] == ("uint8" if form == "nhwc" else form)
+    assert note.metadata["input_form"] == ("uint8" if form == "nhwc" else form)
     assert note.profile["images"][2] == ([8, SIDE, SIDE, 3] if form == "nhwc" else [8, 3, SIDE, SIDE])

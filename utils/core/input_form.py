@@ -21,7 +21,7 @@ Axes = Literal["nchw", "nhwc"]
 Size = TypeVar("Size")
 KINDS: tuple[Kind, ...] = ("float", "uint8", "int8")
 LAYOUTS: tuple[Axes, ...] = ("nchw", "nhwc")
-KIND_KEY, LAYOUT_KEY, SCALE_KEY = "input", "input_layout", "input_scale"  # of a file's metadata
+KIND_KEY, LAYOUT_KEY, SCALE_KEY = "input_form", "input_layout", "input_scale"  # of a file's metadata
 
 
 @dataclass(frozen=True)

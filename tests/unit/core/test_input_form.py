@@ -40,14 +40,22 @@ def test_files_of_others_are_what_their_type_and_shape_are(dtype, shape, expecte
 @pytest.mark.parametrize(
     ("entries", "dtype", "message"),
     [
-        ({"input": "int4"}, "uint8", "metadata say that its input is int4, and it is uint8"),
-        ({"input": "uint8"}, "float32", "metadata say that its input is uint8, and it is float32"),
-        ({"input": "float"}, "int8", "metadata say that its input is float, and it is int8"),
-        ({"input": "half"}, "float16", "an input of 'half' in 'nchw' is unknown; there is float, uint8, int8 in nchw"),
-        ({"input": "uint8", "input_layout": "chwn"}, "uint8", "an input of 'uint8' in 'chwn' is unknown"),
-        ({"input": "int8", "input_layout": "nhwc"}, "int8", "nhwc is for --input uint8; int8 has nchw"),
+        ({"input_form": "int4"}, "uint8", "metadata say that its input is int4, and it is uint8"),
+        ({"input_form": "uint8"}, "float32", "metadata say that its input is uint8, and it is float32"),
+        ({"input_form": "float"}, "int8", "metadata say that its input is float, and it is int8"),
+        (
+            {"input_form": "half"},
+            "float16",
+            "an input of 'half' in 'nchw' is unknown; there is float, uint8, int8 in nchw",
+        ),
+        ({"input_form": "uint8", "input_layout": "chwn"}, "uint8", "an input of 'uint8' in 'chwn' is unknown"),
+        ({"input_form": "int8", "input_layout": "nhwc"}, "int8", "nhwc is for --input uint8; int8 has nchw"),
         *[
-            ({"input": "int8", "input_scale": scale}, "int8", f"input_scale is '{scale}'; expected a positive number")
+            (
+                {"input_form": "int8", "input_scale": scale},
+                "int8",
+                f"input_scale is '{scale}'; expected a positive number",
+            )
             for scale in ("much", "-0.1", "nan", "inf")
         ],
     ],

@@ -66,7 +66,7 @@ def test_every_form_computes_the_same(tmp_path, monkeypatch, form, side):
     path, taken = file_of(tmp_path, form)
     note = build(path, tmp_path / "a.engine", replace(QUIET, input_format=side)).note
     assert note.options == ({} if side == "linear" else {"input_format": side})
-    assert note.metadata["input"] == form.kind
+    assert note.metadata["input_form"] == form.kind
     images = pixels(2, 3, 4, 8)
     with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
         assert (runner.input_form, runner.inputs[0].shape) == (taken, taken.own((2, 3, 4, 8)))

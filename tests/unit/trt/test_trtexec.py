@@ -148,7 +148,7 @@ def test_forms_of_input(install, tmp_path, form, side, words):
     note = trtexec.build(file, tmp_path / "a.engine", BuildConfig(input_format=side), program)
     assert [word for word in asked() if "IOFormats" in word] == words
     assert note.options == ({} if side == "linear" else {"input_format": side})
-    assert note.metadata["input"] == form
+    assert note.metadata["input_form"] == form
 
 
 def test_a_trtexec_without_formats(install, tmp_path):
