@@ -9,6 +9,6 @@ engine_file.py     engines on disk, and the note beside each
 context.py         an engine's execution context with buffers
 runner.py          the Runner on it
 timing.py          times of engines, in turns, as trtexec takes them; timing_figures.py: what comes of it
-benchmark.py       engines over batch sizes
+benchmark.py       engines over batch sizes and contexts; benchmark_rows.py: rows, compared with each other
 inspector.py       layers of an engine; layer_report.py: in words; layer_graph.py: drawn
 """
