@@ -18,6 +18,7 @@ from utils.trt import benchmark_rows
 from utils.trt.benchmark_rows import COMPILED, PYTORCH, TENSORRT, Row
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from utils.jobs.benchmark import Benchmark
@@ -126,30 +127,43 @@ def plot(rows: Sequence[Row], title: str) -> Figure:
     """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
     from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure
 
-    figure, (axes,) = new_figure(7.0, 4.2, 1)
     measured = [row for row in rows if row.figures]
-    lines = dict.fromkeys((_name(row, rows), row.contexts) for row in measured)
-    names = list(dict.fromkeys(name for name, _ in lines))
-    numbers = sorted({number for _, number in lines})
+    lines = list(dict.fromkeys((_name(row, rows), row.contexts) for row in measured))
+    names, numbers = list(dict.fromkeys(name for name, _ in lines)), sorted({number for _, number in lines})
+    figure, (axes,) = new_figure(7.0, 4.2 + 0.2 * max(len(lines) - 4, 0), 1)
     for name, contexts in lines:
         colour = (BLUE, VERMILLION, GREEN, ORANGE, GREY)[names.index(name) % 5]
         place = numbers.index(contexts) if len(numbers) > 1 else names.index(name)
         own = [row for row in measured if (_name(row, rows), row.contexts) == (name, contexts)]
         points = [(row.images_per_second, row.figures.parts["latency"].median, row.batch)
                   for row in own if row.figures]  # fmt: skip
+        several = len({number for other, number in lines if other == name}) > 1
+        label = f", {contexts} context{'s' * (contexts > 1)}" if several or contexts > 1 else ""
         axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker="osD^vP"[place % 6],
-                  linestyle=("-", "--", ":", "-.")[place % 4] if len(numbers) > 1 else "-",
-                  label=name + (f", {contexts} context{'s' * (contexts > 1)}" if len(numbers) > 1 else ""))  # fmt: skip
+                  linestyle=("-", "--", ":", "-.")[place % 4] if several else "-", label=name + label)  # fmt: skip
         for speed, latency, batch in points:
-            axes.annotate(str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=8)
+            axes.annotate(
+                str(batch), (speed, latency), textcoords="offset points", xytext=(5, 5), fontsize=7, color=colour
+            )
     axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms")
     times = [row.figures.parts["latency"].median for row in measured if row.figures]
     if times and max(times) > LOGARITHMIC * min(times):
-        axes.set(xscale="log", yscale="log")
+        _logarithmic(axes)
     else:
         axes.set_ylim(0, None)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
     return figure
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Logarithmic axes with plain numbers at 1, 2 and 5 of each power of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:

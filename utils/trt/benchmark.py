@@ -254,14 +254,14 @@ def _with_trtexec(running: Mapping[str, Candidate], config: TimingConfig, progra
         for name, one in running.items():
             try:
                 if name not in failed:
-                    found[name].append(Figures(*parse_times(program.run(_flags(one, config)))))
+                    found[name].append(Figures(*parse_times(program.run(_flags(one, config, program)))))
             except QatError as error:
                 failed[name] = str(error)
     middle = {name: median_low([one.qps for one in rounds]) for name, rounds in found.items() if name not in failed}
     return failed | {name: next(one for one in found[name] if one.qps == qps) for name, qps in middle.items()}
 
 
-def _flags(candidate: Candidate, config: TimingConfig) -> list[str]:
+def _flags(candidate: Candidate, config: TimingConfig, program: Trtexec) -> list[str]:
     """What trtexec is asked for."""
     execution, contexts = candidate.running[0], candidate.row.contexts
     if not isinstance(execution, Execution):
@@ -271,7 +271,8 @@ def _flags(candidate: Candidate, config: TimingConfig) -> list[str]:
              f"--duration={config.duration / config.rounds:g}"]  # fmt: skip
     if None in spec.shape:
         flags.append(f"--shapes={spec.name}:{'x'.join(map(str, execution.buffers[spec.name].shape))}")
-    flags += [f"--infStreams={contexts}"] * (contexts > 1)
+    if contexts > 1:
+        flags.append(f"{'--infStreams' if program.knows('--infStreams') else '--streams'}={contexts}")  # before 8.6
     flags += ["--useCudaGraph"] * config.cuda_graph + ["--useSpinWait"] * config.spin_wait
     flags += ["--noDataTransfers"] * (not config.transfers) + ["--exposeDMA"] * (not config.overlap)
     return flags

@@ -153,7 +153,7 @@ def test_the_plot_tells_contexts_apart():
     (slow,) = benchmark_report.plot([*rows, pytorch(ms=50.0), pytorch("FP16", ms=30.0)], "GPU").axes
     assert (slow.get_xscale(), slow.get_yscale()) == ("log", "log")
     assert [line.get_label() for line in slow.get_lines()][2:] == [
-        "c, PyTorch FP32, 1 context", "c, PyTorch FP16, 1 context",
+        "c, PyTorch FP32", "c, PyTorch FP16",
     ]  # fmt: skip
 
 

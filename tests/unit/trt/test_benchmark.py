@@ -16,7 +16,7 @@ from tensorrt_stand_in import stand_in
 from trtexec_summary import SUMMARY
 
 from utils.cli import run_program
-from utils.core.errors import InputError
+from utils.core.errors import InputError, QatError
 from utils.jobs import benchmark_report
 from utils.trt import tensorrt_api, timing, trtexec, tune, turns
 from utils.trt.benchmark_rows import Row, compared
@@ -318,6 +318,33 @@ def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
     asked.clear()
     program("--own-timing")
     assert asked == []
+
+
+@pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
+def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, flag):
+    """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
+    asked = []
+
+    class Program:
+        version = "8.6.1"
+
+        def knows(self, name):
+            return name == flag
+
+        def run(self, flags):
+            asked.append(flags)
+            if f"{flag}=3" in flags:
+                raise QatError("trtexec failed: Profile 0 has been chosen for another IExecutionContext")
+            return SUMMARY
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    code, out, _, _ = program("--infStreams", 1, 2, 3, "--batch-size", 1, "--exposeDMA")
+    assert code == 1
+    assert [[word for word in flags if flag in word] for flags in asked[:6]] == [[], [f"{flag}=2"], [f"{flag}=3"]] * 2
+    assert len(asked) == 6 + 4  # what failed is not asked again
+    assert all(flags[-1] == "--exposeDMA" for flags in asked)
+    assert out.count("Profile 0 has been chosen for another IExecutionContext") >= 2
+    assert out.count("=== Performance summary ===") == 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""scripts/benchmark_trt.py with upstream's networks on the CPU: PyTorch beside ONNX Runtime, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from random_networks import TINY, random_network, save_float, save_quantized
+
+from utils.jobs.benchmark_networks import load_checkpoint, open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(checkout, tmp_path_factory):
+    """Start the program as a user does; returns what it did, and its run folder."""
+    project = tmp_path_factory.mktemp("runs")
+
+    def start(*words):
+        fixed = ["--project", str(project), "--exist-ok", "--warmUp", "0", "--duration", "0.2", "--rounds", "1"]
+        command = [sys.executable, "scripts/benchmark_trt.py", *map(str, words), *fixed]
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=600)
+        return done, project / "exp"
+
+    return start
+
+
+def test_the_demo_checkpoint_beside_its_onnx_file(run, checkout, demo_weights, tmp_path):
+    words = ["--imgsz", "64", "--dynamic", "--check", "0", "--output", str(tmp_path / "demo.onnx")]
+    exported = [sys.executable, "export_qat.py", "--weights", str(demo_weights), *words]
+    subprocess.run(exported, cwd=checkout, check=True, capture_output=True, timeout=600)
+    done, folder = run(tmp_path / "demo.onnx", demo_weights, "--device", "cpu", "--imgsz", 64, "--batch-size", 1)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((folder / "benchmark.json").read_text())["rows"]
+    assert [(one["runtime"], one["precision"]) for one in rows] == [
+        ("PyTorch", "FP32"), ("PyTorch", "FP16"), ("ONNX Runtime", "FP32"),
+    ]  # fmt: skip
+    assert all(one["images_per_second"] > 0 and one["speedup"] > 0 for one in rows)
+    assert (folder / "benchmark.csv").read_text().count("\n") == 4
+
+
+def test_a_quantized_checkpoint_is_refused(run, tmp_path):
+    weights = save_float(tmp_path / "tiny.pt", random_network(TINY))
+    done, _ = run(save_quantized(tmp_path / "int8.pt", weights), "--device", "cpu", "--imgsz", 64)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "int8.pt is a quantized checkpoint, which PyTorch computes in float with fake quantization" in done.stderr
+
+
+def test_upstreams_network_can_be_compiled(tmp_path, monkeypatch):
+    """TorchDynamo reads it as one graph; the compiler behind it, which takes minutes on a CPU, is left out."""
+    model = load_checkpoint(save_float(tmp_path / "tiny.pt", random_network(TINY)), torch.device("cpu"))
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted, fullgraph=True))
+    shape = (2, 64, 64)
+    found = open_checkpoint(tmp_path / "tiny.pt", model, shape, torch.device("cpu"), compiled=True, graphs=False)
+    assert [one.row.error for one in found] == [""] * 4
+    eager, compiled = (one.running[0] for one in found[:2])
+    for execution in (eager, compiled):
+        execution.buffers["images"].copy_(
+            torch.rand(shape[0], 3, *shape[1:], generator=torch.Generator().manual_seed(0))
+        )
+        execution.run()
+    torch.testing.assert_close(compiled.buffers["output0"], eager.buffers["output0"])
+    assert eager.buffers["output0"].std() > 0
+    assert len(graphs) == 2  # one for each type, and none for a second run
