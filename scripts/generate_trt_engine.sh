@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build a TensorRT engine from an ONNX file, beside it.
 #
-#   ./scripts/generate_trt_engine.sh ONNX IMGSZ [--generate-graph] [--tune MINUTES] [other arguments of scripts/build_engine.py]
+#   ./scripts/generate_trt_engine.sh ONNX IMGSZ [--generate-graph] [--tune MINUTES] [others of scripts/build_engine.py]
 #
 #   ONNX              as export_qat.py writes it
 #   IMGSZ             input size in pixels

@@ -80,6 +80,9 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
         help="runs of a measured kernel, see TensorRT",
     )  # fmt: skip
     group.add_argument(
+        "--build-limit", type=bounded("build_limit"), metavar="MINUTES", help="end a build that takes longer"
+    )
+    group.add_argument(
         "--tune", type=bounded("tune"), metavar="MINUTES",
         help="of each engine: for so long try options that are not given here, and keep the fastest",
     )  # fmt: skip

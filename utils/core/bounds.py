@@ -82,6 +82,7 @@ BOUNDS = {
     "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
     "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
     "percentile": Bounds(50, 100, whole=False, open_="least"),
+    "build_limit": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "tune": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes
     "engine_minutes": Bounds(0, 1_000_000, whole=False, open_="least"),

@@ -78,6 +78,7 @@ class BuildConfig:
         timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
         tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
+        build_limit: minutes after which a build is ended; None: never, but for those of `tune`.
         allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
         progress: show a progress bar.
         input_format: how INT8 images lie in the engine's memory. linear: channel after channel; chw4, chw32: 4 or 32
@@ -98,6 +99,7 @@ class BuildConfig:
     timing_iterations: int | None = None
     targets: tuple[str, ...] = ()
     tune: float | None = None
+    build_limit: float | None = None
     allow_fp32: bool = False
     progress: bool = True
     input_format: InputFormat | None = None
@@ -111,6 +113,7 @@ class BuildConfig:
             max_aux_streams=args.max_aux_streams,
             timing_iterations=args.timing_iterations,
             tune=args.tune,
+            build_limit=args.build_limit,
             **others,
         )
 

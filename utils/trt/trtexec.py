@@ -96,16 +96,24 @@ class Trtexec:
         """Whether its help lists the flag."""
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
 
-    def run(self, arguments: Sequence[str]) -> str:
+    def run(self, arguments: Sequence[str], limit: float | None = None) -> str:
         """Run the program, and return what it printed.
 
+        Args:
+            limit: minutes after which it is ended.
+
         Raises:
-            QatError: it failed; the message has its last error.
+            QatError: it failed; the message has its last error. Or it was ended.
         """
         logger.info("%s %s", self.path, " ".join(arguments))
-        done = subprocess.run(
-            [self.path, *arguments], capture_output=True, encoding="utf-8", check=False, errors="replace"
-        )
+        seconds = None if limit is None else limit * 60
+        try:
+            done = subprocess.run(
+                [self.path, *arguments], capture_output=True, encoding="utf-8", check=False, errors="replace",
+                timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise QatError(f"trtexec did not end within {limit:g} minutes") from error
         text = done.stdout + done.stderr
         if done.returncode:
             errors = re.findall(r"\[E\] (.*)", text)
@@ -147,7 +155,8 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     if file.input_form.kind == "int8":  # trtexec makes FP32 of an INT8 input that it is told nothing about
         flags.append("--inputIOFormats=int8:" + config.image_format.replace("linear", "chw"))
     with atomic_path(engine) as temporary:
-        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(shapes)])
+        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(shapes)],
+                    config.build_limit)  # fmt: skip
         seconds = time.perf_counter() - began
     note = EngineNote(
         onnx=str(file.path), api=program.name, gpu=gpu.name if gpu else "", typing=typing, precision=precision,

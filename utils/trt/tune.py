@@ -42,8 +42,30 @@ FINALISTS = 3  # candidates that are timed once more at the end
 def build_or_tune(
     onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None, process: BuildProcess | None = None
 ) -> BuildResult:
-    """`builder.build`, or `tune` if `config` has minutes for it."""
-    return build(onnx, engine, config, api) if config.tune is None else tune(onnx, engine, config, api, process)
+    """`builder.build`, within its limit if `config` has one, or `tune` if it has minutes for that.
+
+    Raises:
+        InputError, QatError: see `builder.build` and `tune`; or a build took longer than its limit.
+    """
+    if config.tune is not None:
+        return tune(onnx, engine, config, api, process)
+    if config.build_limit is None:
+        return build(onnx, engine, config, api)
+    with nullcontext(process) if process is not None else BuildProcess(_device().index) as builds:
+        outcome = builds.build(onnx, engine, config, config.build_limit * 60)
+    if outcome.error:
+        raise (InputError if outcome.exit_code == InputError.exit_code else QatError)(f"{onnx}: {outcome.error}")
+    result = BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
+    for text in result.note.warnings:
+        logger.warning("TensorRT: %s", text)
+    return result
+
+
+def _device() -> torch.device:
+    """The current GPU."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def tune(
@@ -61,12 +83,11 @@ def tune(
         InputError: see `builder.build`; or engines were asked for that cannot be timed here.
         QatError: what was asked for cannot be built, or not within the time.
     """
-    import torch
     from tqdm import tqdm
 
     file, api = onnx_summary.read(onnx), api or tensorrt_api.load()
     _check(file, api, config)
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = _device()
     minutes = config.tune or 0.0
     shown = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{elapsed}} of {minutes:g} minutes{{postfix}}"
     with (
@@ -169,6 +190,8 @@ class _Search:
         center, built = (self.kept or self.default).config, []
         again = self.candidates[1].seconds  # with what the timing cache knows by then
         limit = max(LEAST_LIMIT, 4 * again, dimension.patience * self.default.seconds)
+        if self.config.build_limit is not None:
+            limit = self.config.build_limit * 60
         for value in values:
             config = replace(center, **{dimension.field: value})
             if any(one.config == config for one in self.candidates) or self.left() < again:

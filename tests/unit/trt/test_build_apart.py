@@ -92,18 +92,27 @@ def test_nothing_is_left_running(tmp_path):
     assert not alive(pid)
 
 
-def test_it_ends_with_the_program(tmp_path):
-    """Also where the program is killed and cannot say so."""
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        f"sys.path[:0] = {sys.path!r}\n"
-        "from odd_builds import odd_build; from utils.trt.build_apart import BuildProcess\n"
-        "from utils.trt.build_config import BuildConfig\n"
-        "if __name__ == '__main__':\n"
-        f"    engine = Path({str(tmp_path / 'a.engine')!r})\n"
-        "    BuildProcess(work=odd_build).build(Path('a.onnx'), engine, BuildConfig(), 99)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
+@pytest.mark.parametrize("way", ["fine", "orphan"])
+def test_it_ends_with_the_program(tmp_path, way):
+    """Also where the program is killed and cannot say so: when nothing is built, and in the middle of a build."""
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = {sys.path!r}
+from odd_builds import odd_build
+from utils.trt.build_apart import BuildProcess
+from utils.trt.build_config import BuildConfig
+
+engine = Path({str(tmp_path / "a.engine")!r})
+
+def end():
+    if engine.is_file() and engine.read_text():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    BuildProcess(work=odd_build).build(Path("{way}.onnx"), engine, BuildConfig(), 99, end)
+    end()
+"""
     (tmp_path / "program.py").write_text(code)
     done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=100)
     assert done.returncode == -9, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import onnx
 import pytest
@@ -177,6 +178,15 @@ def test_its_failure_is_one_line_and_leaves_no_file(install, tmp_path):
     file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
     with pytest.raises(QatError, match=r"trtexec failed: .*too bad"):
         trtexec.build(file, tmp_path / "a.engine", dataclasses.replace(BuildConfig(), progress=False), program)
+    assert not list(tmp_path.glob("*engine*"))
+
+
+def test_it_is_ended_at_the_limit(install, tmp_path):
+    program, _ = install("8.6", "exec sleep 60")
+    file, began = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), time.monotonic()
+    with pytest.raises(QatError, match=r"trtexec did not end within 0.01 minutes"):
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(build_limit=0.01), program)
+    assert time.monotonic() - began < 20
     assert not list(tmp_path.glob("*engine*"))
 
 

@@ -231,6 +231,22 @@ def test_an_engine_is_used_again_if_it_was_asked_for_the_same(bench):
         assert not is_current(engine, onnx, api, gpu, dataclasses.replace(level, **change))
 
 
+def test_a_build_without_tuning_has_the_limit_that_was_given(bench):
+    onnx, engine = bench(lambda n, level: 100)
+    config = dataclasses.replace(CONFIG, tune=None, build_limit=2)
+    builds = Here()
+    assert tune.build_or_tune(onnx, engine, config, process=builds).note == EngineNote.load(engine)
+    assert builds.asked == [({}, 120)]
+    assert engine.stat().st_size > 100
+    with pytest.raises(QatError, match=r"a.onnx: not built within 120 s"):
+        tune.build_or_tune(onnx, engine.with_name("b.engine"), config, process=Here(seconds=121))
+    with pytest.raises(InputError, match=r"a.onnx: .*has a static batch of 2"):
+        tune.build_or_tune(onnx, engine, dataclasses.replace(config, batch=(1, 2, 4)), process=Here())
+    builds = Here()
+    tune.tune(onnx, engine, dataclasses.replace(CONFIG, build_limit=3), process=builds)
+    assert {limit for _, limit in builds.asked[2:]} == {180}
+
+
 def test_options_that_this_tensorrt_lacks_are_not_tried(bench, monkeypatch):
     onnx, engine = bench(lambda n, level: 100)
     api = tensorrt_api.load()

@@ -102,7 +102,7 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device
 
 def _results(missing: Sequence[Job], config: BuildConfig, workers: int, device: str) -> Iterator[tuple[Job, str]]:
     """Jobs as they are done, with the reason of a failure."""
-    if config.tune is not None:
+    if config.tune is not None or (workers == 1 and config.build_limit is not None):
         with BuildProcess(select_device(device).index) as process:
             yield from ((job, _build_one(job, config, process)) for job in missing)
         return
