@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Build a TensorRT engine from an ONNX file, beside it.
 #
-#   ./scripts/generate_trt_engine.sh ONNX IMGSZ [--generate-graph] [other arguments of scripts/build_engine.py]
+#   ./scripts/generate_trt_engine.sh ONNX IMGSZ [--generate-graph] [--tune MINUTES] [others of scripts/build_engine.py]
 #
 #   ONNX              as export_qat.py writes it
 #   IMGSZ             input size in pixels
 #   --generate-graph  also report on the engine's layers, and draw them as SVG with graphviz
+#   --tune MINUTES    build with several options, time the engines in turns, and keep the fastest
 #
 # PYTHON=/path/to/python3 chooses the interpreter. Exit code: 0 done, 1 failed, 2 the input cannot be used.
 set -euo pipefail

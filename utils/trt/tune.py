@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
@@ -39,9 +39,11 @@ LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a ti
 FINALISTS = 3  # candidates that are timed once more at the end
 
 
-def build_or_tune(onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None) -> BuildResult:
+def build_or_tune(
+    onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None, process: BuildProcess | None = None
+) -> BuildResult:
     """`builder.build`, or `tune` if `config` has minutes for it."""
-    return build(onnx, engine, config, api) if config.tune is None else tune(onnx, engine, config, api)
+    return build(onnx, engine, config, api) if config.tune is None else tune(onnx, engine, config, api, process)
 
 
 def tune(
@@ -53,7 +55,7 @@ def tune(
     timing at the end, of some seconds, is not part of the minutes.
 
     Args:
-        process: builds; one for the current GPU if None.
+        process: what builds, which goes on for the next engine; one of its own for the current GPU if None.
 
     Raises:
         InputError: see `builder.build`; or engines were asked for that cannot be timed here.
@@ -65,12 +67,14 @@ def tune(
     file, api = onnx_summary.read(onnx), api or tensorrt_api.load()
     _check(file, api, config)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    seconds = round((config.tune or 0.0) * 60)
+    minutes = config.tune or 0.0
+    shown = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{elapsed}} of {minutes:g} minutes{{postfix}}"
     with (
-        process or BuildProcess(device.index) as builds,
+        nullcontext(process) if process is not None else BuildProcess(device.index) as builds,
         _work_folder(engine) as folder,
-        tqdm(total=seconds, desc=engine.name, unit="s", leave=False, disable=not config.progress) as bar,
-    ):
+        tqdm(total=minutes * 60, desc=engine.name, bar_format=shown, mininterval=1, leave=False,
+             disable=not config.progress) as bar,
+    ):  # fmt: skip
         search = _Search(file, engine, config, api, device, folder, builds, bar)
         try:
             search.run()

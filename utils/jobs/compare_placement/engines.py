@@ -16,6 +16,7 @@ from utils.cli import setup_logging
 from utils.core.device import select_device
 from utils.core.errors import QatError
 from utils.jobs.compare_placement.variants import VARIANTS, Job
+from utils.trt.build_apart import BuildProcess
 from utils.trt.build_config import BuildConfig
 from utils.trt.tune import build_or_tune
 
@@ -101,7 +102,11 @@ def build_engines(jobs: Sequence[Job], config: BuildConfig, workers: int, device
 
 def _results(missing: Sequence[Job], config: BuildConfig, workers: int, device: str) -> Iterator[tuple[Job, str]]:
     """Jobs as they are done, with the reason of a failure."""
-    if workers == 1 or config.tune is not None:
+    if config.tune is not None:
+        with BuildProcess(select_device(device).index) as process:
+            yield from ((job, _build_one(job, config, process)) for job in missing)
+        return
+    if workers == 1:
         yield from ((job, _build_one(job, config)) for job in missing)
         return
     start = get_context("spawn")
@@ -118,7 +123,7 @@ def _start_worker(device: str) -> None:
     tensorrt_api.use_device(device)
 
 
-def _build_one(job: Job, config: BuildConfig) -> str:
+def _build_one(job: Job, config: BuildConfig, process: BuildProcess | None = None) -> str:
     """Build or tune; the timing cache belongs to the model, so that its variants learn from each other."""
     settings = BuildConfig(**{
         **asdict(config),
@@ -127,7 +132,7 @@ def _build_one(job: Job, config: BuildConfig) -> str:
         "progress": config.tune is not None,
     })  # fmt: skip
     try:
-        build_or_tune(job.onnx, job.engine, settings)
+        build_or_tune(job.onnx, job.engine, settings, process=process)
     except QatError as error:
         return str(error)
     return ""
