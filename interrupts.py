@@ -94,15 +94,12 @@ def leave(code: int = 0) -> None:
 
     if _State.signal:
         _say()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed; nobody reads it
-            continue
+    _flush()
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # torch's handler calls a worker that ends so an error
     for child in _children():  # which multiprocessing would wait for
         _try(os.kill, child, SIGTERM)
     atexit._run_exitfuncs()
+    _flush()
     end(code)
 
 
@@ -117,6 +114,14 @@ def end(code: int) -> None:
         for path in list(temporaries):
             _remove(path)
     os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed; nobody reads it
+            continue
 
 
 class blocked:

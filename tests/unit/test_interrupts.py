@@ -290,6 +290,7 @@ UNWOUND = """
         def __del__(self, write=os.write):
             write(1, b"unwound\\n")
     late = Late()
+    atexit.register(print, "at the end")
     atexit.register(lambda: os.write(1, b"registered\\n"))
     print("printed")  # into a buffer, since this is a pipe
     """
@@ -297,7 +298,7 @@ UNWOUND = """
 
 def test_a_program_may_end_in_order_without_unwinding(tmp_path):
     program = Program(tmp_path, UNWOUND + "interrupts.leave(3)")
-    assert program.process.communicate(timeout=30) == ("printed\nregistered\n", "")
+    assert program.process.communicate(timeout=30) == ("printed\nregistered\nat the end\n", "")
     assert program.process.returncode == 3
 
 
@@ -318,7 +319,7 @@ def test_programs_end_so(together, work, code, tmp_path, monkeypatch):
     program = Program(tmp_path, UNWOUND + run)
     output, errors = program.process.communicate(timeout=60)
     assert program.process.returncode == code
-    assert output == "printed\nregistered\n"
+    assert output == "printed\nregistered\nat the end\n"
     assert errors.count("\n") == ("/" in work)
 
 

@@ -407,18 +407,15 @@ def test_usage_errors_of_helpers_are_one_line(words):
 # what is not installed
 
 WITHOUT = """
-import importlib.util, runpy, sys, shutil
+import atexit, importlib.util, runpy, sys, shutil
 find, which = importlib.util.find_spec, shutil.which
 missing = sys.argv[1].split(",")
 importlib.util.find_spec = lambda name, *more: None if name in missing else find(name, *more)
 shutil.which = lambda name, *more, **others: None if name in missing else which(name, *more, **others)
 sys.argv = sys.argv[2:]
 sys.path.insert(0, {root!r})
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as ended:
-    print(sorted({{"torch", "onnx", "onnxruntime", "cv2", "tensorrt"}} & set(sys.modules)))
-    raise
+atexit.register(lambda: print(sorted({{"torch", "onnx", "onnxruntime", "cv2", "tensorrt"}} & set(sys.modules))))
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 TENSORRT = "tensorrt,tensorrt_rtx,tensorrt_rtx_bindings"
 MISSING = [
