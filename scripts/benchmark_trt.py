@@ -108,7 +108,6 @@ def main(args: argparse.Namespace) -> int:
     if engines:
         need_tensorrt()
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or args.baseline) else []))
-    from utils.core.device import select_device
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check, in_formats
@@ -124,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
     entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
-        device = select_device(args.device)
+        device = tensorrt_api.use_device(args.device)
         benchmark.check_without_engines(entries, args.infStreams)
     else:
         device = tensorrt_api.engine_device(args.device)

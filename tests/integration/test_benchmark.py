@@ -63,7 +63,8 @@ def test_upstreams_network_can_be_compiled(tmp_path, monkeypatch):
     shape = (2, 64, 64)
     found = open_checkpoint(tmp_path / "tiny.pt", model, shape, torch.device("cpu"), compiled=True, graphs=False)
     assert [one.row.error for one in found] == [""] * 4
-    eager, compiled = (one.running[0] for one in found[:2])
+    eager, compiled, half, _ = (one.running[0] for one in found)
+    assert half.buffers["output0"].dtype == torch.float16  # also of anchors, which a network keeps
     for execution in (eager, compiled):
         execution.buffers["images"].copy_(
             torch.rand(shape[0], 3, *shape[1:], generator=torch.Generator().manual_seed(0))

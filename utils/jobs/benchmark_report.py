@@ -52,6 +52,7 @@ def _any(holds: Callable[[Row], bool]) -> Callable[[Sequence[Row]], bool]:
 def _columns(rows: Sequence[Row]) -> list[_Column]:
     """The columns that say something about these rows."""
     bases = {row.precision for row in rows if row.baseline}
+    copied = _any(lambda row: row.figures is not None and "h2d" in row.figures.parts)
     known = [
         _Column("model", lambda row: row.model, left=True, measured=False),
         _Column("in", lambda row: row.runtime, _any(lambda row: row.runtime != TENSORRT), left=True, measured=False),
@@ -63,8 +64,9 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
         _Column("contexts", lambda row: str(row.contexts), _any(lambda row: row.contexts > 1), measured=False),
         _Column("latency", _milliseconds("latency")),
         _Column("p99", _milliseconds("latency", "p99")),
-        _Column("H2D", _milliseconds("h2d"), _any(lambda row: row.figures is not None and "h2d" in row.figures.parts)),
-        _Column("D2H", _milliseconds("d2h"), _any(lambda row: row.figures is not None and "d2h" in row.figures.parts)),
+        _Column("H2D", _milliseconds("h2d"), copied),
+        _Column("compute", _milliseconds("compute"), copied),
+        _Column("D2H", _milliseconds("d2h"), copied),
         _Column("qps", lambda row: f"{row.figures.qps:,.1f}" if row.figures else ""),
         _Column("images/s", lambda row: f"{row.images_per_second:,.0f}"),
         _Column("against PyTorch", lambda row: "" if row.speedup is None else f"{row.speedup:.2f}x",

@@ -251,7 +251,7 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
     assert all({"h2d", "d2h"} <= set(one["figures"]) for one in rows[2:])
     header = next(line for line in out.splitlines() if line.startswith("model "))
     assert header.split()[:3] == ["model", "in", "precision"]
-    assert all(title in header for title in ("contexts", "H2D", "D2H", "against PyTorch", "against FP16"))
+    assert all(title in header for title in ("contexts", "H2D", "compute", "D2H", "against PyTorch", "against FP16"))
     assert "int8, batch 4, 3 contexts" in out
 
 
