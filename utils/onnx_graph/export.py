@@ -71,7 +71,7 @@ class ExportConfig:
         batch_size: images a batch; with a dynamic batch only the one that is traced.
         dynamic: dynamic axes: none, the batch, or batch, height and width.
         simplify: run onnxslim.
-        typing: 'weak': FP32, TensorRT chooses; 'strong': the float part in FP16 up to the decoding, inputs and
+        typing: 'weak': FP32, TensorRT chooses; 'strong': the float part in FP16 up to DFL, inputs and
             outputs FP32; 'auto': what the opset says, else what `resolved` finds.
         opset: version of the ONNX operators; None: the last that suits a weakly typed file, the first that suits a
             strongly typed quantized one.
