@@ -205,11 +205,18 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
 
 
 def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:
-    """Check that images can lie in the engine's memory as `config` says.
+    """Check that images can lie in the engine's memory as `config` says, and that it reads them right.
+
+    An engine of TensorRT 8.6.0 that took bytes gave other results than the file in ONNX Runtime, without an error.
 
     Raises:
-        InputError: they cannot.
+        InputError: they cannot, or it does not.
     """
+    if file.input_form.kind == "uint8" and not api.strongly_typed:
+        raise InputError(
+            f"{file.path} takes bytes, and engines of {api.name} compute something else from them (measured with "
+            "8.6.0); export it with --input int8, which uploads as little, or without --input"
+        )
     wanted = config.image_format
     if wanted not in INPUT_FORMATS:
         raise InputError(f"input format {wanted!r} is none of {', '.join(INPUT_FORMATS)}")

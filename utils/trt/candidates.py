@@ -100,8 +100,11 @@ def _rows(candidates: Sequence[Candidate], kept: Candidate) -> Iterator[tuple[st
         yield words, f"{one.seconds:.0f} s", *times, remark
 
 
-def verdict(first: Candidate, kept: Candidate, noise: float) -> str:
+def verdict(candidates: Sequence[Candidate], kept: Candidate, noise: float) -> str:
     """What was decided, in a sentence; `noise` in milliseconds."""
+    first = candidates[0]
+    if not any(one.turns for one in candidates[2:]):
+        return f"{kept.words}, as asked for: no other engine was built in the time; give --tune more minutes"
     share = f"{noise / first.ms:.1%}"
     if kept is first:
         return f"{kept.words}, as asked for: nothing is faster by more than the noise, {share}"

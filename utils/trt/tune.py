@@ -105,7 +105,7 @@ def tune(
             raise
     kept = search.kept or search.default
     logger.info("%s", candidates.table(search.candidates, kept))
-    logger.info("%s: %s", engine, candidates.verdict(search.default, kept, search.noise))
+    logger.info("%s: %s", engine, candidates.verdict(search.candidates, kept, search.noise))
     return BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
 
 

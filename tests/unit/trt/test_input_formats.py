@@ -62,7 +62,7 @@ def expected(images):
 @pytest.mark.parametrize(("form", "side"), EACH)
 def test_every_form_computes_the_same(tmp_path, monkeypatch, form, side):
     """The stand-in looks for channels where TensorRT's documentation has them, and for zeros behind those of images."""
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, taken = file_of(tmp_path, form)
     note = build(path, tmp_path / "a.engine", replace(QUIET, input_format=side)).note
     assert note.options == ({} if side == "linear" else {"input_format": side})
@@ -80,7 +80,7 @@ def test_every_form_computes_the_same(tmp_path, monkeypatch, form, side):
 @pytest.mark.parametrize("side", ["linear", "chw4", "chw32"])
 def test_dynamic_shapes(tmp_path, monkeypatch, side):
     """Memory is used again for other shapes: what fills up is 0 there too, which the stand-in looks at."""
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, taken = file_of(tmp_path, INTEGERS, ("batch", 3, "height", "width"))
     sizes = replace(QUIET, batch=(1, 2, 4), height=(32, 32, 64), width=(32, 32, 64), input_format=side)
     build(path, tmp_path / "a.engine", sizes)
@@ -93,7 +93,7 @@ def test_dynamic_shapes(tmp_path, monkeypatch, side):
 
 @pytest.mark.parametrize(("side", "channels"), [("chw4", 4), ("chw32", 32)])
 def test_channels_side_by_side(tmp_path, monkeypatch, side, channels):
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, _ = file_of(tmp_path, INTEGERS)
     execution = Execution(build(path, tmp_path / "a.engine", replace(QUIET, input_format=side)).path, api, CPU)
     assert execution.input_format == side
@@ -116,7 +116,7 @@ def test_bytes_last_in_a_profile(tmp_path):
 
 @pytest.mark.parametrize("form", [FLOATS, BYTES, LAST])
 def test_packed_formats_are_for_integers(tmp_path, monkeypatch, form):
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, _ = file_of(tmp_path, form)
     with pytest.raises(
         InputError, match=r"--input-format chw32 is for files that take INT8 images, and .*a\.onnx takes"
@@ -126,11 +126,20 @@ def test_packed_formats_are_for_integers(tmp_path, monkeypatch, form):
     assert not (tmp_path / "a.engine").exists()
 
 
-def test_a_version_that_lacks_a_format(tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_bytes_are_for_later_versions(tmp_path, monkeypatch, form):
     api = stand_in(monkeypatch)
+    path, _ = file_of(tmp_path, form)
+    with pytest.raises(InputError, match=r"takes bytes, and engines of TensorRT 8\.6\.0 compute something else"):
+        build(path, tmp_path / "a.engine", QUIET)
+    assert api.module.calls == []
+
+
+def test_a_version_that_lacks_a_format(tmp_path, monkeypatch):
+    api = stand_in(monkeypatch, "10.7.0")
     monkeypatch.setattr(api.module, "TensorFormat", SimpleNamespace(LINEAR=0, CHW4=3))
     path, _ = file_of(tmp_path, INTEGERS)
-    with pytest.raises(InputError, match=r"TensorRT 8\.6\.0 has no input format chw32; it has linear, chw4$"):
+    with pytest.raises(InputError, match=r"TensorRT 10\.7\.0 has no input format chw32; it has linear, chw4$"):
         build(path, tmp_path / "a.engine", replace(QUIET, input_format="chw32"))
     with pytest.raises(InputError, match="input format 'chw8' is none of linear, chw4, chw32"):
         build(path, tmp_path / "a.engine", replace(QUIET, input_format="chw8"))
@@ -139,7 +148,7 @@ def test_a_version_that_lacks_a_format(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "kind"), [("images", "HWC8"), ("images", "CHW2"), ("output0", "CHW32")])
 def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind):
     """Such as trtexec's --inputIOFormats and --outputIOFormats make."""
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, _ = file_of(tmp_path, INTEGERS)
     engine = build(path, tmp_path / "a.engine", QUIET).path
     head, _, model = engine.read_bytes().partition(b"\n")
@@ -166,7 +175,7 @@ def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind)
 )
 @pytest.mark.parametrize("where", ["ONNX Runtime", "TensorRT"])
 def test_other_arrays_get_one_line(tmp_path, monkeypatch, form, dtype, message, where):
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, _ = file_of(tmp_path, form)
     if where == "TensorRT":
         runner = TensorRTRunner(build(path, tmp_path / "a.engine", QUIET).path, "cpu", api=api)
@@ -179,7 +188,7 @@ def test_other_arrays_get_one_line(tmp_path, monkeypatch, form, dtype, message, 
 
 def test_integers_of_an_unknown_scale(tmp_path, monkeypatch):
     """An engine without its note runs, but nothing can make what it takes of images."""
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     path, _ = file_of(tmp_path, INTEGERS)
     engine = build(path, tmp_path / "a.engine", QUIET).path
     note_path(engine).unlink()
@@ -221,7 +230,7 @@ def test_the_loop_gives_each_form_what_it_takes(tmp_path, form):
 
 
 def test_entries_of_a_benchmark(tmp_path, monkeypatch):
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     integers, _ = file_of(tmp_path, INTEGERS, name="int8")
     floats, _ = file_of(tmp_path, FLOATS, name="floats")
     last, _ = file_of(tmp_path, LAST, name="bytes")
@@ -244,7 +253,7 @@ def test_entries_of_a_benchmark(tmp_path, monkeypatch):
 
 def test_timed_inputs_are_no_constants(tmp_path, monkeypatch):
     """A GPU computes zeros with less power, and so at a higher clock."""
-    api = stand_in(monkeypatch)
+    api = stand_in(monkeypatch, "10.7.0")
     for form, side in EACH:
         path, _ = file_of(tmp_path, form)
         execution = Execution(build(path, tmp_path / "a.engine", replace(QUIET, input_format=side)).path, api, CPU)

@@ -135,7 +135,6 @@ def test_auxiliary_streams(install, tmp_path):
     ("form", "side", "words"),
     [
         ("float", "linear", []),
-        ("uint8", "linear", []),
         ("int8", "linear", ["--inputIOFormats=int8:chw"]),  # else trtexec makes FP32 of it
         ("int8", "chw4", ["--inputIOFormats=int8:chw4"]),
         ("int8", "chw32", ["--inputIOFormats=int8:chw32"]),
@@ -150,6 +149,15 @@ def test_forms_of_input(install, tmp_path, form, side, words):
     assert [word for word in asked() if "IOFormats" in word] == words
     assert note.options == ({} if side == "linear" else {"input_format": side})
     assert note.metadata["input_form"] == form
+
+
+def test_bytes_are_for_later_versions(install, tmp_path):
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
+    graph, taken = attach_input(onnx.load(file), InputForm("uint8"))
+    onnx.save(set_metadata(graph, taken.metadata()), file)
+    with pytest.raises(InputError, match=r"takes bytes, and engines of TensorRT 8\.6\.1 compute something else"):
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
+    trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("10")[0])
 
 
 def test_a_trtexec_without_formats(install, tmp_path):

@@ -217,10 +217,11 @@ class Bench:
 
         expected = self._expected()
         limit = LONGEST_BASE if name in (INT8, FP16) else max(LEAST_LIMIT, 4 * expected)
-        with tqdm(total=round(expected) or None, desc=_said(name), unit="s", leave=False) as bar:
+        title = f"building the engine with {_said(name)} in float"
+        with tqdm(total=round(expected) or None, desc=title, unit="s", leave=False) as bar:
             began = time.monotonic()
             return self._builds.build(
-                onnx, self.path(name), config, limit, lambda: bar.update(time.monotonic() - began - bar.n) and None
+                onnx, self.path(name), config, limit, lambda: bar.update(int(time.monotonic() - began) - bar.n) and None
             )
 
     def _expected(self) -> float:
