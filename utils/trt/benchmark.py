@@ -169,7 +169,7 @@ def open_engines(
         try:
             if isinstance(engine, str):
                 raise QatError(engine)
-            group = [opening.open(engine, batch, size)]
+            group = [opening.load(engine, batch, size)]
             row = _described(row, group[0])
         except FAILURES as error:
             found.append(Candidate(replace(row, error=one_line(error))))
@@ -196,7 +196,7 @@ class Opening(contextlib.ExitStack):
         super().__init__()
         self.api, self.device, self.beside = api, device, beside
 
-    def open(self, engine: Path, batch: int, size: tuple[int, int] | None) -> Execution:
+    def load(self, engine: Path, batch: int, size: tuple[int, int] | None) -> Execution:
         """An engine at a batch size.
 
         Raises:
