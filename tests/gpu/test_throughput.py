@@ -74,7 +74,7 @@ def test_pytorch_beside_an_engine(demo_engine, graphs):
     model = Detector().to(DEVICE).eval()
     found = benchmark_networks.open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE, compiled=True, graphs=graphs)
     with Opening(tensorrt_api.load(), DEVICE) as opening:
-        group = opening.open(demo_engine, 8, None)
+        group = opening.load(demo_engine, 8, None)
         candidates = [*found, benchmark.Candidate(benchmark.Row("demo", 8, False), [group])]
         rows = benchmark.measure(candidates, TimingConfig(50, 0.4, 2, cuda_graph=graphs))
     print([(row.runtime, row.precision, row.error or row.figures.parts["compute"].median) for row in rows])
