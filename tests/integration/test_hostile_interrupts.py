@@ -28,4 +28,5 @@ def test_a_signal_ends_a_program_at_once_and_in_one_line(index, delay, checkout,
     number = signal.SIGTERM if index % 4 == 1 else signal.SIGINT
     presses = 5 if index % 3 == 2 else 1
     problems, _ = strike(commands[index % len(commands)], checkout, delay, number=number, presses=presses)
-    assert problems + left_behind(tmp_path) == []
+    problems += left_behind(tmp_path)
+    assert not problems, "\n".join(problems)
