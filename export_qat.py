@@ -126,6 +126,8 @@ def export(args: argparse.Namespace) -> None:
         raise InputError("--mask-resolution needs --include onnx_end2end: without it there are no masks in the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
+    if args.input_layout == "nhwc" and args.input != "uint8":
+        raise InputError(f"--input-layout nhwc is for --input uint8; {args.input} has nchw")
     check_files(weights=args.weights, data=args.data)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.core.input_form import InputForm

@@ -30,7 +30,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph import output_formats
+from utils.onnx_graph import best_anchors, output_formats
 from utils.onnx_graph.export import ExportConfig, export_forms
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import metadata_of
@@ -115,14 +115,14 @@ def exported(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     found = {}
     every = [
         output_formats.plain(), output_formats.deepstream(), output_formats.end2end(NmsSettings("onnx", 40, 0.6, LOW)),
-        output_formats.end2end(NmsSettings("efficient")),
+        output_formats.end2end(NmsSettings("efficient")), output_formats.end2end(NmsSettings("none", 20, 0.6, LOW)),
     ]  # fmt: skip
     for kind in ("float", "quantized"):
         folder = tmp_path_factory.mktemp(kind)
         network = load_network(weights[kind], torch.device("cpu"))
         files = {folder / f"{index}.onnx": form for index, form in enumerate(every)}
         results = export_forms(network.model, ExportConfig((SIDE, SIDE), 3), files, network.metadata())
-        found[kind] = network, dict(zip(("plain", "deepstream", "onnx", "efficient"), results, strict=True))
+        found[kind] = network, dict(zip(("plain", "deepstream", "onnx", "efficient", "none"), results, strict=True))
     return found
 
 
@@ -131,7 +131,7 @@ def checked(network: Network, result, path: Path | None = None) -> compare_outpu
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])
-@pytest.mark.parametrize("form", ["plain", "deepstream", "onnx", "efficient"])
+@pytest.mark.parametrize("form", ["plain", "deepstream", "onnx", "efficient", "none"])
 def test_check_finds_nothing_in_good_files(kind: str, form: str, exported: dict[str, tuple]):
     network, results = exported[kind]
     found = checked(network, results[form])
@@ -170,6 +170,14 @@ def half_boxes(graph: onnx.ModelProto) -> None:
     scaled(node.input[1], 0.8)(graph)
 
 
+def worst_anchors(graph: onnx.ModelProto) -> None:
+    """The lowest scores in place of the highest, of which everything else is computed as before."""
+    kept = next(node for node in graph.graph.node if best_anchors.ANCHORS in node.output)
+    producers = {name: node for node in graph.graph.node for name in node.output}
+    numbers = producers[producers[kept.input[0]].input[0]]
+    producers[numbers.input[0]].attribute.append(onnx.helper.make_attribute("largest", 0))
+
+
 @pytest.mark.parametrize(
     ("kind", "form", "change", "message"),
     [
@@ -183,6 +191,8 @@ def half_boxes(graph: onnx.ModelProto) -> None:
         ("quantized", "plain", scaled("model.9.cv2.0.2.bias", 1.5), "result behind equal INT8 values: "),
         ("float", "deepstream", swapped_inputs("Sub"), "the rows are not the predictions"),
         ("float", "efficient", half_boxes, "the rows are not the predictions"),
+        ("float", "none", worst_anchors, "the best anchor that is left out and the worst that is chosen: "),
+        ("quantized", "none", worst_anchors, "the best anchor that is left out and the worst that is chosen: "),
         ("quantized", "onnx", smaller_overlap, "detections differ from those of the evaluation loop's NMS"),
     ],
 )

@@ -48,7 +48,7 @@ class InputForm:
                 f"{' or '.join(LAYOUTS)}"
             )
         if self.layout == "nhwc" and self.kind != "uint8":
-            raise InputError(f"--input-layout nhwc is for --input uint8; {self.kind} has nchw")
+            raise InputError(f"images of {self.kind} are in nchw; in nhwc there are only those of uint8")
 
     @classmethod
     def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputForm:
@@ -71,6 +71,8 @@ class InputForm:
             scale = math.nan
         if not 0 <= scale < math.inf:
             raise InputError(f"the file's {SCALE_KEY} is {entries[SCALE_KEY]!r:.40}; expected a positive number")
+        if layout == "nhwc" and kind in ("float", "int8"):
+            raise InputError(f"the file's metadata say that its input is {kind} in nhwc, and only uint8 has that")
         if (kind if kind in ("uint8", "int8") else "float") != (dtype if dtype in ("uint8", "int8") else "float"):
             raise InputError(f"the file's metadata say that its input is {kind:.40}, and it is {dtype}")
         return cls(cast(Kind, kind), cast(Axes, layout), scale if kind == "int8" else 0.0)

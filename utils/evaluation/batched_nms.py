@@ -1,4 +1,4 @@
-"""Non-maximum suppression of a whole batch at once, for a GPU, which then waits for the CPU a few times only.
+"""Non-maximum suppression of a whole batch at once, for a GPU, for which the CPU then waits a few times only.
 
 It keeps exactly what greedy suppression keeps. A box goes if a better box that stays overlaps it; starting from "all
 stay" and applying that again and again, the first n boxes are right after n steps at most, and usually all are after a
@@ -18,7 +18,8 @@ from utils.core.device import sent
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 1 << 24  # pairs of boxes that are looked at together: some hundred MB
+BLOCK = 1 << 24  # pairs of boxes whose overlaps are computed together: some hundred MB
+KEPT = 1 << 26  # pairs in tables that are there at the same time, a byte each; an image with more has none
 SAVED = 1 << 23  # pairs that take a GPU as long as the CPU takes to start the work on one more table
 STEPS = 8  # between two looks at whether anything still changes
 
@@ -37,30 +38,35 @@ def suppress_batch(
         limit: candidates of an image that take part at all, the best ones.
         first: candidates that take part at first; images where fewer than `max_det` remain of them are done again
             with four times as many.
-        one: suppresses an image's sorted candidates by itself, when they are too many for a table of pairs.
+        one: suppresses an image's sorted candidates by itself, when they are too many for a table of `KEPT` pairs.
     """
     order = _best_first(rows[:, 4], image)
     rows, image = rows[order], image[order]
     counts = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
     starts, sizes = counts.cumsum(0) - counts, counts.clamp(max=limit).tolist()
-    widths = [min(first, size) for size in sizes]
+    widths = [width if width**2 <= KEPT else 0 for width in (min(first, size) for size in sizes)]
     groups = _alike(widths)
     members = sent(torch.tensor([index for group in groups for index in group]), rows.device)
-    tables = [
-        _Table.of(rows, starts[some], counts[some], width, iou_thres, shift)
+    blocks = [
+        (some, width)
         for group, index in zip(groups, members.split([len(group) for group in groups]), strict=True)
         for width in [widths[group[0]]]
         for some in index.split(max(BLOCK // (width * width), 1))
     ]
-    stays, number = _settled(tables, rows, max_det)
+    stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last is of places without a candidate
+    number = []
+    for part in _parts(blocks):
+        tables = [_Table.of(rows, starts[some], counts[some], width, iou_thres, shift) for some, width in part]
+        number += _settled(tables, stays, max_det)
+        del tables  # before the next are made
     kept = [0] * images
     for index, count in zip((index for group in groups for index in group), number, strict=True):
         kept[index] = count
-    found = list(rows[stays].split(kept))
+    found = list(rows[stays[:-1]].split(kept))
     again = [index for index, count in enumerate(kept) if sizes[index] > widths[index] and count < max_det]
     if not again:
         return found
-    if (4 * first) ** 2 > BLOCK * 4:
+    if (4 * first) ** 2 > KEPT:
         results = [one(rows[image == index][: sizes[index]]) for index in again]
     else:
         place = torch.full((images,), -1, device=rows.device)
@@ -143,18 +149,30 @@ def _overlap(boxes: Tensor, iou_thres: float) -> Tensor:
     return shared.div_(union) > iou_thres
 
 
-def _settled(tables: Sequence[_Table], rows: Tensor, max_det: int) -> tuple[Tensor, list[int]]:
-    """Which rows stay, bool `[n]`, and how many of each table's images, one table after the other."""
+def _parts(blocks: Sequence[tuple[Tensor, int]]) -> list[list[tuple[Tensor, int]]]:
+    """The images of each table and its width, in lists of no more than `KEPT` pairs, and of one table at least."""
+    parts: list[list[tuple[Tensor, int]]] = []
+    room = 0
+    for images, width in blocks:
+        pairs = len(images) * width**2
+        if not parts or pairs > room:
+            parts.append([])
+            room = KEPT
+        parts[-1].append((images, width))
+        room -= pairs
+    return parts
+
+
+def _settled(tables: Sequence[_Table], stays: Tensor, max_det: int) -> list[int]:
+    """Mark the rows that stay in bool `[n + 1]`, and count them for each image, one table after the other."""
     while True:
         keeps = [table.keep & (table.keep.cumsum(1) <= max_det) for table in tables]
-        told = [keep.sum(1) for keep in keeps] + [table.changed.view(1) for table in tables]
-        numbers = torch.cat(told).tolist() if tables else []
+        numbers = torch.cat([keep.sum(1) for keep in keeps] + [table.changed.view(1) for table in tables]).tolist()
         changed = numbers[len(numbers) - len(tables) :]
         if not any(changed):
             break
         for table in (table for table, moved in zip(tables, changed, strict=True) if moved):
             table.step()
-    stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last is of places without a candidate
     for table, keep in zip(tables, keeps, strict=True):
         stays.scatter_(0, table.place.flatten(), keep.flatten())
-    return stays[:-1], numbers[: len(numbers) - len(tables)]
+    return numbers[: len(numbers) - len(tables)]

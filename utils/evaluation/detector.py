@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -252,7 +253,8 @@ def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: boo
     """Detections of NMS, in the input's pixels for each image, as `[n, 6]` in the pixels of the originals."""
     counts = [len(one) for one in found]
     rows = torch.cat([one[:, :6] for one in found])
-    owner = sent(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)), rows.device)
+    # numpy's: torch's wakes all threads for a few numbers, and waits for those whose cores are busy
+    owner = sent(torch.from_numpy(np.arange(len(counts)).repeat(counts)), rows.device)
     rows[:, :4] = boxes_to_image(rows[:, :4], owner, shapes)
     if single_cls:
         rows[:, 5] = 0

@@ -55,7 +55,8 @@ class OverlappingDetector(Detector):
             self._lap("inference", clock)
             return Started(raw, images.shape)
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        images.record_stream(self._beside)
+        if images.is_cuda:
+            images.record_stream(self._beside)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
         with torch.cuda.stream(self._beside):
             marks[0].record()

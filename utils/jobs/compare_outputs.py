@@ -31,7 +31,7 @@ from utils.jobs.compare_detections import (
     table_and_masks,
 )
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
-from utils.jobs.compare_tensors import Agreement, compare
+from utils.jobs.compare_tensors import Agreement, compare, missed
 from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.input_forms import input_form
@@ -131,6 +131,7 @@ def check(
     found: list[tuple[Tensor, Tensor]] = []
     stretches: list[Agreement] = []
     masks: list[MaskAgreement | None] = []
+    left: list[float] = []
     size = file.batch or min(len(images), FREE_BATCH)
     if file.form.kind != "float":
         images = _pixels(images) / 255
@@ -140,7 +141,9 @@ def check(
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
             whole = prediction_of(task, model(batch))
-        expected = whole.of_first(count).at(results.get(ANCHORS))
+        whole, chosen = whole.of_first(count), results.get(ANCHORS)
+        expected = whole.at(chosen)
+        left.append(missed(whole, chosen))
         given = Prediction(results[task.prediction], whole.layout, results.get(task.prototypes))
         best = best_anchors(expected)
         apart = (given.boxes - expected.boxes).abs()
@@ -159,6 +162,7 @@ def check(
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     of_masks = MaskAgreement.together(masks)
     problems += _prediction_problems(box, score, together, limits)
+    problems += _missed_problems(float(np.max(left)) if together is None else together.missed, limits)
     problems += _mask_problems(of_masks if together is None else together.masks, limits)
     different = sum(_different(*pair) for pair in found)
     few = max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found))
@@ -175,7 +179,8 @@ def _together(parts: list[Agreement]) -> Agreement | None:
     fraction = sum(part.fraction for part in parts) / len(parts)
     output = float(np.max([part.output for part in parts]))
     masks = MaskAgreement.together([part.masks for part in parts])
-    return Agreement(parts[0].tensors, max(part.steps for part in parts), fraction, output, masks)
+    left = float(np.max([part.missed for part in parts]))
+    return Agreement(parts[0].tensors, max(part.steps for part in parts), fraction, output, masks, left)
 
 
 def _prediction_problems(box: float, score: float, stretches: Agreement | None, limits: Limits) -> list[str]:
@@ -188,6 +193,11 @@ def _prediction_problems(box: float, score: float, stretches: Agreement | None, 
             ("result behind equal INT8 values", "px or score", stretches.output, limits.box),
         ]
     return _beyond(values)
+
+
+def _missed_problems(left: float, limits: Limits) -> list[str]:
+    """A file that decodes only some anchors has to choose the best; equal INT8 values, as for masks."""
+    return _beyond([("the best anchor that is left out and the worst that is chosen", "in score", left, limits.score)])
 
 
 def _mask_problems(masks: MaskAgreement | None, limits: Limits) -> list[str]:

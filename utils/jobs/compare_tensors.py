@@ -38,6 +38,7 @@ class Agreement:
         fraction: of the values that differ at all.
         output: the largest difference of the network's result, pixels or score, for equal last quantized tensors.
         masks: of the best anchors for equal last quantized tensors; None for detection.
+        missed: see `missed`, for equal last quantized tensors.
     """
 
     tensors: int
@@ -45,6 +46,7 @@ class Agreement:
     fraction: float
     output: float
     masks: MaskAgreement | None = None
+    missed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,25 @@ class _Cut:
     integers: str
     fed: str
     scale: float
+
+
+def missed(prediction: Prediction, anchors: Tensor | None) -> float:
+    """By how much an anchor that a file leaves out is better than one that it chose, in score; 0 where none is.
+
+    Args:
+        prediction: of all anchors.
+        anchors: int64 `[B, K]`, those that the file chose; None: all of them.
+
+    Returns:
+        Infinity if the file chose an anchor twice, NaN if a score is.
+    """
+    if anchors is None:
+        return 0.0
+    if (anchors.sort(1).values.diff(dim=1) == 0).any():
+        return torch.inf
+    best = prediction.scores.amax(1)
+    left = best.scatter(1, anchors, -torch.inf).amax(1)
+    return float((left - best.gather(1, anchors).amin(1)).clamp(min=0).max())
 
 
 def compare(
@@ -91,7 +112,8 @@ def compare(
     wanted = [*ends, *(place.integers for place in places)]
     values = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
     results = dict(zip(ends, map(torch.from_numpy, values), strict=False))
-    given, result = Prediction.of(results, task), result.at(results.get(ANCHORS))
+    chosen = results.get(ANCHORS)
+    given, whole, result = Prediction.of(results, task), result, result.at(chosen)
     found = values[len(ends) :]
     steps, differing, total = 0, 0, 0
     for one, value, integers in zip(traced, expected, found, strict=True):
@@ -102,7 +124,7 @@ def compare(
     output = float(np.max([float((one - other).abs().max()) for one, other in pairs]))  # NaN, if one is
     size = (images.shape[2], images.shape[3])
     masks = compare_masks(given, result, best_anchors(result), size)
-    return Agreement(len(order), steps, differing / total, output, masks)
+    return Agreement(len(order), steps, differing / total, output, masks, missed(whole, chosen))
 
 
 def _torch_integers(

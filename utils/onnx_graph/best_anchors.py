@@ -1,7 +1,12 @@
 """A pass that lets a graph decode only those anchors whose scores can be among the best.
 
 Of the K best pairs of an anchor and a class none has to be sought outside of the K anchors with the highest scores of
-any class: each of these has a pair that is as good. They stay in their order, so that equal scores do too.
+any class: each of these has a pair that is as good. They stay in their order, so that pairs of equal logits do too.
+(Where different logits have one score, the higher logit is chosen; TensorRT promises no order among equal scores.)
+
+The numbers of the anchors are sorted as floats, since TensorRT 8 sorts no integers. In a weakly typed file it may run
+that in FP16, which has all whole numbers up to 2,048 only: others would become the number of a neighbour. That was not
+verified on an engine, so weakly typed files with more anchors decode all of them. In strongly typed ones FP32 is FP32.
 """
 
 from __future__ import annotations
@@ -10,15 +15,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from utils.core.tasks import DETECT
 from utils.onnx_graph.editing import Tail, drop_unused, rename_inputs, set_nodes
-from utils.onnx_graph.view import GraphView, opset_of
+from utils.onnx_graph.view import GraphView, metadata_of, opset_of, with_shapes
 
 ANCHORS = "best_anchors"  # name of their numbers, int64 `[B, K]`
 BEHIND_SOFTMAX = ("Cast", "Reshape", "Conv")
+WHOLE_IN_HALF = 2048  # FP16 has every whole number up to it
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A node that reads numbers of the anchors' own.
+
+    Attributes:
+        name: of these numbers.
+        other: what it reads besides.
+        values: the numbers, `[rows, anchors]`.
+    """
+
+    node: NodeProto
+    name: str
+    other: str
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -27,13 +48,13 @@ class _Head:
 
     Attributes:
         sides: reads the distributions, `[B, rows, anchors]`.
-        own: what reads numbers of the anchors' own, and these: points `[4, anchors]` and strides `[1, anchors]`.
+        own: what reads points `[4, anchors]` and strides `[1, anchors]`.
         scores: the Sigmoid.
         predictions: the Concat of boxes, scores and what else there is.
     """
 
     sides: NodeProto
-    own: tuple[tuple[NodeProto, str, np.ndarray], ...]
+    own: tuple[_Own, ...]
     scores: NodeProto
     predictions: NodeProto
 
@@ -41,11 +62,12 @@ class _Head:
 def keep_best_anchors(model: ModelProto, count: int) -> None:
     """Let the predictions be those of the `count` best anchors, in place.
 
-    A graph of dynamic size, or that decodes otherwise than `decoding.py` writes it, keeps all.
+    A graph of dynamic size, or that decodes otherwise than `decoding.py` writes it, keeps all; so does one whose
+    metadata do not say that it is strongly typed, if it has more anchors than FP16 can number.
     """
-    view = GraphView(model)
-    head = _head(view)
-    if head is None or head.own[0][2].shape[1] <= count:
+    head = _head(GraphView(model))
+    anchors = 0 if head is None else head.own[0].values.shape[1]
+    if head is None or anchors <= count or (anchors > WHOLE_IN_HALF and metadata_of(model).get("typing") != "strong"):
         return
     readers = [(node, node.input[0]) for node in (head.sides, head.scores)]
     readers += [(head.predictions, name) for name in head.predictions.input[2:]]
@@ -58,9 +80,9 @@ def keep_best_anchors(model: ModelProto, count: int) -> None:
     for node, name in readers:
         (wide,) = tail.add("Expand", places, tail.value([1, rows[name], 1]))
         rename_inputs(node, {name: tail.add("GatherElements", name, wide, axis=2)[0]})
-    for node, name, values in head.own:
-        (chosen,) = tail.add("Gather", tail.value(np.ascontiguousarray(values.T), np.float32), index, axis=0)
-        rename_inputs(node, {name: tail.add("Transpose", chosen, perm=[0, 2, 1])[0]})
+    for own in head.own:
+        (chosen,) = tail.add("Gather", tail.value(np.ascontiguousarray(own.values.T), np.float32), index, axis=0)
+        rename_inputs(own.node, {own.name: tail.add("Transpose", chosen, perm=[0, 2, 1])[0]})
     set_nodes(model, _in_order(list(model.graph.node)))
     next(iter(model.graph.output)).type.tensor_type.shape.dim[2].dim_value = count
     del model.graph.value_info[:]  # the shapes in it are those from before
@@ -74,7 +96,7 @@ def _best(tail: Tail, logits: str, count: int, opset: int) -> str:
     else:
         (best,) = tail.add("ReduceMax", logits, tail.value([1]), keepdims=0)
     _, index = tail.add("TopK", best, tail.value([count]), outputs=("", ""), axis=1)
-    (numbers,) = tail.add("Cast", index, to=TensorProto.FLOAT)  # TensorRT 8 sorts no integers
+    (numbers,) = tail.add("Cast", index, to=TensorProto.FLOAT)  # exact, see the head of this file
     ascending, _ = tail.add("TopK", numbers, tail.value([count]), outputs=("", ""), axis=1, largest=0)
     return tail.add("Cast", ascending, outputs=[ANCHORS], to=TensorProto.INT64)[0]
 
@@ -84,25 +106,36 @@ def _head(view: GraphView) -> _Head | None:
     predictions = view.producer(DETECT.prediction)
     if predictions is None or predictions.op_type != "Concat" or len(predictions.input) < 2:
         return None
-    strides, scores = (view.producer(name) for name in predictions.input[:2])
-    points = view.producer(strides.input[0]) if strides is not None and strides.op_type == "Mul" else None
-    if points is None or points.op_type != "Add" or scores is None or scores.op_type != "Sigmoid" or strides is None:
+    boxes, scores = predictions.input[:2]
+    strides = _own(view, boxes, "Mul")
+    points = _own(view, strides.other, "Add") if strides is not None else None
+    sigmoid = view.producer(scores)
+    if strides is None or points is None or sigmoid is None or sigmoid.op_type != "Sigmoid":
         return None
-    node = view.producer(points.input[0])
+    node = view.producer(points.other)
     while node is not None and node.op_type in BEHIND_SOFTMAX:
         node = view.producer(node.input[0])
     sides = view.producer(node.input[0]) if node is not None and node.op_type == "Softmax" else None
-    values = [view.array(one.input[1]) for one in (points, strides)]
-    if sides is None or sides.op_type != "Reshape" or any(value is None for value in values):
+    if sides is None or sides.op_type != "Reshape" or points.values.shape[1] != strides.values.shape[1]:
         return None
-    known = [value.reshape(-1, value.shape[-1]) for value in values if value is not None]
-    own = tuple((one, one.input[1], value) for one, value in zip((points, strides), known, strict=True))
-    return _Head(sides, own, scores, predictions)
+    return _Head(sides, (points, strides), sigmoid, predictions)
+
+
+def _own(view: GraphView, result: str, kind: str) -> _Own | None:
+    """The node of a kind that makes `result` of a tensor and a constant, in either order; None if it is another."""
+    node = view.producer(result)
+    if node is None or node.op_type != kind:
+        return None
+    for name, other in (node.input, reversed(node.input)):
+        values = view.array(name)
+        if values is not None and values.ndim:
+            return _Own(node, name, other, values.reshape(-1, values.shape[-1]))
+    return None
 
 
 def _rows(model: ModelProto) -> dict[str, int]:
     """Rows of the tensors `[B, rows, anchors]`, 0 where they are not known."""
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+    inferred = with_shapes(model, data_prop=True).value_info
     shapes = {value.name: value.type.tensor_type.shape.dim for value in inferred}
     return {name: shape[1].dim_value for name, shape in shapes.items() if len(shape) == 3}
 

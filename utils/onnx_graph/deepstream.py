@@ -22,7 +22,7 @@ INT8, FP16 = 1, 2  # of nvinfer's network-mode
 QUANTIZED = """\
 # The ranges are in the ONNX file (QuantizeLinear and DequantizeLinear), so there is no calibration file: leave
 # int8-calib-file out. The builder named by engine-create-func-name then sets INT8 without calibrating; nvinfer's own
-# builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT up to 10.11)
+# builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT {since}up to 10.11)
 # also lets the float layers run in FP16; name it in model-engine-file."""
 STRONG = """\
 # The types and ranges are in the ONNX file, so there is no calibration file. It wants TensorRT's strongly typed mode,
@@ -34,13 +34,13 @@ TRTEXEC = """\
 # makes no INT8 engine. Build it with `trtexec --onnx={onnx} {flags} --saveEngine={engine}`
 # ({which}); model-engine-file names it."""
 TRTEXEC_FLAGS = {
-    "weak": ("--int8 --fp16", "TensorRT up to 10.11"),
+    "weak": ("--int8 --fp16", "TensorRT {since}up to 10.11"),
     "strong": ("--stronglyTyped", "TensorRT 10.12 and later; 11 needs no flag"),
 }
 TEMPLATE = """\
 # {onnx} in DeepStream. Written by export_yoloV9.py; what it assumes:
 #   the {parser}, compiled in the folder named below
-#   images letterboxed in the middle, as in training, RGB, scaled to 0..1
+#   images letterboxed in the middle, as in training, RGB, {values}
 {nms_note}[property]
 gpu-id=0
 {bytes_note}net-scale-factor={scale}
@@ -67,8 +67,19 @@ symmetric-padding=1
 topk={topk}
 """
 BYTES = """\
-# The file takes the bytes of images (UINT8). nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in
-# front of it: tensor-data-type=1 (UINT8), network-input-order=0, tensor-name=images, pixel-normalization-factor=1
+# The file takes the bytes of images (UINT8), and wants TensorRT 10 or later: 8.6.0 computed something else.
+# nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in front of it, with these entries in the
+# property group of its configuration:
+#   network-input-shape={batch};3;{height};{width}
+#   network-input-order=0
+#   network-color-format=0
+#   tensor-data-type=1
+#   tensor-name=images
+#   maintain-aspect-ratio=1
+#   symmetric-padding=1
+# and with this one in its user-configs:
+#   pixel-normalization-factor=1
+# What nvinfer is told below of scale, colors, aspect ratio and padding has no effect on these tensors.
 input-tensor-from-meta=1
 """
 BOXES = {
@@ -127,31 +138,33 @@ def infer_config(
         takes_bytes: whether the file takes bytes, which another plugin then has to give.
     """
     name = Path(onnx).name
+    since = "10 " if takes_bytes else ""
+    note = BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else ""
     entries = {
         "onnx": name, "scale": SCALE, "labels": LABELS, "height": size[0], "width": size[1], "batch": batch,
         "classes": classes, "mode": INT8 if typing else FP16,
         "batch_note": "# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
-        "bytes_note": BYTES if takes_bytes else "",
+        "bytes_note": note, "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
     }  # fmt: skip
-    own = _of_boxes(name, batch, typing) if nms is None else _of_masks(name, batch, typing, nms)
+    own = _of_boxes(name, batch, typing, since) if nms is None else _of_masks(name, batch, typing, nms, since)
     return TEMPLATE.format(**entries, **own)
 
 
-def _of_boxes(name: str, batch: int, typing: str) -> dict[str, object]:
+def _of_boxes(name: str, batch: int, typing: str, since: str) -> dict[str, object]:
     """What only the configuration of a detector says."""
-    notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
+    notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name, since=since), "strong": STRONG.format(onnx=name)}
     engine = f"model_b{batch}_gpu0_{'int8' if typing else 'fp16'}.engine"
     return {**BOXES, "engine": engine, "mode_note": notes[typing]}
 
 
-def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings) -> dict[str, object]:
+def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings, since: str) -> dict[str, object]:
     """What only the configuration of a segmentation network says; nvinfer names an engine after its file."""
     kinds = {"efficient": "TensorRT's plugin", "onnx": "the standard operator", "none": "top-k, no suppression"}
     engine, note = f"{name}_b{batch}_gpu0_fp16.engine", FLOAT
     if typing:
         engine = f"{Path(name).stem}.engine"
         flags, which = TRTEXEC_FLAGS[typing]
-        note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which)
+        note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which.format(since=since))
     told = f"{kinds[nms.kind]}, confidence {nms.conf_thres:g}, overlap {nms.iou_thres:g}, {nms.topk} detections"
     return {**MASKS, "nms_note": f"#   NMS is in the ONNX file: {told}\n", "engine": engine, "mode_note": note,
             "confidence": nms.conf_thres, "topk": nms.topk}  # fmt: skip

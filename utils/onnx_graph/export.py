@@ -238,8 +238,9 @@ def _write(
     quantizers: Mapping[str, Traced] | None,
     wanted: InputForm,
 ) -> ExportResult:
-    graph, taken = attach_input(form.attach(graph), wanted)
-    graph = _checked(cleanup.set_metadata(graph, {**metadata, "form": form.name, **taken.metadata()}))
+    graph = form.attach(cleanup.set_metadata(graph, metadata))  # what is attached depends on the typing
+    graph, taken = attach_input(graph, wanted)
+    graph = _checked(cleanup.set_metadata(graph, {"form": form.name, **taken.metadata()}))
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)

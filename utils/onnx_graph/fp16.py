@@ -1,20 +1,25 @@
 """A pass that turns the float body of a network to FP16.
 
-What becomes FP16 is decided by rule, not by running data: everything up to and including the last convolutions of the
-head, an activation behind one, as the prototypes of masks have it, so that the two fuse, what only moves their values,
-and DFL, whose tensors are the largest behind them: sizes in cells have steps of 1/128 from 8 to 16, and of 1/64 above,
-which is half a pixel of a box of more than 500. What follows (boxes in pixels, scores) is FP32: FP16 has steps of half
-a pixel above 512 wherever a box is. Input and output stay FP32 as well, so that a file in FP16 is fed like one in FP32.
+What becomes FP16 is decided by rule, not by running data:
+
+- everything up to and including the last convolutions of the head
+- an activation behind one, as the prototypes of masks have it, so that the two fuse
+- what only moves the values of these
+- DFL, whose tensors are the largest behind them. Sizes in cells then have steps of 1/128 from 8 to 16, and of 1/64
+  above, which is half a pixel of a box of more than 500.
+
+What follows (boxes in pixels, scores) is FP32: FP16 has steps of half a pixel above 512 wherever a box is. Input and
+output stay FP32 as well, so that a file in FP16 is fed like one in FP32.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
 from utils.onnx_graph.qdq_view import WEIGHTED, Context
+from utils.onnx_graph.view import with_shapes
 
 KEPT_INPUTS = {"Resize": (1, 2)}  # float arguments that are not data: the operator wants FP32
 LARGEST = float(np.finfo(np.float16).max)
@@ -69,13 +74,13 @@ def _follow(graph: Context, body: set[str]) -> None:
 
 
 def _float_tensors(model: ModelProto) -> set[str]:
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    inferred = with_shapes(model)
     computed = {
         value.name
         for value in [*inferred.value_info, *inferred.input, *inferred.output]
         if value.type.tensor_type.elem_type == TensorProto.FLOAT
     }
-    return computed | {tensor.name for tensor in inferred.initializer if tensor.data_type == TensorProto.FLOAT}
+    return computed | {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
 
 def _cast(name: str, to: int, casts: dict[str, str], nodes: list[NodeProto]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from utils.core.errors import InputError
-from utils.core.input_form import InputForm
+from utils.core.input_form import FLOATS, InputForm
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, metadata_of
 
@@ -35,8 +35,12 @@ def attach_input(model: ModelProto, wanted: InputForm) -> tuple[ModelProto, Inpu
 
 
 def input_form(model: ModelProto) -> InputForm:
-    """The form in which a file takes images, see `InputForm.of_file`."""
-    kind = model.graph.input[0].type.tensor_type
+    """The form in which a file takes images, see `InputForm.of_file`; floats if it takes nothing."""
+    weights = {tensor.name for tensor in model.graph.initializer}  # old exporters list them among the inputs
+    value = next((value for value in model.graph.input if value.name not in weights), None)
+    if value is None:
+        return FLOATS
+    kind = value.type.tensor_type
     dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name if kind.elem_type else ""
     return InputForm.of_file(metadata_of(model), dtype, [dim.dim_value or None for dim in kind.shape.dim])
 
@@ -85,10 +89,13 @@ def first_quantizer(model: ModelProto) -> NodeProto:
     found = [node for node in readers if node.op_type != "Shape"]
     if len(found) == 1 and found[0].op_type == QUANTIZE and view.array(found[0].input[1]) is not None:
         return found[0]
-    other = next((node.op_type for node in found if node.op_type != QUANTIZE), "several quantizers")
+    others = [node.op_type for node in found if node.op_type != QUANTIZE]
+    if others:
+        why = f"{others[0]} reads it here" + ("" if len(others) < len(found) else ": its first convolution is in float")
+    else:
+        why = "several quantizers read it here" if found[1:] else "none with a constant scale reads it here"
     raise InputError(
-        f"--input int8 is for networks that quantize the image first of all, and {other} reads it here: its first "
-        "convolution is in float; take --input uint8"
+        f"--input int8 is for networks that quantize the image first of all, and {why}; take --input uint8"
     )
 
 

@@ -49,7 +49,8 @@ def test_files_of_others_are_what_their_type_and_shape_are(dtype, shape, expecte
             "an input of 'half' in 'nchw' is unknown; there is float, uint8, int8 in nchw",
         ),
         ({"input_form": "uint8", "input_layout": "chwn"}, "uint8", "an input of 'uint8' in 'chwn' is unknown"),
-        ({"input_form": "int8", "input_layout": "nhwc"}, "int8", "nhwc is for --input uint8; int8 has nchw"),
+        ({"input_form": "int8", "input_layout": "nhwc"}, "int8", "metadata say that its input is int8 in nhwc"),
+        ({"input_layout": "nhwc"}, "float16", "metadata say that its input is float in nhwc"),
         *[
             (
                 {"input_form": "int8", "input_scale": scale},

@@ -186,7 +186,7 @@ def test_the_order_is_by_image_then_by_score_then_as_it_was():
     assert _best_first(scores, image).tolist() == [3, 0, 2, 1, 5, 4, 6]
 
 
-def test_few_waits_for_the_cpu(monkeypatch):
+def test_the_cpu_waits_a_few_times(monkeypatch):
     """On a GPU each of these waits until all that was started has ended; so many, whatever the images hold."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -217,6 +217,29 @@ def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatc
     few = suppress_together(raw, 0.01, 0.05, 20, False)  # the first candidates do not suffice
     assert all(map(torch.equal, few, non_max_suppression(raw, 0.01, 0.05, max_det=20)))
     assert [one.shape for one in suppress_together(raw, 1.0, 0.5, 100, False)] == [(0, 6)] * 3
+
+
+@pytest.mark.parametrize("kept", [400_000, 40_000, 1])
+def test_tables_are_of_bounded_memory_together(monkeypatch, kept):
+    """In several lists, or none where one image's table would be too large; what is found stays the same."""
+    from utils.evaluation import batched_nms
+
+    raw = predictions(batch=9)
+    whole = [suppress_together(raw, 0.01, 0.5, max_det, False) for max_det in (40, 100)]
+    pairs = []
+    settled = batched_nms._settled
+
+    def counted(tables, stays, max_det):
+        pairs.append(sum(table._over.numel() for table in tables))
+        return settled(tables, stays, max_det)
+
+    monkeypatch.setattr(batched_nms, "_settled", counted)
+    monkeypatch.setattr(batched_nms, "BLOCK", 50_000)
+    monkeypatch.setattr(batched_nms, "KEPT", kept)
+    for max_det, expected in zip((40, 100), whole, strict=True):
+        assert all(map(torch.equal, expected, suppress_together(raw, 0.01, 0.5, max_det, False)))
+    assert all(count <= kept for count in pairs)
+    assert len(pairs) == {400_000: 6, 40_000: 9, 1: 0}[kept]
 
 
 def test_a_long_chain_of_boxes_that_decide_about_each_other():

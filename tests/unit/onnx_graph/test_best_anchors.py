@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-from utils.onnx_graph import best_anchors, output_formats
-from utils.onnx_graph.cleanup import clean_up
+from utils.core.input_form import FLOATS
+from utils.onnx_graph import best_anchors, export, output_formats
+from utils.onnx_graph.cleanup import clean_up, simplify
 from utils.onnx_graph.decoding import decode_in_few_steps
 from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.output_formats import NmsSettings
@@ -99,8 +101,44 @@ def test_all_anchors_are_decoded_where_that_is_needed(graph: ModelProto, setting
     assert [len(one) for one in run(result, images())] == [BATCH] * 4
 
 
-def test_behind_the_exporters_clean_up():
-    graph = clean_up(head_graph())
-    few = output_formats.end2end(NmsSettings("none", 3)).attach(graph)
+@pytest.mark.parametrize("after", [clean_up, lambda graph: simplify(clean_up(graph))], ids=["", "simplify"])
+def test_behind_the_exporters_clean_up(after: Callable[[ModelProto], ModelProto]):
+    few = output_formats.end2end(NmsSettings("none", 3)).attach(after(head_graph()))
     assert rows_decoded(few) == 3
     assert run(few, images())[3].max() < CLASSES
+
+
+def test_sums_and_products_in_either_order():
+    graph = decode_in_few_steps(head_graph())
+    attach = output_formats.end2end(NmsSettings("none", 3)).attach
+    expected = run(attach(graph), images())
+    for kind in ("Add", "Mul"):
+        node = next(node for node in graph.graph.node if node.op_type == kind)
+        node.input[:] = reversed(node.input)
+    few = attach(graph)
+    assert rows_decoded(few) == 3
+    assert all(map(np.array_equal, run(few, images()), expected))
+
+
+@pytest.mark.parametrize("values", [np.array(8, np.float32), np.array([8], np.float32)], ids=["scalar", "one"])
+def test_one_stride_for_all_anchors_is_not_theirs(values: np.ndarray):
+    graph = decode_in_few_steps(head_graph())
+    node = next(node for node in graph.graph.node if node.op_type == "Mul")
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(values, "stride"))
+    node.input[1] = "stride"
+    assert rows_decoded(output_formats.end2end(NmsSettings("none", 3)).attach(graph)) == ANCHORS
+
+
+@pytest.mark.parametrize(("exact", "few"), [(ANCHORS - 1, ("strong",)), (ANCHORS, ("weak", "strong"))])
+def test_weakly_typed_files_choose_among_no_more_anchors_than_half_precision_can_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exact: int, few: tuple[str, ...]
+):
+    """TensorRT may sort their numbers in FP16."""
+    numbers = np.arange(best_anchors.WHOLE_IN_HALF + 2)
+    assert np.flatnonzero(numbers.astype(np.float16).astype(int) != numbers).tolist() == [numbers[-1]]
+    monkeypatch.setattr(best_anchors, "WHOLE_IN_HALF", exact)
+    form, path = output_formats.end2end(NmsSettings("none", 3)), tmp_path / "file.onnx"
+    graph = decode_in_few_steps(head_graph(opset=19))
+    for typing in ("weak", "strong"):
+        export._write(graph, form, path, {"typing": typing}, None, FLOATS)
+        assert rows_decoded(onnx.load(path)) == (3 if typing in few else ANCHORS)

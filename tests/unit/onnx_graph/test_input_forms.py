@@ -15,7 +15,7 @@ from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
-from utils.onnx_graph.input_forms import attach_input, input_form
+from utils.onnx_graph.input_forms import attach_input, input_form, take_bytes
 from utils.onnx_graph.verify import verify
 from utils.runners.onnxrt import open_session
 
@@ -125,13 +125,48 @@ def second_reader(edit: Editor) -> None:
     edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
 
 
-@pytest.mark.parametrize(("change", "reader"), [(float_first, "Conv"), (second_reader, "Neg")])
-def test_integers_need_a_network_that_quantizes_its_input(change, reader):
+def second_quantizer(edit: Editor) -> None:
+    first = next(node for node in edit.model.graph.node if "images" in node.input)
+    edit.model.graph.node.append(helper.make_node(first.op_type, first.input, ["other"], name="stranger"))
+
+
+def no_reader(edit: Editor) -> None:
+    edit.model.graph.input[0].name = "unread"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (float_first, "Conv reads it here: its first convolution is in float; take"),
+        (second_reader, "Neg reads it here; take"),
+        (second_quantizer, "several quantizers read it here; take"),
+        (no_reader, "none with a constant scale reads it here; take"),
+    ],
+)
+def test_integers_need_a_network_that_quantizes_its_input(change, why):
     edit = Editor(GOOD)
     change(edit)
-    with pytest.raises(InputError, match=f"{reader} reads it here: its first convolution is in float; take") as caught:
+    with pytest.raises(InputError, match=f"first of all, and {why} --input uint8") as caught:
         attach_input(edit.model, INTEGERS)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_among_the_inputs_are_no_images():
+    """Old exporters list them there, and a graph may have no input at all."""
+    model = take_bytes(GOOD, BYTES)
+    images = model.graph.input.pop()
+    weight = model.graph.initializer[0]
+    model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
+    assert input_form(model) == FLOATS
+    model.graph.input.append(images)
+    assert input_form(model) == BYTES
+
+
+def test_a_graph_without_input_is_verified_as_any_other():
+    value = helper.make_tensor_value_info("result", TensorProto.FLOAT, [1])
+    constant = helper.make_node("Constant", [], ["result"], value_floats=[1.0])
+    with pytest.raises(InputError, match="there is nothing to verify"):
+        verify(helper.make_model(helper.make_graph([constant], "constant", [], [value])))
 
 
 def test_shapes_may_be_asked_for():
