@@ -5,11 +5,12 @@
     python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c.pt --sweep 64 --infStreams 1 2 4 --useCudaGraph
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile (at 640 unless
---imgsz). --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with a baseline
-that has it inside too, and files with masks with one that has masks: a segmentation network beside a detector shows
-what masks cost. trtexec takes the times where it is installed and no .pt takes part, else our own loop does. With
---device cpu, ONNX Runtime runs ONNX files on the CPU, and there are no engines.
+newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile. All are timed at one
+image size: that of the files, which a .pt takes over (alone: 640), or --imgsz. --baseline is the float model's ONNX;
+its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with masks with
+one that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the times where it is
+installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX files on the CPU, and
+there are no engines.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     batches.add_argument("--sweep", type=bounded("batch_size"), metavar="N", help="batch sizes 1, 2, 4, ... up to N")
     parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
-                        help="height and width, or both in one, of files of dynamic size")  # fmt: skip
+                        help="height and width, or both in one, of files of dynamic size and of a .pt")  # fmt: skip
     times = parser.add_argument_group("timing, with trtexec's names and defaults")
     times.add_argument(
         "--warmUp", type=bounded("warmUp"), default=200, metavar="MS", help="before each round (default: 200)"
@@ -120,6 +121,7 @@ def main(args: argparse.Namespace) -> int:
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                           not args.noDataTransfers, overlap=not args.exposeDMA)  # fmt: skip
     check(entries)
+    common = None if size else benchmark.common_size(entries, checkpoints)
     entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
@@ -133,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
     compiled = device.type == "cuda" if args.compile is None else args.compile
     job = benchmark.Benchmark(
         entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
-        args.infStreams, timing, building, device, compiled, api,
+        args.infStreams, timing, building, device, compiled, size or common, api,
         _trtexec() if api and not (args.own_timing or checkpoints) else None,
     )  # fmt: skip
     about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))

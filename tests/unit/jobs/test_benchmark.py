@@ -10,13 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from one_conv import write_onnx
+from one_conv import METADATA, write_onnx
 from tensorrt_stand_in import stand_in
 from timed_networks import Detector
 
 from utils.core.errors import InputError
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
+from utils.trt.benchmark import Entry
 from utils.trt.benchmark_rows import Row, compared, fastest
+from utils.trt.engine_file import EngineNote
 from utils.trt.timing_figures import Figures, Summary
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
@@ -181,8 +183,8 @@ def program(tmp_path, monkeypatch, capsys):
     for name in ("fuse", "call_fused"):
         monkeypatch.setattr(benchmark_networks.upstream, name, lambda model: model)
 
-    def run(*words):
-        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--imgsz", 32]
+    def run(*words, size=("--imgsz", 32)):
+        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, *size]
         try:
             code = benchmark_trt.run([*map(str, [*words, *timing])])
         except SystemExit as ended:  # argparse's
@@ -221,6 +223,42 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     assert lines[4]["qps"] == ""
     assert float(lines[0]["latency_median_ms"]) > 0
     assert list((tmp_path).glob("*.engine")) == []
+
+
+def test_a_checkpoint_is_timed_at_the_size_of_the_files_beside_it(program, tmp_path, monkeypatch):
+    seen, forward = set(), Detector.forward
+    monkeypatch.setattr(Detector, "forward", lambda self, x: seen.add(tuple(x.shape[2:])) or forward(self, x))
+    write_onnx(tmp_path / "static.onnx", (1, 3, 32, 64))
+    write_onnx(tmp_path / "dynamic.onnx", metadata={**METADATA, "imgsz": "[32, 64]"})
+    words = ("a.pt", "--device", "cpu", "--batch-size", 1)
+    for files in (("static.onnx",), ("dynamic.onnx",), ("dynamic.onnx", "static.onnx")):
+        assert program(*files, *words, size=())[0] == 0
+        assert seen == {(32, 64)}
+        seen.clear()
+    assert json.loads((tmp_path / "runs/benchmark_trt/exp3/benchmark.json").read_text())["imgsz"] == [32, 64]
+    assert program(*words, size=())[0] == 0
+    assert seen == {(640, 640)}
+
+
+def test_files_of_different_sizes_are_not_compared(tmp_path):
+    for name, shape in (("a", (1, 3, 32, 64)), ("b", ("b", 3, 32, 64)), ("c", (1, 3, 64, 64))):
+        write_onnx(tmp_path / f"{name}.onnx", shape)
+    dynamic = EngineNote(profile={"images": [[1, 3, 32, 32], [1, 3, 32, 32], [8, 3, 32, 64]]}, metadata=METADATA)
+    for name, note in (("static", EngineNote(metadata=METADATA)), ("d", dynamic)):
+        note.save(tmp_path / f"{name}.engine")
+    a, b, c, d, static, foreign = (
+        Entry(tmp_path / name) for name in ("a.onnx", "b.onnx", "c.onnx", "d.engine", "static.engine", "foreign.engine")
+    )
+    assert benchmark.common_size([a, b, d], [Path("a.pt")]) == (32, 64)
+    assert benchmark.common_size([static], []) == (64, 96)  # as its note says
+    assert benchmark.common_size([], [Path("a.pt")]) is benchmark.common_size([foreign], []) is None
+    with pytest.raises(InputError, match=r"a.onnx is of 32x64, and .*c.onnx of 64x64; give --imgsz, or files of one"):
+        benchmark.common_size([a, c], [])
+    with pytest.raises(InputError, match=r"d.engine is of 32x64, and .*static.engine of 64x96; give --imgsz"):
+        benchmark.common_size([d, static], [])
+    for entries, checkpoints in (([foreign], [Path("a.pt")]), ([a, foreign], [])):
+        with pytest.raises(InputError, match=r"foreign.engine does not say its image size, .*; give --imgsz"):
+            benchmark.common_size(entries, checkpoints)
 
 
 def test_a_checkpoint_alone_needs_neither_tensorrt_nor_a_gpu(program, tmp_path):
