@@ -215,6 +215,8 @@ class _Search:
         """A candidate, and the exit code of its error."""
         candidate = Candidate(config, self.folder / f"{len(self.candidates)}.engine", 0.0)
         self.bar.set_postfix_str(candidate.words)
+        if self.config.build_limit is not None:
+            limit = min(limit, self.config.build_limit * 60)
         outcome = self.builds.build(self.file.path, candidate.engine, config, max(limit, 0.0), self._show)
         candidate.seconds, candidate.error, candidate.late = outcome.seconds, outcome.error, outcome.late
         self.candidates.append(candidate)

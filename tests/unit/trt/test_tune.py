@@ -244,7 +244,10 @@ def test_a_build_without_tuning_has_the_limit_that_was_given(bench):
         tune.build_or_tune(onnx, engine, dataclasses.replace(config, batch=(1, 2, 4)), process=Here())
     builds = Here()
     tune.tune(onnx, engine, dataclasses.replace(CONFIG, build_limit=3), process=builds)
-    assert {limit for _, limit in builds.asked[2:]} == {180}
+    assert {limit for _, limit in builds.asked} == {180}
+    with pytest.raises(QatError, match=r"a.onnx, as asked for: not built within 180 s$"):
+        tune.tune(onnx, engine.with_name("c.engine"), dataclasses.replace(CONFIG, build_limit=3),
+                  process=Here(seconds=181))  # fmt: skip
 
 
 def test_options_that_this_tensorrt_lacks_are_not_tried(bench, monkeypatch):
