@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-FAILURES = (QatError, torch.cuda.OutOfMemoryError)  # those of one row, after which others can be measured
+FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 
 
 def one_line(error: Exception) -> str:
@@ -179,6 +179,9 @@ def open_engines(
             try:
                 while opening.beside and len(group) < number:
                     group.append(opening.sibling(group[0]))
+                if opening.beside and opening.graphs:
+                    for context in group[:number]:
+                        context.graph()
                 found.append(Candidate(one, group[:number]))
             except FAILURES as error:
                 found.append(Candidate(replace(one, error=one_line(error))))
@@ -190,11 +193,12 @@ class Opening(contextlib.ExitStack):
 
     Attributes:
         beside: whether contexts side by side are opened here; trtexec has its own.
+        graphs: whether their CUDA graphs are captured here too, so that what cannot be captured is a row.
     """
 
-    def __init__(self, api: Api, device: torch.device, beside: bool = True) -> None:
+    def __init__(self, api: Api, device: torch.device, beside: bool = True, graphs: bool = False) -> None:
         super().__init__()
-        self.api, self.device, self.beside = api, device, beside
+        self.api, self.device, self.beside, self.graphs = api, device, beside, graphs
 
     def load(self, engine: Path, batch: int, size: tuple[int, int] | None) -> Execution:
         """An engine at a batch size.

@@ -320,6 +320,27 @@ def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
     assert asked == []
 
 
+def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
+    """A context beside another that there is no memory for, and every context of an engine; the others are timed."""
+    real, captured = Execution.graph, {}
+
+    def graph(self):
+        contexts = captured.setdefault(self.path.name, [])
+        if "int8-b1" in self.path.name:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+        if self not in contexts and "int8-b4" in self.path.name and contexts:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        contexts.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Execution, "graph", graph)
+    code, out, _, _ = program("--useCudaGraph", "--infStreams", 1, 2)
+    assert code == 1
+    assert out.count("=== Performance summary ===") == 5
+    assert out.count("no figures: CUDA error: operation not permitted when stream is capturing\n") == 2
+    assert out.count("no figures: CUDA out of memory\n") == 1
+
+
 @pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
 def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, flag):
     """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
