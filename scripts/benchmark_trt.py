@@ -121,21 +121,24 @@ def main(args: argparse.Namespace) -> int:
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                           not args.noDataTransfers, overlap=not args.exposeDMA)  # fmt: skip
     check(entries)
+    building = BuildConfig.given(args)
+    if not engines:
+        benchmark.check_without_engines(entries, args.infStreams, building, args.input_format)
+    if args.compile and not checkpoints:
+        raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     common = None if size else benchmark.common_size(entries, checkpoints)
     entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
         device = tensorrt_api.use_device(args.device)
-        benchmark.check_without_engines(entries, args.infStreams)
     else:
         device = tensorrt_api.engine_device(args.device)
         check_target(api, tensorrt_api.gpu(device.index), ())
-    building = BuildConfig.given(args)
     check_outputs(args, entries, batches, size, api, checkpoints, building)
     compiled = device.type == "cuda" if args.compile is None else args.compile
     job = benchmark.Benchmark(
         entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
-        args.infStreams, timing, building, device, compiled, size or common, api,
+        list(dict.fromkeys(args.infStreams)), timing, building, device, compiled, size or common, api,
         _trtexec() if api and not (args.own_timing or checkpoints) else None,
     )  # fmt: skip
     about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))

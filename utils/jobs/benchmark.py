@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +15,7 @@ import torch
 from utils.core.errors import InputError
 from utils.core.input_form import KIND_KEY, InputForm
 from utils.jobs import benchmark_networks
+from utils.runners import onnxrt
 from utils.trt import benchmark, onnx_summary
 from utils.trt.benchmark import Candidate, Entry, Opening
 from utils.trt.benchmark_rows import COMPILED, Row
@@ -74,7 +74,8 @@ class Benchmark:
         with ExitStack() as stack:
             candidates = [one for file, model in self.networks.items() for one in self._checkpoint(file, model, batch)]
             if self.api is not None:
-                opening = stack.enter_context(Opening(self.api, self.device, beside=self.program is None))
+                opening = Opening(self.api, self.device, self.program is None, self.timing.cuda_graph)
+                stack.enter_context(opening)
                 candidates += benchmark.open_engines(engines, batch, self.size, self.contexts, opening)
             else:
                 candidates += [benchmark_networks.open_onnx(entry.file, entry.baseline, batch, self.size, stack)
@@ -89,7 +90,7 @@ class Benchmark:
         """Names and versions of what runs the networks."""
         found = [self.api.name] if self.api else []
         found += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
-        return found + ([f"ONNX Runtime {version('onnxruntime')}"] if self.entries and not self.api else [])
+        return found + ([f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else [])
 
     def _checkpoint(self, file: Path, model: nn.Module, batch: int) -> list[Candidate]:
         if self.compiled:
@@ -100,17 +101,31 @@ class Benchmark:
         )
 
 
-def check_without_engines(entries: Sequence[Entry], contexts: Sequence[int]) -> None:
+def check_without_engines(
+    entries: Sequence[Entry], contexts: Sequence[int], building: BuildConfig, formats: Sequence[str]
+) -> None:
     """Check that there is nothing which only TensorRT runs.
 
     Raises:
-        InputError: an engine, or contexts side by side.
+        InputError: an engine, contexts side by side, or options for builds.
     """
     for entry in entries:
         if entry.is_engine:
             raise InputError(f"{entry.file} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
     if list(contexts) != [1]:
         raise InputError("--infStreams is the number of an engine's contexts, and no engine takes part")
+    flags = {
+        "--input-format": any(one != "linear" for one in formats),
+        "--tune": building.tune is not None,
+        "--build-limit": building.build_limit is not None,
+        "--optimization-level": building.optimization_level is not None,
+        "--max-aux-streams": building.max_aux_streams is not None,
+        "--timing-iterations": building.timing_iterations is not None,
+        "--tactic-sources-off": bool(building.tactic_sources_off),
+    }
+    for flag, given in flags.items():
+        if given:
+            raise InputError(f"{flag} is for engines that are built, and no engine takes part; leave it out")
 
 
 def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:
@@ -155,7 +170,7 @@ def _size_of(entry: Entry) -> tuple[int, int] | None:
 def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     """The batch sizes that were asked for; `sweep` is the last of 1, 2, 4, ..., also where it is no power of two."""
     if sweep is None:
-        return list(given or BATCHES)
+        return list(dict.fromkeys(given or BATCHES))
     powers = [1 << n for n in range(sweep.bit_length()) if 1 << n <= sweep]
     return list(dict.fromkeys((*powers, sweep)))
 
