@@ -28,6 +28,7 @@ import argparse
 import logging
 import shlex
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,7 +127,6 @@ def main(args: argparse.Namespace) -> int:
         benchmark.check_without_engines(entries, args.infStreams, building, args.input_format)
     if args.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
-    common = None if size else benchmark.common_size(entries, checkpoints)
     entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
@@ -135,6 +135,7 @@ def main(args: argparse.Namespace) -> int:
         device = tensorrt_api.engine_device(args.device)
         check_target(api, tensorrt_api.gpu(device.index), ())
     check_outputs(args, entries, batches, size, api, checkpoints, building)
+    common = None if size else benchmark.common_size(entries, checkpoints)
     compiled = device.type == "cuda" if args.compile is None else args.compile
     job = benchmark.Benchmark(
         entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
@@ -170,17 +171,20 @@ def check_outputs(
     building: BuildConfig,
 ) -> None:
     """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
-    from utils.trt.benchmark import engine_path
+    from utils.trt.benchmark import planned
     from utils.trt.engine_file import is_current
     from utils.trt.tensorrt_api import gpu
 
     read: list[Path] = [*(entry.file for entry in entries), *checkpoints]
     built: list[Path] = []
+    source: dict[Path, Path] = {}
     made = [entry for entry in entries if not entry.is_engine]
-    if api is not None:
-        engines = [(engine_path(entry, batch, size), entry.file) for entry in made for batch in batches]
-        stale = [engine for engine, file in engines if not is_current(engine, file, api, gpu(), building)]
-        built = [path for engine in stale for path in (engine, engine.with_name(f"{engine.name}.json"))]
+    for entry, batch in product(made, batches if api else ()):
+        engine, wanted = planned(entry, batch, size, building)
+        if source.setdefault(engine, entry.file) != entry.file:
+            raise InputError(f"{source[engine]} and {entry.file} would have one engine, {engine}; rename one of them")
+        if api and not is_current(engine, entry.file, api, gpu(), wanted):
+            built += [engine, engine.with_name(f"{engine.name}.json")]
     refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
     refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
 

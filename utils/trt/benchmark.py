@@ -84,11 +84,7 @@ def prepare(
         if entry.is_engine:
             found[entry] = entry.file
             continue
-        engine = engine_path(entry, batch, size)
-        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
-                         input_format=entry.input_format)  # fmt: skip
-        if size is not None:
-            wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
+        engine, wanted = planned(entry, batch, size, config)
         try:
             if not is_current(engine, entry.file, api, gpu, wanted):
                 build_or_tune(entry.file, engine, wanted, api)
@@ -98,10 +94,14 @@ def prepare(
     return found
 
 
-def engine_path(entry: Entry, batch: int, size: tuple[int, int] | None) -> Path:
-    """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size."""
+def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
+    """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
     name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
-    return entry.file.with_name(f"{name}.engine")
+    wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
+                     input_format=entry.input_format)  # fmt: skip
+    if size is not None:
+        wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
+    return entry.file.with_name(f"{name}.engine"), wanted
 
 
 def in_formats(entries: Sequence[Entry], formats: Sequence[InputFormat]) -> list[Entry]:

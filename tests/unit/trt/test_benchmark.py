@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from builds_here import Here
@@ -17,7 +18,10 @@ from trtexec_summary import SUMMARY
 
 from utils.cli import run_program
 from utils.core.errors import InputError, QatError
+from utils.core.input_form import InputForm
 from utils.jobs import benchmark_report
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
 from utils.trt import tensorrt_api, timing, trtexec, tune, turns
 from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
@@ -243,6 +247,30 @@ def test_engines_of_other_options_are_built_anew(program, tmp_path):
     assert [note.options for note in notes] == [{"optimization_level": 2, "max_aux_streams": 2}] * 4
     assert program(*words)[3] == []
     assert len(program("--max-aux-streams", 2)[3]) == 4
+
+
+def test_an_engine_of_another_format_is_used_again_beside_its_file(program, tmp_path):
+    """What would be built in its place is refused, and so are two files whose engines have one name."""
+    graph, form = attach_input(onnx.load(tmp_path / "int8.onnx"), InputForm("int8"))
+    onnx.save(set_metadata(graph, form.metadata()), tmp_path / "int8.onnx")
+    words = ("--input-format", "linear", "chw32", "--batch-size", 4)
+    both = ("int8.onnx", "int8-chw32-b4.engine")
+    assert len(program(*words)[3]) == 3
+    assert program(*words, files=both)[0::3] == (0, [])
+    code, _, err, builds = program(*words, "--max-aux-streams", 2, files=both)
+    assert (code, builds) == (2, [])
+    assert "int8-chw32-b4.engine is read and would be overwritten" in err
+    write_onnx(tmp_path / "int8-chw32.onnx", ("b", 3, 32, 32), quantized=True)
+    code, _, err, builds = program(*words, files=("int8.onnx", "int8-chw32.onnx"))
+    assert (code, builds) == (2, [])
+    assert re.search(r"int8.onnx and .*int8-chw32.onnx would have one engine, .*int8-chw32-b4.engine; rename one", err)
+
+
+def test_an_engine_in_fp32_is_no_baseline_in_fp16(program, tmp_path):
+    program("--batch-size", 4)
+    config = BuildConfig(batch=(4, 4, 4), precision="fp32", progress=False)
+    build(tmp_path / "float.onnx", tmp_path / "float-b4.engine", config)
+    assert program("--batch-size", 4)[3] == [["FP16"]]
 
 
 def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
