@@ -258,7 +258,9 @@ def _with_trtexec(running: Mapping[str, Candidate], config: TimingConfig, progra
         for name, one in running.items():
             try:
                 if name not in failed:
-                    found[name].append(Figures(*parse_times(program.run(_flags(one, config, program)))))
+                    speed, parts = parse_times(program.run(_flags(one, config, program)))
+                    copies = () if config.transfers else ("h2d", "d2h")  # then it prints 0 for them
+                    found[name].append(Figures(speed, {key: parts[key] for key in parts if key not in copies}))
             except QatError as error:
                 failed[name] = str(error)
     middle = {name: median_low([one.qps for one in rounds]) for name, rounds in found.items() if name not in failed}

@@ -369,6 +369,23 @@ def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
     assert out.count("no figures: CUDA out of memory\n") == 1
 
 
+def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
+    compute = next(line for line in SUMMARY.splitlines() if "GPU Compute Time" in line)
+    zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
+    copies = "\n".join(zeros.replace("GPU Compute Time", name) for name in ("H2D Latency", "D2H Latency"))
+
+    class Program:
+        version = "8.6.1"
+
+        def run(self, flags):
+            return f"{SUMMARY}{copies}\n"
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    for words, shown in (((), True), (("--noDataTransfers",), False)):
+        header = next(line for line in program(*words)[1].splitlines() if line.startswith("model "))
+        assert ("H2D" in header, "D2H" in header) == (shown, shown)
+
+
 @pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
 def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, flag):
     """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
