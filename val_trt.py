@@ -100,6 +100,8 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"--imgsz takes one size, and several only with --task study; found {options.imgsz}")
     if options.source is not None:
         return draw(options, options.source)
+    if options.overlap and options.task == "speed":
+        raise InputError("--task speed measures parts by themselves, and with --overlap they overlap; leave one out")
     check_files(data=options.data)
     need_for(options.engine_file)
     outputs = ("report.json", "study_*.txt", "*_predictions.json")

@@ -5,11 +5,12 @@
     python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c.pt --sweep 64 --infStreams 1 2 4 --useCudaGraph
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
-newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile (at 640 unless
---imgsz). --baseline is the float model's ONNX; its engine is FP16. Files with NMS inside are compared with a baseline
-that has it inside too, and files with masks with one that has masks: a segmentation network beside a detector shows
-what masks cost. trtexec takes the times where it is installed and no .pt takes part, else our own loop does. With
---device cpu, ONNX Runtime runs ONNX files on the CPU, and there are no engines.
+newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile. All are timed at one
+image size: that of the files, which a .pt takes over (alone: 640), or --imgsz. --baseline is the float model's ONNX;
+its engine is FP16. Files with NMS inside are compared with a baseline that has it inside too, and files with masks with
+one that has masks: a segmentation network beside a detector shows what masks cost. trtexec takes the times where it is
+installed and no .pt takes part, else our own loop does. With --device cpu, ONNX Runtime runs ONNX files on the CPU, and
+there are no engines.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import argparse
 import logging
 import shlex
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     batches.add_argument("--sweep", type=bounded("batch_size"), metavar="N", help="batch sizes 1, 2, 4, ... up to N")
     parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
-                        help="height and width, or both in one, of files of dynamic size")  # fmt: skip
+                        help="height and width, or both in one, of files of dynamic size and of a .pt")  # fmt: skip
     times = parser.add_argument_group("timing, with trtexec's names and defaults")
     times.add_argument(
         "--warmUp", type=bounded("warmUp"), default=200, metavar="MS", help="before each round (default: 200)"
@@ -120,20 +122,24 @@ def main(args: argparse.Namespace) -> int:
     timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
                           not args.noDataTransfers, overlap=not args.exposeDMA)  # fmt: skip
     check(entries)
+    building = BuildConfig.given(args)
+    if not engines:
+        benchmark.check_without_engines(entries, args.infStreams, building, args.input_format)
+    if args.compile and not checkpoints:
+        raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
         device = tensorrt_api.use_device(args.device)
-        benchmark.check_without_engines(entries, args.infStreams)
     else:
         device = tensorrt_api.engine_device(args.device)
         check_target(api, tensorrt_api.gpu(device.index), ())
-    building = BuildConfig.given(args)
     check_outputs(args, entries, batches, size, api, checkpoints, building)
+    common = None if size else benchmark.common_size(entries, checkpoints)
     compiled = device.type == "cuda" if args.compile is None else args.compile
     job = benchmark.Benchmark(
         entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
-        args.infStreams, timing, building, device, compiled, api,
+        list(dict.fromkeys(args.infStreams)), timing, building, device, compiled, size or common, api,
         _trtexec() if api and not (args.own_timing or checkpoints) else None,
     )  # fmt: skip
     about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))
@@ -165,17 +171,20 @@ def check_outputs(
     building: BuildConfig,
 ) -> None:
     """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
-    from utils.trt.benchmark import engine_path
+    from utils.trt.benchmark import planned
     from utils.trt.engine_file import is_current
     from utils.trt.tensorrt_api import gpu
 
     read: list[Path] = [*(entry.file for entry in entries), *checkpoints]
     built: list[Path] = []
+    source: dict[Path, Path] = {}
     made = [entry for entry in entries if not entry.is_engine]
-    if api is not None:
-        engines = [(engine_path(entry, batch, size), entry.file) for entry in made for batch in batches]
-        stale = [engine for engine, file in engines if not is_current(engine, file, api, gpu(), building)]
-        built = [path for engine in stale for path in (engine, engine.with_name(f"{engine.name}.json"))]
+    for entry, batch in product(made, batches if api else ()):
+        engine, wanted = planned(entry, batch, size, building)
+        if source.setdefault(engine, entry.file) != entry.file:
+            raise InputError(f"{source[engine]} and {entry.file} would have one engine, {engine}; rename one of them")
+        if api and not is_current(engine, entry.file, api, gpu(), wanted):
+            built += [engine, engine.with_name(f"{engine.name}.json")]
     refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
     refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
 

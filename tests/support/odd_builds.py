@@ -25,6 +25,8 @@ def odd_build(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[
         raise InputError("this file is refused")
     elif way == "full":
         raise OSError(errno.ENOSPC, "no space left")
+    elif way == "no type":
+        raise TypeError("incompatible function arguments.\n    1. (self: Builder)")
     elif way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif way == "exits":

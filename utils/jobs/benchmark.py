@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from utils.core.errors import InputError
+from utils.core.input_form import KIND_KEY, InputForm
 from utils.jobs import benchmark_networks
-from utils.trt import benchmark
+from utils.runners import onnxrt
+from utils.trt import benchmark, onnx_summary
 from utils.trt.benchmark import Candidate, Entry, Opening
 from utils.trt.benchmark_rows import COMPILED, Row
-from utils.trt.build_config import BuildConfig
+from utils.trt.build_config import BuildConfig, profile_shapes
+from utils.trt.engine_file import EngineNote
 from utils.trt.timing import TimingConfig
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ class Benchmark:
     Attributes:
         entries: ONNX files and engines; without `api` ONNX Runtime runs the former.
         networks: float checkpoints → networks on the device.
-        size: (height, width) in pixels, for files of dynamic size and for checkpoints.
+        size: (height, width) in pixels that was given, for files of dynamic size; None: each has its own.
+        timed_size: the one at which everything is timed; None if an engine alone does not say it.
         contexts: numbers of contexts that run side by side, of engines.
         compiled: whether torch.compile has rows too.
         api: TensorRT; None where no engine takes part.
@@ -53,6 +57,7 @@ class Benchmark:
     building: BuildConfig
     device: torch.device
     compiled: bool = False
+    timed_size: tuple[int, int] | None = None
     api: Api | None = None
     program: Trtexec | None = None
 
@@ -69,7 +74,8 @@ class Benchmark:
         with ExitStack() as stack:
             candidates = [one for file, model in self.networks.items() for one in self._checkpoint(file, model, batch)]
             if self.api is not None:
-                opening = stack.enter_context(Opening(self.api, self.device, beside=self.program is None))
+                opening = Opening(self.api, self.device, self.program is None, self.timing.cuda_graph)
+                stack.enter_context(opening)
                 candidates += benchmark.open_engines(engines, batch, self.size, self.contexts, opening)
             else:
                 candidates += [benchmark_networks.open_onnx(entry.file, entry.baseline, batch, self.size, stack)
@@ -84,34 +90,87 @@ class Benchmark:
         """Names and versions of what runs the networks."""
         found = [self.api.name] if self.api else []
         found += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
-        return found + ([f"ONNX Runtime {version('onnxruntime')}"] if self.entries and not self.api else [])
+        return found + ([f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else [])
 
     def _checkpoint(self, file: Path, model: nn.Module, batch: int) -> list[Candidate]:
         if self.compiled:
             logger.info("torch.compile compiles %s for batch size %d, which takes minutes", file, batch)
-        shape = (batch, *(self.size or benchmark_networks.DEFAULT_SIZE))
+        shape = (batch, *(self.timed_size or benchmark_networks.DEFAULT_SIZE))
         return benchmark_networks.open_checkpoint(
             file, model, shape, self.device, compiled=self.compiled, graphs=self.timing.cuda_graph
         )
 
 
-def check_without_engines(entries: Sequence[Entry], contexts: Sequence[int]) -> None:
+def check_without_engines(
+    entries: Sequence[Entry], contexts: Sequence[int], building: BuildConfig, formats: Sequence[str]
+) -> None:
     """Check that there is nothing which only TensorRT runs.
 
     Raises:
-        InputError: an engine, or contexts side by side.
+        InputError: an engine, contexts side by side, or options for builds.
     """
     for entry in entries:
         if entry.is_engine:
             raise InputError(f"{entry.file} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
     if list(contexts) != [1]:
         raise InputError("--infStreams is the number of an engine's contexts, and no engine takes part")
+    flags = {
+        "--input-format": any(one != "linear" for one in formats),
+        "--tune": building.tune is not None,
+        "--build-limit": building.build_limit is not None,
+        "--optimization-level": building.optimization_level is not None,
+        "--max-aux-streams": building.max_aux_streams is not None,
+        "--timing-iterations": building.timing_iterations is not None,
+        "--tactic-sources-off": bool(building.tactic_sources_off),
+    }
+    for flag, given in flags.items():
+        if given:
+            raise InputError(f"{flag} is for engines that are built, and no engine takes part; leave it out")
+
+
+def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:
+    """(height, width) in pixels at which files are timed without --imgsz: that of all of them.
+
+    A checkpoint says none and takes that of the others; None if there is nothing that says one.
+
+    Raises:
+        InputError: they differ, or an engine beside other files does not say its size.
+    """
+    sizes = {entry.file: _size_of(entry) for entry in entries}
+    unknown = [file for file, size in sizes.items() if size is None]
+    if unknown and len(sizes) + len(checkpoints) > 1:
+        raise InputError(f"{unknown[0]} does not say its image size, and all files are timed at one; give --imgsz")
+    texts = {file: "x".join(map(str, size)) for file, size in sizes.items() if size is not None}
+    first = next(iter(texts), None)
+    for file, text in texts.items():
+        if first is not None and text != texts[first]:
+            raise InputError(f"{first} is of {texts[first]}, and {file} of {text}; give --imgsz, or files of one size")
+    return next(iter(sizes.values()), None)
+
+
+def _size_of(entry: Entry) -> tuple[int, int] | None:
+    """Height and width at which a file is timed by itself; None for an engine whose note does not say it."""
+    if not entry.is_engine:
+        summary = onnx_summary.read(entry.file)
+        ranges = profile_shapes(summary, BuildConfig())
+        shape = summary.input_form.nchw(ranges[summary.image[0]][-1]) if ranges else summary.image[1]
+        return cast(tuple[int, int], tuple(shape[2:]))
+    note = EngineNote.load(entry.file)
+    for _, _, largest in note.profile.values():
+        form = InputForm.of_file(note.metadata, note.metadata.get(KIND_KEY, "float"), largest)
+        _, channels, height, width = form.nchw(largest)
+        return (height, width) if channels == 3 else None
+    try:
+        height, width = json.loads(note.metadata.get("imgsz", ""))
+        return int(height), int(width)
+    except (ValueError, TypeError):
+        return None
 
 
 def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     """The batch sizes that were asked for; `sweep` is the last of 1, 2, 4, ..., also where it is no power of two."""
     if sweep is None:
-        return list(given or BATCHES)
+        return list(dict.fromkeys(given or BATCHES))
     powers = [1 << n for n in range(sweep.bit_length()) if 1 << n <= sweep]
     return list(dict.fromkeys((*powers, sweep)))
 

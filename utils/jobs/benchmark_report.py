@@ -198,6 +198,7 @@ def about(job: Benchmark, method: str) -> dict[str, Any]:
         "tensorrt": job.api.name if job.api else "",
         "software": ", ".join(job.software()),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "imgsz": list(job.timed_size) if job.timed_size else None,
         "method": method,
     }
 

@@ -86,7 +86,7 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
-                         save_json=False, save_txt=False, overlap=False)  # fmt: skip
+                         save_json=False, save_txt=False)  # fmt: skip
     if options.task == "study":
         sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]
         if None not in fixed_sizes(runner)[2:] or not sizes:

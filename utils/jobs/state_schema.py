@@ -138,7 +138,8 @@ def _engines(value: Any, field: str) -> None:
     times = record({"ms": rounds, "int8": rounds, "again": rounds, "seconds": number(0)})
     mapping(text(), _anything)(value, field)
     if value:
-        record({"measured_on": text(), "times": mapping(text(), times)})(value, field)
+        rules = {"measured_on": text(), "no_control": text(), "times": mapping(text(), times)}
+        record(rules, optional=("no_control",))(value, field)
     for name, one in value.get("times", {}).items():
         for key in ("int8", "again"):
             listing(_anything, len(one["ms"]), len(one["ms"]))(one[key], f"{field}.times.{name}.{key}")

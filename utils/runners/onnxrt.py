@@ -48,7 +48,7 @@ class OnnxRuntimeRunner(Runner):
             outputs=[_spec(argument) for argument in session.get_outputs()],
             metadata=session.get_modelmeta().custom_metadata_map,
             device=device,
-            description=f"ONNX Runtime {_version()}, {device_name(device)}{used}",
+            description=f"ONNX Runtime {version()}, {device_name(device)}{used}",
         )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -128,7 +128,8 @@ def _spec(argument: Any) -> TensorSpec:
     return TensorSpec(argument.name, shape, _DTYPES.get(kind, kind))
 
 
-def _version() -> str:
+def version() -> str:
+    """Of ONNX Runtime, whichever of its packages brings it."""
     import onnxruntime
 
     return onnxruntime.__version__

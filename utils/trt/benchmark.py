@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-FAILURES = (QatError, torch.cuda.OutOfMemoryError)  # those of one row, after which others can be measured
+FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 
 
 def one_line(error: Exception) -> str:
@@ -84,11 +84,7 @@ def prepare(
         if entry.is_engine:
             found[entry] = entry.file
             continue
-        engine = engine_path(entry, batch, size)
-        wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
-                         input_format=entry.input_format)  # fmt: skip
-        if size is not None:
-            wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
+        engine, wanted = planned(entry, batch, size, config)
         try:
             if not is_current(engine, entry.file, api, gpu, wanted):
                 build_or_tune(entry.file, engine, wanted, api)
@@ -98,10 +94,14 @@ def prepare(
     return found
 
 
-def engine_path(entry: Entry, batch: int, size: tuple[int, int] | None) -> Path:
-    """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size."""
+def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
+    """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
     name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
-    return entry.file.with_name(f"{name}.engine")
+    wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
+                     input_format=entry.input_format)  # fmt: skip
+    if size is not None:
+        wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
+    return entry.file.with_name(f"{name}.engine"), wanted
 
 
 def in_formats(entries: Sequence[Entry], formats: Sequence[InputFormat]) -> list[Entry]:
@@ -179,6 +179,9 @@ def open_engines(
             try:
                 while opening.beside and len(group) < number:
                     group.append(opening.sibling(group[0]))
+                if opening.beside and opening.graphs:
+                    for context in group[:number]:
+                        context.graph()
                 found.append(Candidate(one, group[:number]))
             except FAILURES as error:
                 found.append(Candidate(replace(one, error=one_line(error))))
@@ -190,11 +193,12 @@ class Opening(contextlib.ExitStack):
 
     Attributes:
         beside: whether contexts side by side are opened here; trtexec has its own.
+        graphs: whether their CUDA graphs are captured here too, so that what cannot be captured is a row.
     """
 
-    def __init__(self, api: Api, device: torch.device, beside: bool = True) -> None:
+    def __init__(self, api: Api, device: torch.device, beside: bool = True, graphs: bool = False) -> None:
         super().__init__()
-        self.api, self.device, self.beside = api, device, beside
+        self.api, self.device, self.beside, self.graphs = api, device, beside, graphs
 
     def load(self, engine: Path, batch: int, size: tuple[int, int] | None) -> Execution:
         """An engine at a batch size.
@@ -254,7 +258,9 @@ def _with_trtexec(running: Mapping[str, Candidate], config: TimingConfig, progra
         for name, one in running.items():
             try:
                 if name not in failed:
-                    found[name].append(Figures(*parse_times(program.run(_flags(one, config, program)))))
+                    speed, parts = parse_times(program.run(_flags(one, config, program)))
+                    copies = () if config.transfers else ("h2d", "d2h")  # then it prints 0 for them
+                    found[name].append(Figures(speed, {key: parts[key] for key in parts if key not in copies}))
             except QatError as error:
                 failed[name] = str(error)
     middle = {name: median_low([one.qps for one in rounds]) for name, rounds in found.items() if name not in failed}

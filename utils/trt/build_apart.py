@@ -145,20 +145,22 @@ def _serve(connection: Connection, device: int | None, work: Work) -> None:
     _end_with_the_parent()
     logging.disable(logging.ERROR)  # the builder's warnings are in the note beside the engine
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a process that is killed leaves
-    if device is not None:
-        import torch
-
-        torch.cuda.set_device(device)
+    chosen = device is None
     while True:
         try:
             onnx, engine, config = connection.recv()
         except EOFError:  # the program is gone
             return
         try:
+            if not chosen:
+                import torch
+
+                torch.cuda.set_device(device)  # may fail: a GPU that takes one process, or without memory for another
+                chosen = True
             work(onnx, engine, config, lambda: connection.send(PLAN_IS_THERE))
             answer = "", 0
         except QatError as error:
             answer = str(error), error.exit_code
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - here is where errors of any kind become lines
             answer = f"{type(error).__name__}: {' '.join(str(error).split())}", QatError.exit_code
         connection.send(answer)

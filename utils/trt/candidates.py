@@ -48,6 +48,14 @@ DIMENSIONS = (
 )
 
 
+def left_to_try(file: OnnxFile, api: Api, config: BuildConfig) -> list[Dimension]:
+    """The dimensions that fit the file and TensorRT, and whose options were not given."""
+    return [
+        one for one in DIMENSIONS
+        if getattr(config, one.field) == getattr(BuildConfig, one.field) and one.fits(file, api)
+    ]  # fmt: skip
+
+
 @dataclass
 class Candidate:
     """An engine that was built, or not.
@@ -103,8 +111,11 @@ def _rows(candidates: Sequence[Candidate], kept: Candidate) -> Iterator[tuple[st
 def verdict(candidates: Sequence[Candidate], kept: Candidate, noise: float) -> str:
     """What was decided, in a sentence; `noise` in milliseconds."""
     first = candidates[0]
-    if not any(one.turns for one in candidates[2:]):
-        return f"{kept.words}, as asked for: no other engine was built in the time; give --tune more minutes"
+    others = candidates[2:]
+    if not any(one.turns for one in others):
+        if all(one.late for one in others):
+            return f"{kept.words}, as asked for: no other engine was built in the time; give --tune more minutes"
+        return f"{kept.words}, as asked for: no other engine could be built and timed; the table says why"
     share = f"{noise / first.ms:.1%}"
     if kept is first:
         return f"{kept.words}, as asked for: nothing is faster by more than the noise, {share}"

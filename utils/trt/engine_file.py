@@ -81,11 +81,16 @@ def note_path(engine: Path) -> Path:
 
 
 def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: BuildConfig) -> bool:
-    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU with these options."""
+    """Whether an engine is newer than its ONNX file, and was built by this TensorRT for this GPU with these options.
+
+    Of its precision that counts which a weakly typed network leaves to the options: whether it is FP32.
+    """
     if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
         return False
     note = EngineNote.load(engine)
     if note.api != api.name or (gpu is not None and gpu.name not in note.gpu):
+        return False
+    if note.typing == "weak" and (note.precision == "fp32") != (config.precision == "fp32"):
         return False
     if config.tune is None:
         return not note.tuning and dict(note.options) == config.options

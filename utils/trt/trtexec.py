@@ -97,7 +97,7 @@ class Trtexec:
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None
 
     def run(self, arguments: Sequence[str], limit: float | None = None) -> str:
-        """Run the program, and return what it printed.
+        """Run the program on torch's current GPU, and return what it printed.
 
         Args:
             limit: minutes after which it is ended.
@@ -105,6 +105,10 @@ class Trtexec:
         Raises:
             QatError: it failed; the message has its last error. Or it was ended.
         """
+        import torch
+
+        if torch.cuda.is_available():  # else trtexec takes the first one
+            arguments = [*arguments, f"--device={torch.cuda.current_device()}"]
         logger.info("%s %s", self.path, " ".join(arguments))
         seconds = None if limit is None else limit * 60
         try:

@@ -54,7 +54,8 @@ def build_or_tune(
     with nullcontext(process) if process is not None else BuildProcess(_device().index) as builds:
         outcome = builds.build(onnx, engine, config, config.build_limit * 60)
     if outcome.error:
-        raise (InputError if outcome.exit_code == InputError.exit_code else QatError)(f"{onnx}: {outcome.error}")
+        text = outcome.error if outcome.error.startswith(str(onnx)) else f"{onnx}: {outcome.error}"
+        raise (InputError if outcome.exit_code == InputError.exit_code else QatError)(text)
     result = BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
     for text in result.note.warnings:
         logger.warning("TensorRT: %s", text)
@@ -110,12 +111,17 @@ def tune(
 
 
 def _check(file: OnnxFile, api: Api, config: BuildConfig) -> None:
-    """What a build would refuse in its process, and engines that cannot be timed here."""
+    """What a build would refuse in its process, engines that cannot be timed here, and options that leave no choice."""
     if config.targets:
         raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
     choose_typing(file, api, config)
     check_target(api, tensorrt_api.gpu(), ())
     profile_shapes(file, config)
+    if not candidates.left_to_try(file, api, config):
+        fields = [one.field for one in candidates.DIMENSIONS]
+        given = [f"--{name.replace('_', '-')}" for name in fields if getattr(config, name) not in (None, "linear")]
+        why = f"leave out {' or '.join(given)}" if given else f"{api.name} has none of the options that it tries"
+        raise InputError(f"--tune has nothing left to try; {why}")
 
 
 @dataclass
@@ -175,11 +181,8 @@ class _Search:
     def _around(self) -> bool:
         """Try the values of each dimension; whether that changed what is kept."""
         before = self.kept
-        for dimension in candidates.DIMENSIONS:
-            usual = getattr(BuildConfig, dimension.field)
-            if getattr(self.config, dimension.field) != usual or not dimension.fits(self.file, self.api):
-                continue
-            built = self._along(dimension, (*dimension.values, usual))
+        for dimension in candidates.left_to_try(self.file, self.api, self.config):
+            built = self._along(dimension, (*dimension.values, getattr(BuildConfig, dimension.field)))
             if built:
                 self._time(built)
                 self._keep()
@@ -215,6 +218,8 @@ class _Search:
         """A candidate, and the exit code of its error."""
         candidate = Candidate(config, self.folder / f"{len(self.candidates)}.engine", 0.0)
         self.bar.set_postfix_str(candidate.words)
+        if self.config.build_limit is not None:
+            limit = min(limit, self.config.build_limit * 60)
         outcome = self.builds.build(self.file.path, candidate.engine, config, max(limit, 0.0), self._show)
         candidate.seconds, candidate.error, candidate.late = outcome.seconds, outcome.error, outcome.late
         self.candidates.append(candidate)

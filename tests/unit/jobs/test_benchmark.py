@@ -5,18 +5,28 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import onnx
+import onnxruntime
 import pytest
 import torch
-from one_conv import write_onnx
+from one_conv import METADATA, write_onnx
 from tensorrt_stand_in import stand_in
 from timed_networks import Detector
 
 from utils.core.errors import InputError
+from utils.core.input_form import InputForm
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
+from utils.trt.benchmark import Entry
 from utils.trt.benchmark_rows import Row, compared, fastest
+from utils.trt.build_config import BuildConfig
+from utils.trt.engine_file import EngineNote
+from utils.trt.timing import TimingConfig
 from utils.trt.timing_figures import Figures, Summary
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
@@ -160,10 +170,21 @@ def test_the_plot_tells_contexts_apart():
 @pytest.mark.parametrize(
     ("given", "sweep", "expected"),
     [(None, None, [1, 4, 8, 12]), ([3], None, [3]), (None, 64, [1, 2, 4, 8, 16, 32, 64]), (None, 1, [1]),
-     (None, 12, [1, 2, 4, 8, 12])],
+     (None, 12, [1, 2, 4, 8, 12]), ([8, 8, 4], None, [8, 4])],
 )  # fmt: skip
 def test_batch_sizes(given, sweep, expected):
     assert benchmark.batch_sizes(given, sweep) == expected
+
+
+def test_the_version_of_onnx_runtime_is_its_modules_own(monkeypatch, tmp_path):
+    """onnxruntime-gpu brings the same module under another distribution's name."""
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    job = benchmark.Benchmark([Entry(tmp_path / "a.onnx")], {}, None, [1], TimingConfig(), BuildConfig(), CPU)
+    assert job.software() == [f"ONNX Runtime {onnxruntime.__version__}"]
 
 
 # the program
@@ -181,8 +202,8 @@ def program(tmp_path, monkeypatch, capsys):
     for name in ("fuse", "call_fused"):
         monkeypatch.setattr(benchmark_networks.upstream, name, lambda model: model)
 
-    def run(*words):
-        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--imgsz", 32]
+    def run(*words, size=("--imgsz", 32)):
+        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, *size]
         try:
             code = benchmark_trt.run([*map(str, [*words, *timing])])
         except SystemExit as ended:  # argparse's
@@ -223,6 +244,42 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     assert list((tmp_path).glob("*.engine")) == []
 
 
+def test_a_checkpoint_is_timed_at_the_size_of_the_files_beside_it(program, tmp_path, monkeypatch):
+    seen, forward = set(), Detector.forward
+    monkeypatch.setattr(Detector, "forward", lambda self, x: seen.add(tuple(x.shape[2:])) or forward(self, x))
+    write_onnx(tmp_path / "static.onnx", (1, 3, 32, 64))
+    write_onnx(tmp_path / "dynamic.onnx", metadata={**METADATA, "imgsz": "[32, 64]"})
+    words = ("a.pt", "--device", "cpu", "--batch-size", 1)
+    for files in (("static.onnx",), ("dynamic.onnx",), ("dynamic.onnx", "static.onnx")):
+        assert program(*files, *words, size=())[0] == 0
+        assert seen == {(32, 64)}
+        seen.clear()
+    assert json.loads((tmp_path / "runs/benchmark_trt/exp3/benchmark.json").read_text())["imgsz"] == [32, 64]
+    assert program(*words, size=())[0] == 0
+    assert seen == {(640, 640)}
+
+
+def test_files_of_different_sizes_are_not_compared(tmp_path):
+    for name, shape in (("a", (1, 3, 32, 64)), ("b", ("b", 3, 32, 64)), ("c", (1, 3, 64, 64))):
+        write_onnx(tmp_path / f"{name}.onnx", shape)
+    dynamic = EngineNote(profile={"images": [[1, 3, 32, 32], [1, 3, 32, 32], [8, 3, 32, 64]]}, metadata=METADATA)
+    for name, note in (("static", EngineNote(metadata=METADATA)), ("d", dynamic)):
+        note.save(tmp_path / f"{name}.engine")
+    a, b, c, d, static, foreign = (
+        Entry(tmp_path / name) for name in ("a.onnx", "b.onnx", "c.onnx", "d.engine", "static.engine", "foreign.engine")
+    )
+    assert benchmark.common_size([a, b, d], [Path("a.pt")]) == (32, 64)
+    assert benchmark.common_size([static], []) == (64, 96)  # as its note says
+    assert benchmark.common_size([], [Path("a.pt")]) is benchmark.common_size([foreign], []) is None
+    with pytest.raises(InputError, match=r"a.onnx is of 32x64, and .*c.onnx of 64x64; give --imgsz, or files of one"):
+        benchmark.common_size([a, c], [])
+    with pytest.raises(InputError, match=r"d.engine is of 32x64, and .*static.engine of 64x96; give --imgsz"):
+        benchmark.common_size([d, static], [])
+    for entries, checkpoints in (([foreign], [Path("a.pt")]), ([a, foreign], [])):
+        with pytest.raises(InputError, match=r"foreign.engine does not say its image size, .*; give --imgsz"):
+            benchmark.common_size(entries, checkpoints)
+
+
 def test_a_checkpoint_alone_needs_neither_tensorrt_nor_a_gpu(program, tmp_path):
     code, out, _ = program("a.pt", "--sweep", 2, "--no-compile")
     assert code == 0
@@ -238,7 +295,8 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
     write_onnx(tmp_path / "float.onnx", (4, 3, 32, 32))
-    words = ("int8.onnx", "a.pt", "--baseline", "float.onnx", "--batch-size", 4, "--infStreams", 1, 3, "--useCudaGraph")
+    words = ("int8.onnx", "a.pt", "--baseline", "float.onnx", "--batch-size", 4, 4)
+    words += ("--infStreams", 1, 3, 1, "--useCudaGraph")
     code, out, _ = program(*words)
     assert code == 0
     rows = rows_of(tmp_path)
@@ -260,6 +318,14 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
     [
         (("a.engine", "--device", "cpu"), "a.engine is an engine, which runs on a GPU only; on a CPU give .onnx"),
         (("a.pt", "--infStreams", 2), "--infStreams is the number of an engine's contexts, and no engine takes part"),
+        (("a.pt", "--tune", 10), "--tune is for engines that are built, and no engine takes part; leave it out"),
+        (("a.pt", "--build-limit", 10), "--build-limit is for engines that are built"),
+        (("a.pt", "--optimization-level", 2), "--optimization-level is for engines that are built"),
+        (("a.pt", "--max-aux-streams", 2), "--max-aux-streams is for engines that are built"),
+        (("a.pt", "--timing-iterations", 2), "--timing-iterations is for engines that are built"),
+        (("a.pt", "--tactic-sources-off", "CUDNN"), "--tactic-sources-off is for engines that are built"),
+        (("int8.onnx", "--device", "cpu", "--input-format", "linear", "chw32"), "--input-format is for engines that"),
+        (("int8.onnx", "--device", "cpu", "--compile"), "--compile is for PyTorch's networks, and no .pt takes part"),
         (("qat.pt",), "qat.pt is a quantized checkpoint"),
         (("a.pt", "--baseline", "a.pt"), "a.pt is neither an .onnx file nor an engine"),
         (("a.pt", "--sweep", 4, "--batch-size", 1), "not allowed with argument"),
@@ -268,6 +334,8 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
     stand_in(monkeypatch)
+    graph, form = attach_input(onnx.load(write_onnx(tmp_path / "int8.onnx", quantized=True)), InputForm("int8"))
+    onnx.save(set_metadata(graph, form.metadata()), tmp_path / "int8.onnx")
     for name in ("a.engine", "a.pt", "qat.pt"):
         (tmp_path / name).write_text(name)
     code, _, err = program(*words)

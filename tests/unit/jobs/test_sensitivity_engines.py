@@ -20,7 +20,7 @@ from models.quantize.recipe import Recipe
 from utils.core import distributed
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity import engines, exporting
+from utils.jobs.sensitivity import engine_report, engines, exporting
 from utils.jobs.sensitivity.by_engine import EngineJudge
 from utils.jobs.sensitivity.engines import AGAIN, FP16, INT8, Bench
 from utils.jobs.sensitivity.screening import Screened
@@ -306,7 +306,21 @@ class TestJudge:
         one = bench(tmp_path)
         one.failed[AGAIN] = "not built within 120 s"
         curve, _ = judged(search(), one)
-        assert "the INT8 engine was timed twice, for its control has failed: not built within 120 s" in curve.notes
+        assert "the INT8 engine was timed twice, for its control was not built: not built within 120 s" in curve.notes
+
+    def test_a_control_for_which_there_was_no_time_is_told(self, api, tmp_path):
+        """Also when the run goes on; once it is built there is nothing to tell."""
+        state = AnalysisState(SensitiveOptions(engine=True).to_dict(), Recipe().to_dict(), "00")
+        short, _ = judged(search(), bench(tmp_path, state=state, engine_minutes=1e-9))
+        resumed, _ = judged(search(), bench(tmp_path, state=AnalysisState.load(tmp_path), engine_minutes=1e-9))
+        for curve in (short, resumed):
+            assert [note for note in curve.notes if note.startswith("the INT8 engine was timed twice, for its")]
+            content = engine_report.to_dict(curve, 0.01)
+            control = next(line for line in engine_report.lines(content, 0.6) if line.startswith("control: "))
+            assert control.startswith("control: none (there was no time for it): the INT8 engine timed twice differs")
+        curve, _ = judged(search(), bench(tmp_path, state=AnalysisState.load(tmp_path)))
+        assert curve.no_control == ""
+        assert not [note for note in curve.notes if "timed twice" in note]
 
     def test_a_failure_is_told(self, api, tmp_path):
         curve, _ = judged(search(), bench(tmp_path, FakeExporter(broken=(("model.1",),))))

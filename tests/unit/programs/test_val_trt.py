@@ -142,6 +142,7 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         (("--imgsz", 96), {"file": "fixed.onnx"}, "the network takes images float32 [16, 3, 64, 64]"),
         (("--imgsz", 64, 96), {}, "several only with --task study"),
         (("--task", "study"), {"file": "fixed.onnx"}, "--task study needs a dynamic image size"),
+        (("--task", "speed", "--overlap"), {}, "--task speed measures parts by themselves, and with --overlap they"),
         (("--rect",), {"file": "fixed.onnx"}, "rectangular inference needs a network of dynamic size"),
         ((), {"file": "nowhere.onnx"}, "nowhere.onnx does not exist"),
         ((), {"file": "data.yaml"}, "cannot tell what it is by its name"),

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from builds_here import Here
@@ -17,7 +18,10 @@ from trtexec_summary import SUMMARY
 
 from utils.cli import run_program
 from utils.core.errors import InputError, QatError
+from utils.core.input_form import InputForm
 from utils.jobs import benchmark_report
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
 from utils.trt import tensorrt_api, timing, trtexec, tune, turns
 from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
@@ -245,6 +249,30 @@ def test_engines_of_other_options_are_built_anew(program, tmp_path):
     assert len(program("--max-aux-streams", 2)[3]) == 4
 
 
+def test_an_engine_of_another_format_is_used_again_beside_its_file(program, tmp_path):
+    """What would be built in its place is refused, and so are two files whose engines have one name."""
+    graph, form = attach_input(onnx.load(tmp_path / "int8.onnx"), InputForm("int8"))
+    onnx.save(set_metadata(graph, form.metadata()), tmp_path / "int8.onnx")
+    words = ("--input-format", "linear", "chw32", "--batch-size", 4)
+    both = ("int8.onnx", "int8-chw32-b4.engine")
+    assert len(program(*words)[3]) == 3
+    assert program(*words, files=both)[0::3] == (0, [])
+    code, _, err, builds = program(*words, "--max-aux-streams", 2, files=both)
+    assert (code, builds) == (2, [])
+    assert "int8-chw32-b4.engine is read and would be overwritten" in err
+    write_onnx(tmp_path / "int8-chw32.onnx", ("b", 3, 32, 32), quantized=True)
+    code, _, err, builds = program(*words, files=("int8.onnx", "int8-chw32.onnx"))
+    assert (code, builds) == (2, [])
+    assert re.search(r"int8.onnx and .*int8-chw32.onnx would have one engine, .*int8-chw32-b4.engine; rename one", err)
+
+
+def test_an_engine_in_fp32_is_no_baseline_in_fp16(program, tmp_path):
+    program("--batch-size", 4)
+    config = BuildConfig(batch=(4, 4, 4), precision="fp32", progress=False)
+    build(tmp_path / "float.onnx", tmp_path / "float-b4.engine", config)
+    assert program("--batch-size", 4)[3] == [["FP16"]]
+
+
 def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "BuildProcess", lambda device: Here())
     monkeypatch.setattr(turns, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
@@ -318,6 +346,44 @@ def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
     asked.clear()
     program("--own-timing")
     assert asked == []
+
+
+def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
+    """A context beside another that there is no memory for, and every context of an engine; the others are timed."""
+    real, captured = Execution.graph, {}
+
+    def graph(self):
+        contexts = captured.setdefault(self.path.name, [])
+        if "int8-b1" in self.path.name:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+        if self not in contexts and "int8-b4" in self.path.name and contexts:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        contexts.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Execution, "graph", graph)
+    code, out, _, _ = program("--useCudaGraph", "--infStreams", 1, 2)
+    assert code == 1
+    assert out.count("=== Performance summary ===") == 5
+    assert out.count("no figures: CUDA error: operation not permitted when stream is capturing\n") == 2
+    assert out.count("no figures: CUDA out of memory\n") == 1
+
+
+def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
+    compute = next(line for line in SUMMARY.splitlines() if "GPU Compute Time" in line)
+    zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
+    copies = "\n".join(zeros.replace("GPU Compute Time", name) for name in ("H2D Latency", "D2H Latency"))
+
+    class Program:
+        version = "8.6.1"
+
+        def run(self, flags):
+            return f"{SUMMARY}{copies}\n"
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    for words, shown in (((), True), (("--noDataTransfers",), False)):
+        header = next(line for line in program(*words)[1].splitlines() if line.startswith("model "))
+        assert ("H2D" in header, "D2H" in header) == (shown, shown)
 
 
 @pytest.mark.parametrize("flag", ["--infStreams", "--streams"])

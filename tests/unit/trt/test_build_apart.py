@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from odd_builds import odd_build
 
 from utils.trt.build_apart import BuildProcess, Outcome
@@ -48,6 +50,7 @@ def test_one_process_builds_all(process, tmp_path):
     [
         ("refused", "this file is refused", 2),
         ("full", "OSError: [Errno 28] no space left", 1),
+        ("no type", "TypeError: incompatible function arguments. 1. (self: Builder)", 1),
     ],
 )
 def test_an_error_is_a_line_and_the_process_stays(process, tmp_path, way, error, exit_code):
@@ -55,6 +58,16 @@ def test_an_error_is_a_line_and_the_process_stays(process, tmp_path, way, error,
     outcome = process.build(Path(f"{way}.onnx"), tmp_path / "b.engine", CONFIG, LONG)
     assert outcome == Outcome(outcome.seconds, error, exit_code)
     assert built(process, tmp_path / "a.engine") == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_takes_no_second_process_is_a_line(tmp_path, capfd):
+    with BuildProcess(device=0, work=odd_build) as process:
+        for _ in range(2):
+            outcome = process.build(Path("fine.onnx"), tmp_path / "a.engine", CONFIG, LONG)
+            assert outcome.exit_code == 1
+            assert re.match(r"(AssertionError|RuntimeError): ", outcome.error)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("way", "error"), [("killed", "signal 9"), ("exits", "exit code 3")])

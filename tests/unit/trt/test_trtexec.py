@@ -8,6 +8,7 @@ import time
 
 import onnx
 import pytest
+import torch
 from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
@@ -129,6 +130,19 @@ def test_auxiliary_streams(install, tmp_path):
     with pytest.raises(InputError, match=r"TensorRT 8.4.1 has no --maxAuxStreams; leave out --max-aux-streams"):
         trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=2), old)
     assert asked() == before
+
+
+def test_the_gpu_that_was_chosen(install, tmp_path, monkeypatch):
+    """torch's current one; trtexec's own choice is the first."""
+    program, asked = install("8.6")
+    program.run(["--loadEngine=a.engine"])
+    assert asked() == ["--loadEngine=a.engine"]  # no GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    program.run(["--loadEngine=a.engine"])
+    assert asked() == ["--loadEngine=a.engine", "--device=1"]
+    trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
+    assert asked()[-1] == "--device=1"
 
 
 @pytest.mark.parametrize(

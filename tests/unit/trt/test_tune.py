@@ -139,6 +139,21 @@ def test_a_build_has_a_limit_and_the_others_go_on(bench, caplog):
     assert "4 streams" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"failing": [{"max_aux_streams": 2}]}, "no other engine could be built and timed; the table says why"),
+        ({"endless": [{"max_aux_streams": 2}]}, "no other engine was built in the time; give --tune more minutes"),
+    ],
+)
+def test_why_there_is_no_other_engine(bench, monkeypatch, caplog, more, words):
+    caplog.set_level("INFO")
+    onnx, engine = bench(lambda n, level: 100)
+    only(monkeypatch, max_aux_streams=(2,))
+    tune.tune(onnx, engine, CONFIG, process=Here(**more))
+    assert f"as asked for: {words}" in caplog.text
+
+
 def test_what_takes_longer_than_a_late_build_is_not_tried(bench):
     """3 streams did not end, so 4 are left out, and 1 and 0 are not; levels have three times the limit."""
     onnx, engine = bench(lambda n, level: 100 - (n == 2))
@@ -240,11 +255,14 @@ def test_a_build_without_tuning_has_the_limit_that_was_given(bench):
     assert engine.stat().st_size > 100
     with pytest.raises(QatError, match=r"a.onnx: not built within 120 s"):
         tune.build_or_tune(onnx, engine.with_name("b.engine"), config, process=Here(seconds=121))
-    with pytest.raises(InputError, match=r"a.onnx: .*has a static batch of 2"):
+    with pytest.raises(InputError, match=r"^[^:]*a.onnx has a static batch of 2"):
         tune.build_or_tune(onnx, engine, dataclasses.replace(config, batch=(1, 2, 4)), process=Here())
     builds = Here()
     tune.tune(onnx, engine, dataclasses.replace(CONFIG, build_limit=3), process=builds)
-    assert {limit for _, limit in builds.asked[2:]} == {180}
+    assert {limit for _, limit in builds.asked} == {180}
+    with pytest.raises(QatError, match=r"a.onnx, as asked for: not built within 180 s$"):
+        tune.tune(onnx, engine.with_name("c.engine"), dataclasses.replace(CONFIG, build_limit=3),
+                  process=Here(seconds=181))  # fmt: skip
 
 
 def test_options_that_this_tensorrt_lacks_are_not_tried(bench, monkeypatch):
@@ -275,6 +293,7 @@ def test_a_shared_timing_cache_or_none(bench, tmp_path):
         ({"targets": ("SM89",)}, True, "--tune times engines, and those of --target are for GPUs elsewhere"),
         ({}, False, "torch sees no NVIDIA GPU"),
         ({"batch": (1, 2, 4)}, True, "has a static batch of 2"),
+        ({"max_aux_streams": 2, "optimization_level": 2}, True, "nothing left to try; leave out --max-aux-streams or"),
         ({"precision": "fp16"}, True, "holds quantizers, so its engine is INT8"),
     ],
 )

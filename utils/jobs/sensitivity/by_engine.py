@@ -40,6 +40,7 @@ class Curve:
         noise: a smaller difference of two engines means nothing, milliseconds.
         measured_on: TensorRT, GPU, batch.
         notes: sentences for the user.
+        no_control: why the noise is that of the INT8 engine timed twice, not of two builds of it; '' if it is not.
     """
 
     points: tuple[Point, ...]
@@ -49,6 +50,7 @@ class Curve:
     noise: float
     measured_on: str
     notes: tuple[str, ...] = field(default=())
+    no_control: str = ""
 
 
 class EngineJudge:
@@ -185,7 +187,8 @@ class EngineJudge:
         mixed.sort(key=lambda one: (one.cost is None, one.cost or 0.0))
         points = (whole, fp16, *mixed)
         best, why = engine_points.choose(points, search.ap["float"], self._options.target_drop, noise)
-        return Curve(points, best, why, bench.ms(), noise, bench.measured_on, tuple(self._notes(points, best, noise)))
+        notes = tuple(self._notes(points, best, noise))
+        return Curve(points, best, why, bench.ms(), noise, bench.measured_on, notes, bench.no_control)
 
     def _point(self, name: str, names: Names, kind: engine_points.Kind = "mixed", ap: float | None = None) -> Point:
         times = self._bench.times.get(name)
@@ -225,10 +228,10 @@ class EngineJudge:
                 f"by its estimate {likely[0].name} in float is worth an engine; --resume with more --engine-minutes "
                 "builds it"
             )
+        if self._bench.no_control:
+            yield f"the INT8 engine was timed twice, for its control was not built: {self._bench.no_control}"
         for name, why in self._bench.failed.items():
-            if name == AGAIN:
-                yield f"the INT8 engine was timed twice, for its control has failed: {why}"
-            else:
+            if name != AGAIN:
                 yield f"no engine with {name} in float: {why}"
 
 

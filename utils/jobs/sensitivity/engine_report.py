@@ -36,6 +36,7 @@ def to_dict(curve: Curve, drop: float) -> dict[str, Any]:
         "measured_on": curve.measured_on,
         "int8_ms": curve.ms,
         "noise_ms": curve.noise,
+        "no_control": curve.no_control,
         "target_ap": (fp16.ap or 0.0) - drop,
         "chosen": list(curve.chosen.units),
         "why": curve.why,
@@ -59,11 +60,15 @@ def lines(content: Mapping[str, Any], int8_ap: float) -> list[str]:
         content: as `to_dict` gives it.
     """
     table = aligned(columns(HEADERS, left=("in float", "")), [cells(one, int8_ap) for one in content["points"]])
+    noise = f"differs by {content['noise_ms']:.3f} ms"
+    control = f"a second build of the INT8 engine {noise}; less means nothing"
+    if content["no_control"]:
+        control = f"none ({content['no_control']}): the INT8 engine timed twice {noise}, and two builds may by more"
     return [
         f"AP against milliseconds: {content['measured_on']}",
         *table,
         MEANING,
-        f"control: a second build of the INT8 engine differs by {content['noise_ms']:.3f} ms; less means nothing",
+        f"control: {control}",
         f"chosen: {name_of(content)}, because {content['why']}",
     ]
 

@@ -67,6 +67,7 @@ class Bench:
         limit: minutes that this process may spend on building and timing.
         times: name of a network → what was measured.
         failed: name of a network → why there is no engine of it.
+        no_control: why the INT8 engine was timed twice instead of a second build of it; '' if it was not.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Bench:
         saved = state.engines.get("times", {})
         self.times: dict[str, Times] = {name: Times.from_dict(entries) for name, entries in saved.items()}
         self.failed: dict[str, str] = {}
+        self.no_control: str = state.engines.get("no_control", "")
         self._began, self.limit = time.perf_counter(), options.engine_minutes or ENGINE_MINUTES
         self._seconds = {name: one.seconds for name, one in self.times.items()}  # of builds
 
@@ -142,8 +144,10 @@ class Bench:
             self.failed[name] = str(error)
             return None
         self.times[name] = Times(rounds[name], rounds[INT8], rounds[AGAIN], seconds)
+        self.no_control = "" if self.path(AGAIN).is_file() else self.failed.get(AGAIN, self.no_control)
         self._state.engines = {
             "measured_on": self.measured_on,
+            "no_control": self.no_control,
             "times": {key: asdict(value) for key, value in self.times.items()},
         }
         self._state.add_seconds("engines", time.perf_counter() - began)
@@ -157,7 +161,11 @@ class Bench:
             QatError: the INT8 engine cannot be built.
         """
         self._built(INT8, recipe)
-        if AGAIN not in self.failed and (self.path(AGAIN).is_file() or self.has_time()):
+        if AGAIN in self.failed:
+            return
+        if not self.path(AGAIN).is_file() and not self.has_time():
+            self.failed[AGAIN] = "there was no time for it"
+        else:
             try:
                 self._built(AGAIN, recipe)
             except QatError as error:

@@ -41,8 +41,8 @@ class AnalysisState:
         finished: the result is written; the last thing that a run writes.
         dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
         command: the command line that started the run.
-        engines: of --engine: `measured_on`, and by the network's name the `times` of its engine, as
-            `engine_points.Times` has them; empty in states of earlier versions.
+        engines: of --engine: `measured_on`, `no_control` (see `engines.Bench`), and by the network's name the `times`
+            of its engine, as `engine_points.Times` has them; empty in states of earlier versions.
     """
 
     options: dict[str, Any]
