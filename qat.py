@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
 from models.quantize.recipe_fields import SUPERVISIONS, TRAIN_OPTIONS
-from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_kernel_options, add_run_dir, run_program
 from utils.core import distributed
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
@@ -185,13 +185,7 @@ def _add_sensitive(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--engine-batch", type=bounded("engine_batch"), metavar="N", help=f"images (default: {ENGINE_BATCH})"
     )
-    engine.add_argument(
-        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
-    )
-    engine.add_argument(
-        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
-        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
-    )  # fmt: skip
+    add_kernel_options(engine)
     engine.add_argument(
         "--timing-cache", metavar="FILE", help="kernels that were measured before (default: one in the run folder)"
     )

@@ -68,13 +68,7 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
     group.add_argument(
         "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
     )
-    group.add_argument(
-        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
-    )
-    group.add_argument(
-        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
-        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
-    )  # fmt: skip
+    add_kernel_options(group)
     group.add_argument(
         "--timing-iterations", type=bounded("timing_iterations"), metavar="N",
         help="runs of a measured kernel, see TensorRT",
@@ -85,6 +79,17 @@ def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) 
     group.add_argument(
         "--tune", type=bounded("tune"), metavar="MINUTES",
         help="of each engine: for so long try options that are not given here, and keep the fastest",
+    )  # fmt: skip
+
+
+def add_kernel_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--optimization-level` and `--max-aux-streams`."""
+    group.add_argument(
+        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
+    )
+    group.add_argument(
+        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
+        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
     )  # fmt: skip
 
 
