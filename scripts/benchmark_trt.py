@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_dir, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import DependencyError, InputError
+from utils.core.input_form import INPUT_FORMATS
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
@@ -91,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     building = parser.add_argument_group("building")
     add_build_options(building)
     building.add_argument(
-        "--input-format", choices=("linear", "chw4", "chw32"), nargs="+", default=["linear"],
+        "--input-format", choices=INPUT_FORMATS, nargs="+", default=["linear"],
         help="of ONNX files exported with --input int8: how channels lie in the engine's memory; several to compare",
     )  # fmt: skip
     add_device(parser)

@@ -28,6 +28,7 @@ from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, run_progr
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file
+from utils.core.input_form import INPUT_FORMATS
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need, need_tensorrt
 
@@ -55,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     add_build_options(parser)
     parser.add_argument(
-        "--input-format", choices=("linear", "chw4", "chw32"),
+        "--input-format", choices=INPUT_FORMATS,
         help="of a file exported with --input int8: how channels lie in the engine's memory (default: linear, or what "
         "--tune finds)",
     )  # fmt: skip

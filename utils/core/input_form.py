@@ -18,9 +18,12 @@ from utils.core.errors import InputError
 
 Kind = Literal["float", "uint8", "int8"]
 Axes = Literal["nchw", "nhwc"]
+InputFormat = Literal["linear", "chw4", "chw32"]
 Size = TypeVar("Size")
 KINDS: tuple[Kind, ...] = ("float", "uint8", "int8")
 LAYOUTS: tuple[Axes, ...] = ("nchw", "nhwc")
+# How INT8 images lie in an engine's memory; the latter two lay channels side by side.
+INPUT_FORMATS: tuple[InputFormat, ...] = ("linear", "chw4", "chw32")
 KIND_KEY, LAYOUT_KEY, SCALE_KEY = "input_form", "input_layout", "input_scale"  # of a file's metadata
 
 

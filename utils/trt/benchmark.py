@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.errors import InputError, QatError, no_file
-from utils.core.input_form import InputForm
+from utils.core.input_form import InputFormat
 from utils.core.tasks import DETECT, task_of_outputs
 from utils.trt import inspector, layer_report, onnx_summary, timing
 from utils.trt.benchmark_rows import Row, compared
-from utils.trt.build_config import BuildConfig, InputFormat
+from utils.trt.build_config import BuildConfig
 from utils.trt.context import Execution
 from utils.trt.engine_file import ENGINE_SUFFIXES
 from utils.trt.timing import Timed, TimingConfig
@@ -207,8 +207,7 @@ class Opening(contextlib.ExitStack):
             InputError: it is not made for that batch or size, or not loaded.
         """
         execution = self._kept(Execution(engine, self.api, self.device))
-        spec = execution.inputs[0]
-        form = InputForm.of_file(execution.note.metadata, spec.dtype, spec.shape)
+        spec, form = execution.inputs[0], execution.input_form
         min_shape, max_shape = map(form.nchw, execution.limits[spec.name])
         if not min_shape[0] <= batch <= max_shape[0]:
             raise InputError(f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}")

@@ -29,6 +29,14 @@ PR_SET_PDEATHSIG = 1  # of Linux' prctl
 Work = Callable[[Path, Path, BuildConfig, Callable[[], None]], object]
 
 
+LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a timing cache takes 20 to 50
+
+
+def limit_of_later(seconds: float) -> float:
+    """Seconds that a build may take after one that took so many, and that left its kernels in the timing cache."""
+    return max(LEAST_LIMIT, 4 * seconds)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a build ended.

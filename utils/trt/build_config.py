@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from utils.core.errors import InputError
+from utils.core.input_form import INPUT_FORMATS, InputFormat
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Gpu
 
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 DEFAULT_BATCH: Range = (1, 8, 16)
-InputFormat = Literal["linear", "chw4", "chw32"]
-INPUT_FORMATS: tuple[InputFormat, ...] = ("linear", "chw4", "chw32")  # the latter two lay channels side by side
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
 # Fields of BuildConfig that change which kernels an engine has, and their words; a default value is not mentioned.
 OPTIONS = {
@@ -150,6 +149,33 @@ def describe_options(options: Mapping[str, Any]) -> str:
     """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
     words = [text.format(options[name]) for name, text in OPTIONS.items() if name in options]
     return ", ".join(words) or "TensorRT's own"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is settled about a build before it begins.
+
+    Attributes:
+        typing: how this TensorRT has to read the file.
+        precision: 'int8', 'fp16' or 'fp32'.
+        shapes: input → min, opt and max shape, see `profile_shapes`.
+    """
+
+    typing: Literal["weak", "strong"]
+    precision: str
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def decide(file: OnnxFile, api: Abilities, gpu: Gpu | None, config: BuildConfig) -> Decision:
+    """Settle what has to be known before a build.
+
+    Raises:
+        InputError: file, TensorRT, GPU and what is asked for do not go together.
+    """
+    typing = choose_typing(file, api, config)
+    check_input_format(file, api, config)
+    check_target(api, gpu, config.targets)
+    return Decision(typing, precision_of(file, config, typing), profile_shapes(file, config))
 
 
 def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Literal["weak", "strong"]:

@@ -18,14 +18,7 @@ from typing import Any
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import (
-    BuildConfig,
-    check_input_format,
-    check_target,
-    choose_typing,
-    precision_of,
-    profile_shapes,
-)
+from utils.trt.build_config import BuildConfig, Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.progress import build_progress
@@ -73,24 +66,21 @@ def build(
     file = onnx_summary.read(onnx)
     api = api or tensorrt_api.load()
     gpu = tensorrt_api.gpu()
-    typing = choose_typing(file, api, config)
-    check_input_format(file, api, config)
-    check_target(api, gpu, config.targets)
-    shapes = profile_shapes(file, config)
+    decided = decide(file, api, gpu, config)
     log, engine = api.log(), Path(engine)
     builder = api.module.Builder(log.handle)
     _KEPT.setdefault(api.name, builder)
-    network = builder.create_network(_network_flags(api, typing))
+    network = builder.create_network(_network_flags(api, decided.typing))
     if file.plugins:
         api.register_plugins(log)
     parser = _parse(api, network, log, file)
     if file.input_form.kind == "int8":  # else TensorRT may choose
         network.get_input(0).allowed_formats = 1 << int(getattr(api.module.TensorFormat, config.image_format.upper()))
     setup = builder.create_builder_config()
-    _configure(api, setup, builder, config, file, typing, gpu)
-    if shapes:
+    _configure(api, setup, builder, config, decided, gpu)
+    if decided.shapes:
         profile = builder.create_optimization_profile()
-        for name, (min_shape, opt_shape, max_shape) in shapes.items():
+        for name, (min_shape, opt_shape, max_shape) in decided.shapes.items():
             profile.set_shape(name, min_shape, opt_shape, max_shape)
         setup.add_optimization_profile(profile)
     cache = cache_path(engine, config, api.name, gpu)
@@ -107,18 +97,8 @@ def build(
     content = bytes(plan)
     with atomic_path(engine) as temporary:
         temporary.write_bytes(content)
-    note = EngineNote(
-        onnx=str(file.path),
-        api=api.name,
-        gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
-        typing=typing,
-        precision=precision_of(file, config, typing),
-        profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
-        metadata=dict(file.metadata),
-        plugins=file.plugins,
-        seconds=round(seconds, 1),
-        warnings=tuple(log.warnings),
-        options=config.options,
+    note = EngineNote.of_build(
+        file, api.name, gpu, config, decided, seconds=round(seconds, 1), warnings=tuple(log.warnings)
     )
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
@@ -146,16 +126,13 @@ def _parse(api: Api, network: Any, log: Log, file: OnnxFile) -> Any:
     return parser
 
 
-def _configure(
-    api: Api, setup: Any, builder: Any, config: BuildConfig, file: OnnxFile, typing: str, gpu: Gpu | None
-) -> None:
+def _configure(api: Api, setup: Any, builder: Any, config: BuildConfig, decided: Decision, gpu: Gpu | None) -> None:
     flags = api.module.BuilderFlag
-    if typing == "weak":
-        precision = precision_of(file, config, typing)
-        if precision != "fp32":
+    if decided.typing == "weak":
+        if decided.precision != "fp32":
             setup.set_flag(flags.FP16)
         setup.clear_flag(flags.TF32)  # what is left in FP32 wants its precision
-        if precision == "int8":
+        if decided.precision == "int8":
             setup.set_flag(flags.INT8)
     workspace = config.workspace
     if workspace is None and gpu is not None:

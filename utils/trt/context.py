@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, cuda
 
 from utils.core.errors import InputError, QatError
+from utils.core.input_form import InputForm
 from utils.runners.base import TensorSpec
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote, load_engine
@@ -203,6 +204,12 @@ class Execution:
     def _spec(self, name: str) -> TensorSpec:
         shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
         return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
+
+    @property
+    def input_form(self) -> InputForm:
+        """The form in which it takes images, see `InputForm.of_file`."""
+        spec = self.inputs[0]
+        return InputForm.of_file(self.note.metadata, spec.dtype, spec.shape)
 
     @property
     def input_format(self) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import atomic_path
-from utils.trt.build_config import BuildConfig
+from utils.trt.build_config import BuildConfig, Decision
+from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
@@ -53,6 +54,28 @@ class EngineNote:
     options: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of_build(
+        cls, file: OnnxFile, builder: str, gpu: Gpu | None, config: BuildConfig, decided: Decision, **others: Any
+    ) -> EngineNote:
+        """The note of an engine that `builder`, a name and a version, made; `others` are further fields."""
+        return cls(
+            onnx=str(file.path),
+            api=builder,
+            gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
+            typing=decided.typing,
+            precision=decided.precision,
+            profile={name: [list(shape) for shape in triple] for name, triple in decided.shapes.items()},
+            metadata=dict(file.metadata),
+            plugins=file.plugins,
+            options=config.options,
+            **others,
+        )
+
+    def made_by(self, api: Api, gpu: Gpu | None) -> bool:
+        """Whether this TensorRT built it, for this GPU."""
+        return self.api == api.name and (gpu is None or gpu.name in self.gpu)
+
     def save(self, engine: Path) -> None:
         """Write the note beside an engine."""
         with atomic_path(note_path(engine)) as temporary:
@@ -88,7 +111,7 @@ def is_current(engine: Path, onnx: Path, api: Api, gpu: Gpu | None, config: Buil
     if not engine.is_file() or engine.stat().st_mtime < onnx.stat().st_mtime:
         return False
     note = EngineNote.load(engine)
-    if note.api != api.name or (gpu is not None and gpu.name not in note.gpu):
+    if not note.made_by(api, gpu):
         return False
     if note.typing == "weak" and (note.precision == "fp32") != (config.precision == "fp32"):
         return False

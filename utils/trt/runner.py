@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, cuda
 
 from utils.core.device import device_name
-from utils.core.input_form import InputForm
 from utils.runners.base import Runner
 from utils.trt import tensorrt_api
 from utils.trt.context import Execution
@@ -115,7 +114,7 @@ class TensorRTRunner(Runner):
 
 def _precision(execution: Execution) -> str:
     """Precision, and the input's form where that is not the usual one, in words."""
-    form = InputForm.of_file(execution.note.metadata, execution.inputs[0].dtype, execution.inputs[0].shape)
+    form = execution.input_form
     words = [execution.note.precision.upper()] * bool(execution.note.precision)
     if form.kind != "float":
         words.append(

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
+from utils.core.input_form import INPUT_FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,7 @@ class Api:
     def input_formats(self) -> tuple[str, ...]:
         """How INT8 images can lie in an engine's memory: 'linear', 'chw4', 'chw32'."""
         known = getattr(self.module, "TensorFormat", None)
-        return tuple(name for name in ("linear", "chw4", "chw32") if hasattr(known, name.upper()))
+        return tuple(name for name in INPUT_FORMATS if hasattr(known, name.upper()))
 
     @cached_property
     def max_opset(self) -> int | None:

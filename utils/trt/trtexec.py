@@ -17,16 +17,9 @@ from shutil import which
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
+from utils.core.input_form import INPUT_FORMATS
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import (
-    INPUT_FORMATS,
-    BuildConfig,
-    check_input_format,
-    check_target,
-    choose_typing,
-    precision_of,
-    profile_shapes,
-)
+from utils.trt.build_config import BuildConfig, Decision, decide
 from utils.trt.builder import cache_path
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing_figures import Summary
@@ -149,35 +142,26 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     """
     file, engine = onnx_summary.read(onnx), Path(engine)
     gpu = tensorrt_api.gpu()
-    typing = choose_typing(file, program, config)
-    check_input_format(file, program, config)
-    check_target(program, gpu, config.targets)
-    shapes = profile_shapes(file, config)
-    precision = precision_of(file, config, typing)
+    decided = decide(file, program, gpu, config)
     began = time.perf_counter()
-    flags = _build_flags(program, config, typing, precision, cache_path(engine, config, program.name, gpu))
+    flags = _build_flags(program, config, decided, cache_path(engine, config, program.name, gpu))
     if file.input_form.kind == "int8":  # trtexec makes FP32 of an INT8 input that it is told nothing about
         flags.append("--inputIOFormats=int8:" + config.image_format.replace("linear", "chw"))
     with atomic_path(engine) as temporary:
-        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(shapes)],
+        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(decided.shapes)],
                     config.build_limit)  # fmt: skip
         seconds = time.perf_counter() - began
-    note = EngineNote(
-        onnx=str(file.path), api=program.name, gpu=gpu.name if gpu else "", typing=typing, precision=precision,
-        profile={name: [list(shape) for shape in triple] for name, triple in shapes.items()},
-        metadata=dict(file.metadata), plugins=file.plugins, seconds=round(seconds, 1),
-        options=config.options,
-    )  # fmt: skip
+    note = EngineNote.of_build(file, program.name, gpu, config, decided, seconds=round(seconds, 1))
     note.save(engine)
     return note
 
 
-def _build_flags(program: Trtexec, config: BuildConfig, typing: str, precision: str, cache: Path | None) -> list[str]:
+def _build_flags(program: Trtexec, config: BuildConfig, decided: Decision, cache: Path | None) -> list[str]:
     flags = ["--profilingVerbosity=detailed", "--noTF32"]
-    if typing == "strong" and program.weakly_typed:
+    if decided.typing == "strong" and program.weakly_typed:
         flags.append("--stronglyTyped")
-    if typing == "weak":
-        flags += {"int8": ["--fp16", "--int8"], "fp16": ["--fp16"], "fp32": []}[precision]
+    if decided.typing == "weak":
+        flags += {"int8": ["--fp16", "--int8"], "fp16": ["--fp16"], "fp32": []}[decided.precision]
     flags.append("--skipInference" if program.knows("--skipInference") else "--buildOnly")
     if cache is not None:
         flags.append(f"--timingCacheFile={cache}")

@@ -21,8 +21,8 @@ import interrupts
 from utils.core.errors import InputError, QatError
 from utils.core.files import copy_file
 from utils.trt import candidates, onnx_summary, tensorrt_api
-from utils.trt.build_apart import BuildProcess
-from utils.trt.build_config import BuildConfig, check_target, choose_typing, profile_shapes
+from utils.trt.build_apart import BuildProcess, limit_of_later
+from utils.trt.build_config import BuildConfig, decide, profile_shapes
 from utils.trt.builder import BuildResult, build, cache_path
 from utils.trt.candidates import Candidate, Dimension
 from utils.trt.engine_file import EngineNote
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a timing cache takes 20 to 50
 FINALISTS = 3  # candidates that are timed once more at the end
 
 
@@ -114,9 +113,7 @@ def _check(file: OnnxFile, api: Api, config: BuildConfig) -> None:
     """What a build would refuse in its process, engines that cannot be timed here, and options that leave no choice."""
     if config.targets:
         raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
-    choose_typing(file, api, config)
-    check_target(api, tensorrt_api.gpu(), ())
-    profile_shapes(file, config)
+    decide(file, api, tensorrt_api.gpu(), config)
     if not candidates.left_to_try(file, api, config):
         fields = [one.field for one in candidates.DIMENSIONS]
         given = [f"--{name.replace('_', '-')}" for name in fields if getattr(config, name) not in (None, "linear")]
@@ -168,7 +165,7 @@ class _Search:
 
     def _first(self) -> None:
         """What was asked for, and that once more."""
-        first, exit_code = self._build(self.base, self.left())
+        first, exit_code = self._build(self.base)
         if first.error:
             kind = InputError if exit_code == InputError.exit_code else QatError
             in_time = "; give --tune more minutes, or a lower --optimization-level" if self.left() <= 0 else ""
@@ -176,7 +173,7 @@ class _Search:
         for text in EngineNote.load(first.engine).warnings:
             logger.warning("TensorRT: %s", text)
         self._keep()
-        self._build(self.base, self.left())
+        self._build(self.base)
 
     def _around(self) -> bool:
         """Try the values of each dimension; whether that changed what is kept."""
@@ -192,16 +189,14 @@ class _Search:
         """Engines that differ from what is kept in one option, as far as they fit the time."""
         center, built = (self.kept or self.default).config, []
         again = self.candidates[1].seconds  # with what the timing cache knows by then
-        limit = max(LEAST_LIMIT, 4 * again, dimension.patience * self.default.seconds)
-        if self.config.build_limit is not None:
-            limit = self.config.build_limit * 60
+        limit = max(limit_of_later(again), dimension.patience * self.default.seconds)
         for value in values:
             config = replace(center, **{dimension.field: value})
             if any(one.config == config for one in self.candidates) or self.left() < again:
                 continue
             if self._longer_than_a_late_one(config, dimension):
                 continue
-            candidate, _ = self._build(config, min(limit, self.left()))
+            candidate, _ = self._build(config, limit)
             if not candidate.error:
                 built.append(candidate)
         return built
@@ -214,13 +209,14 @@ class _Search:
         others = [getattr(one, dimension.field) for one in late]
         return any(isinstance(value, int) and isinstance(other, int) and value > other for other in others)
 
-    def _build(self, config: BuildConfig, limit: float) -> tuple[Candidate, int]:
-        """A candidate, and the exit code of its error."""
+    def _build(self, config: BuildConfig, limit: float = float("inf")) -> tuple[Candidate, int]:
+        """A candidate, and the exit code of its error; `--build-limit` takes the place of `limit`, in seconds."""
         candidate = Candidate(config, self.folder / f"{len(self.candidates)}.engine", 0.0)
         self.bar.set_postfix_str(candidate.words)
         if self.config.build_limit is not None:
-            limit = min(limit, self.config.build_limit * 60)
-        outcome = self.builds.build(self.file.path, candidate.engine, config, max(limit, 0.0), self._show)
+            limit = self.config.build_limit * 60
+        limit = max(min(limit, self.left()), 0.0)
+        outcome = self.builds.build(self.file.path, candidate.engine, config, limit, self._show)
         candidate.seconds, candidate.error, candidate.late = outcome.seconds, outcome.error, outcome.late
         self.candidates.append(candidate)
         logger.info("%s: %s", candidate.words, outcome.error or f"built in {outcome.seconds:.0f} s")

@@ -23,7 +23,7 @@ from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.engine_points import Profile, Times
 from utils.jobs.sensitivity.exporting import Exporter
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.trt.build_apart import BuildProcess, Outcome
+from utils.trt.build_apart import BuildProcess, Outcome, limit_of_later
 from utils.trt.build_config import BuildConfig, describe_options
 from utils.trt.engine_file import EngineNote, note_path
 
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 FOLDER = "engines"
 INT8, AGAIN, FP16 = "INT8", "INT8 again", "FP16"  # the engines that all others are compared with
 LONGEST_BASE = 1800.0  # seconds that the INT8 and the FP16 engine may take, which find no kernels in a cache
-LEAST_LIMIT = 120.0  # seconds that any other may take: one of GELAN-C with a timing cache takes 20 to 50
 
 
 def check(options: SensitiveOptions) -> None:
@@ -200,7 +199,7 @@ class Bench:
         engine = self.path(name)
         if engine.is_file():
             note = EngineNote.load(engine)
-            made_here = note.api == self._api.name and self._gpu is not None and self._gpu.name in note.gpu
+            made_here = self._gpu is not None and note.made_by(self._api, self._gpu)
             if made_here and dict(note.options) == self._config.options:
                 self._seconds[name] = note.seconds
                 return note.seconds
@@ -224,7 +223,7 @@ class Bench:
         from tqdm import tqdm
 
         expected = self._expected()
-        limit = LONGEST_BASE if name in (INT8, FP16) else max(LEAST_LIMIT, 4 * expected)
+        limit = LONGEST_BASE if name in (INT8, FP16) else limit_of_later(expected)
         title = f"building the engine with {_said(name)} in float"
         with tqdm(total=round(expected) or None, desc=title, unit="s", leave=False) as bar:
             began = time.monotonic()
