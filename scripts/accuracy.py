@@ -27,6 +27,7 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.jobs.dependencies import need
 
+NETWORKS = ["yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c"]
 STEPS = ("train",)
 
 
@@ -36,8 +37,8 @@ def make_parser() -> argparse.ArgumentParser:
         "accuracy.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", required=True, metavar="FILE", help="dataset's YAML")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", default=["yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c"],
-                        help="of upstream's (default: yolov9-t yolov9-s yolov9-m yolov9-c)")  # fmt: skip
+    parser.add_argument("--networks", nargs="+", metavar="NAME", default=NETWORKS,
+                        help=f"of upstream's (default: {' '.join(NETWORKS)})")  # fmt: skip
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="default: all")
     add_image_size(parser)
     parser.add_argument("--device", default="", metavar="D",

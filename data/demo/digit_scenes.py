@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
-from digit_images import ImageFile, Sources, cover, draw_colour, extent, draw_background, draw_digit
+from digit_images import ImageFile, Sources, cover, draw_background, draw_colour, draw_digit, extent
 
 SCENE_SIZE = 640  # pixels, width and height
 DIGIT_SIZE = (8, 300)  # pixels, the longer side of the box as drawn, both ends included
@@ -78,7 +78,11 @@ def _find_place(rng: np.random.Generator, taken: list[Box], shape: tuple[int, ..
 
 
 def _cover_some(
-    rng: np.random.Generator, image: np.ndarray, owner: np.ndarray, boxes: list[Box], photographs: tuple[np.ndarray, ...]
+    rng: np.random.Generator,
+    image: np.ndarray,
+    owner: np.ndarray,
+    boxes: list[Box],
+    photographs: tuple[np.ndarray, ...],
 ) -> None:
     """Put up to four pieces of photographs or of one colour over parts of digits: in place, both arrays."""
     for _ in range(int(rng.integers(0, 5)) if boxes else 0):

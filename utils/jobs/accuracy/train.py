@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +57,10 @@ def train(network: Network, options: TrainOptions, steps: Steps) -> Path:
     Raises:
         StepError: a program failed.
     """
+    result = steps.folder / "float.pt"
+    if result.exists():
+        logger.info("%s: %s is there", network.name, result.name)
+        return result
     trained, weights = steps.folder / "trained.pt", steps.folder / "train" / "weights"
     last, best = weights / "last.pt", weights / "best.pt"  # without validation between epochs, the same
     if not trained.exists():
@@ -67,7 +70,6 @@ def train(network: Network, options: TrainOptions, steps: Steps) -> Path:
             steps.call("train", [*_launcher(options.gpus), "train_dual.py", *start])
         last.replace(trained)
         best.unlink(missing_ok=True)
-    result = steps.folder / "float.pt"
     steps.run("convert", result, ["reparameterization.py", "--weights", trained, "--save", result, "--device", "cpu"])
     return result
 
