@@ -1,7 +1,7 @@
 """Which layers compute boxes: these stay in FP32 where TensorRT chooses precisions by itself.
 
-FP16 has steps of half a pixel from 512 pixels on, and of an eighth from 128 on. TensorRT 8.6.0 took it for boxes in front
-of its NMS plugin: upstream's crop of masks by such boxes moved mask AP of the demo's engine by 0.005.
+FP16 has steps of half a pixel from 512 pixels on, and of an eighth from 128 on. TensorRT 8.6.0 took it for boxes in
+front of its NMS plugin: mask AP of the demo's engine moved by 0.005, by how upstream crops masks to boxes.
 """
 
 from __future__ import annotations
