@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +60,8 @@ def tensorrt(engine_python: str, data: Path, on_gpu: bool) -> tuple[str, str]:
 
 def evaluate_float(steps: Steps, options: MeasureOptions) -> None:
     """AP of the float network in PyTorch, with AP by size of objects."""
-    command = ["qat.py", "eval", "--weights", _float(steps), *_data(options), "--imgsz", str(options.imgsz), "--save-json",
-               "--project", steps.folder, "--name", "eval-float", "--exist-ok"]  # fmt: skip
+    command = ["qat.py", "eval", "--weights", _float(steps), *_data(options), "--imgsz", str(options.imgsz),
+               "--save-json", "--project", steps.folder, "--name", "eval-float", "--exist-ok"]  # fmt: skip
     steps.run("eval float", steps.folder / "eval-float" / "report.json", command)
 
 
@@ -84,17 +83,20 @@ def export(steps: Steps, options: MeasureOptions) -> None:
     weights = {"fp16": _float(steps), "int8": steps.folder / "qat" / "weights" / "qat_best_float.pt"}
     for precision in PRECISIONS:
         file = onnx_file(steps, precision)
-        command = ["export_qat.py", "--weights", weights[precision], "--data", options.data, "--imgsz",
-                   str(options.imgsz), "--include", "onnx", "--simplify", "--dynamic", "batch",
-                   "--typing", options.typing, "--output", file, *options.device]  # fmt: skip
+        command: list[str | Path] = [
+            "export_qat.py", "--weights", weights[precision], "--data", options.data, "--imgsz", str(options.imgsz),
+            "--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", options.typing, "--output", file,
+            *options.device,
+        ]  # fmt: skip
         steps.run(f"export {precision}", file, command)
 
 
 def measure_times(steps: Steps, options: MeasureOptions) -> None:
     """Build the engines of both files, and time them in turns; without TensorRT ONNX Runtime runs the files."""
-    command = ["scripts/benchmark_trt.py", onnx_file(steps, "int8"), "--baseline", onnx_file(steps, "fp16"),
-               "--batch-size", *map(str, BATCHES), "--project", steps.folder, "--name", _times(options),
-               "--exist-ok"]  # fmt: skip
+    command: list[str | Path] = [
+        "scripts/benchmark_trt.py", onnx_file(steps, "int8"), "--baseline", onnx_file(steps, "fp16"),
+        "--batch-size", *map(str, BATCHES), "--project", steps.folder, "--name", _times(options), "--exist-ok",
+    ]  # fmt: skip
     if options.no_engines:
         command += ["--device", "cpu"]
     else:
@@ -114,8 +116,10 @@ def evaluate(steps: Steps, options: MeasureOptions) -> None:
             file = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine")
         name = f"eval-{precision}-{kind}"
         device = ["--device", "cpu"] if options.no_engines else []
-        command = ["val_trt.py", "--engine-file", file, "--data", options.data, "--workers", str(options.workers),
-                   "--save-json", "--project", steps.folder, "--name", name, "--exist-ok", *device]  # fmt: skip
+        command: list[str | Path] = [
+            "val_trt.py", "--engine-file", file, "--data", options.data, "--workers", str(options.workers),
+            "--save-json", "--project", steps.folder, "--name", name, "--exist-ok", *device,
+        ]  # fmt: skip
         steps.run(name.replace("-", " "), steps.folder / name / "report.json", command,
                   tensorrt=not options.no_engines)  # fmt: skip
 

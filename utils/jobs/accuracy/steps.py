@@ -20,6 +20,7 @@ from utils.core.files import atomic_path
 
 logger = logging.getLogger(__name__)
 
+NOTES = "steps.json"
 _NOTE = record({"step": text(), "command": listing(text()), "seconds": number(0)})
 _NOTES = record({"steps": listing(_NOTE)})
 
@@ -97,7 +98,7 @@ class Steps:
         Raises:
             InputError: the file of notes is damaged.
         """
-        file = self.folder / "steps.json"
+        file = self.folder / NOTES
         if not file.exists():
             return []
         try:
@@ -109,7 +110,7 @@ class Steps:
 
     def _note(self, step: str, command: list[str], seconds: float) -> None:
         notes = [*self.notes(), {"step": step, "command": command, "seconds": round(seconds, 1)}]
-        with atomic_path(self.folder / "steps.json") as path:
+        with atomic_path(self.folder / NOTES) as path:
             path.write_text(json.dumps(notes, indent=1) + "\n", encoding="utf-8")
 
 
