@@ -18,6 +18,7 @@ from utils.reports.schema import Report
 
 FLOAT = "float"
 CHOSEN = "chosen: "  # how a calibration sweep begins what it found
+SAID = {"PTQ auto": CHOSEN, "ranges only": STOPPED, "QAT": STOPPED}  # how the notes begin that are shown of a stage
 # a stage of the tables → the folder of its report, and the stage's name there (None: the only row)
 STAGES: dict[str, tuple[str, str | None]] = {
     FLOAT: ("eval-float", None),
@@ -101,7 +102,7 @@ def load(steps: Steps) -> Results:
         found = [row for row in report.rows if name in (None, row.stage) and row.ap is not None]
         if found:
             rows[stage] = found[-1]
-        said = [note for note in report.notes if note.startswith((CHOSEN, STOPPED))]
+        said = [note for note in report.notes if stage in SAID and note.startswith(SAID[stage])]
         notes += [f"{stage}: {note.removeprefix(CHOSEN)}" for note in said]
     benchmarks = [steps.folder / name / "benchmark.json" for name in ("times", "times-onnx")]
     benchmark = next((path for path in benchmarks if path.exists()), None)
