@@ -234,7 +234,8 @@ def test_engines_are_built_timed_and_evaluated_where_tensorrt_is(recorded):
     assert commands["export fp16"][2] == str(folder / "float.pt")
     assert commands["times"][:5] == ["TensorRT", "scripts/benchmark_trt.py", str(folder / "yolov9-t-int8.onnx"),
                                      "--baseline", str(folder / "yolov9-t-fp16.onnx")]  # fmt: skip
-    assert commands["times"][-3:] == ["--useCudaGraph", "--optimization-level", "3"]
+    assert commands["times"][-5:] == ["--useCudaGraph", "--useSpinWait", "--noDataTransfers",
+                                      "--optimization-level", "3"]  # fmt: skip
     assert commands["eval fp16 engine"][3] == str(folder / "yolov9-t-fp16-b8.engine")
     assert commands["eval int8 engine"][3] == str(folder / "yolov9-t-int8-b8.engine")
     assert "--device" not in commands["eval int8 engine"]

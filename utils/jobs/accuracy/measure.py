@@ -100,7 +100,11 @@ def measure_times(steps: Steps, options: MeasureOptions) -> None:
     if options.no_engines:
         command += ["--device", "cpu"]
     else:
-        command.append("--useCudaGraph")
+        command += [
+            "--useCudaGraph",
+            "--useSpinWait",
+            "--noDataTransfers",
+        ]  # the engine alone
         level = options.optimization_level
         command += [] if level is None else ["--optimization-level", str(level)]
     result = steps.folder / _times(options) / "benchmark.json"
