@@ -25,19 +25,18 @@ BY_PYCOCOTOOLS = "AP of small (below 32² pixels), medium and large (from 96²) 
 
 
 def accuracy(networks: Sequence[Results]) -> Table:
-    """AP of the float network, and what each stage differs from it."""
+    """AP of the float network, and the difference of each stage to it."""
     stages = [stage for stage in STAGES if any(stage in one.rows for one in networks)]
     rows = [(one.name, *(_ap(one, stage) for stage in stages)) for one in networks if one.rows]
-    return Table("AP", ("network", *stages), rows, remarks=[ERRORS])
+    return Table("AP: float, and the difference to it", ("network", *stages), rows, remarks=[ERRORS])
 
 
 def _ap(network: Results, stage: str) -> str:
     row = network.rows.get(stage)
     if row is None:
         return DASH
-    if stage == FLOAT:
-        return fraction(row.ap)
-    return f"{fraction(row.ap)} ({network.difference(stage) or DASH})"
+    difference = network.difference(stage)
+    return f"{fraction(row.ap)}{'' if stage == FLOAT else ', not compared'}" if difference is None else str(difference)
 
 
 def by_size(networks: Sequence[Results]) -> Table:
