@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -304,3 +306,27 @@ def test_a_network_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert pages == [["b"]]
     with pytest.raises(StepError, match="not all steps of a succeeded"):
         run.run(sources[:1], ["export"], None, options(), tmp_path / "out", [], sys.executable)
+
+
+@pytest.mark.parametrize(("head", "steps_run"), [("DualDDetect", ["convert"]), ("DDetect", [])])
+def test_weights_that_are_given_are_converted_where_they_have_an_auxiliary_branch(
+    recorded, tmp_path, monkeypatch, head, steps_run
+):
+    (tmp_path / "mine.pt").write_text("weights")
+    model = SimpleNamespace(model=[type(head, (), {})()])
+    monkeypatch.setattr(run.upstream, "load_float", lambda path, auxiliary: SimpleNamespace(model=model))
+    run.take(tmp_path / "mine.pt", recorded)
+    assert list(recorded.commands) == steps_run
+    assert (recorded.folder / "float.pt").read_text() == ("{}" if steps_run else "weights")
+    monkeypatch.setattr(run.upstream, "load_float", lambda path, auxiliary: pytest.fail("it is there already"))
+    run.take(tmp_path / "mine.pt", recorded)
+
+
+def test_the_program_names_the_steps_and_networks_that_there_are():
+    """It says them itself, so that -h need not import torch."""
+    path = Path(__file__).resolve().parents[3] / "scripts" / "accuracy.py"
+    spec = importlib.util.spec_from_file_location("accuracy_program", path)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    assert ("train", *run.STEPS, "page") == program.STEPS
+    assert list(NETWORKS) == program.NETWORKS
