@@ -254,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
     parser.add_argument("--segments", action="store_true", help="polygons as labels, for segmentation networks")
     parser.add_argument(
-        "--size", type=int, choices=SIZES, default=SIZES[0], help="pixels; 640 draws a harder set (default: 320)"
+        "--size", choices=list(map(str, SIZES)), default="320", help="pixels; 640 draws a harder set (default: 320)"
     )
     parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
     parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training images (default: 1000)")
@@ -266,9 +266,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.segments and args.size != SIZES[0]:
+    size = int(args.size)
+    if args.segments and size != SIZES[0]:
         raise InputError(f"--segments goes with --size {SIZES[0]} only; leave one of the two out")
-    new = make(args.out_dir, args.seed, args.train, args.val, args.workers, args.segments, args.size)
+    new = make(args.out_dir, args.seed, args.train, args.val, args.workers, args.segments, size)
     words = f"wrote {args.train} training and {args.val} validation images" if new else "the demo set is there already"
     logger.info("%s: %s", words, args.out_dir / "data.yaml")
     return 0

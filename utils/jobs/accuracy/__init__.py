@@ -4,4 +4,7 @@
 
 networks.py   the networks, and how long each is trained     steps.py     a step: its command, its result, its log
 train.py      upstream's train_dual.py, then reparameterization
+measure.py    float checkpoint → quantized, exported, built, timed, evaluated
+results.py    what the steps left                            tables.py    tables and the plot
+page.py       the page that can be shared                    run.py       the job
 """

@@ -1,21 +1,53 @@
-"""The comparison: each network's steps, one network after the other."""
+"""The comparison: each network's steps, one network after the other, and the page."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from utils import upstream
 from utils.core.errors import InputError
+from utils.core.files import copy_file
 from utils.core.run_folder import held
-from utils.jobs.accuracy.networks import Network
-from utils.jobs.accuracy.steps import Steps
-from utils.jobs.accuracy.train import TrainOptions, train
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.find_images import find_images
+from utils.jobs.accuracy import measure, page, results
+from utils.jobs.accuracy.measure import MeasureOptions
+from utils.jobs.accuracy.networks import NETWORKS, Network
+from utils.jobs.accuracy.results import Results
+from utils.jobs.accuracy.steps import NOTES, StepError, Steps
+from utils.jobs.accuracy.train import TrainOptions, convert, train
+from utils.upstream_heads import TRAINING_HEADS
 
 logger = logging.getLogger(__name__)
+
+STEPS: dict[str, Callable[[Steps, MeasureOptions], None]] = {
+    "float": measure.evaluate_float,
+    "quantize": measure.quantize,
+    "export": measure.export,
+    "time": measure.measure_times,
+    "evaluate": measure.evaluate,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a network comes from.
+
+    Attributes:
+        name: of its folder and in tables.
+        network: how it is trained; None for weights that are there.
+        weights: a float checkpoint, with or without auxiliary branch; None for one that is trained.
+    """
+
+    name: str
+    network: Network | None = None
+    weights: Path | None = None
 
 
 def devices(text: str) -> list[str]:
@@ -43,15 +75,88 @@ def devices(text: str) -> list[str]:
     return [names[int(number)] for number in dict.fromkeys(numbers)]
 
 
-def run(networks: Sequence[Network], options: TrainOptions, output: Path, gpus: Sequence[str]) -> None:
-    """Run the steps of each network whose results are not in `output`.
+def run(
+    sources: Sequence[Source], wanted: Sequence[str], training: TrainOptions, options: MeasureOptions, output: Path,
+    gpus: Sequence[str], engine_python: str,
+) -> list[Path]:  # fmt: skip
+    """Run the steps whose results are not in `output`, and write the page; a network that fails does not stop others.
+
+    Args:
+        wanted: 'train', and names of `STEPS`; others are ignored.
+        engine_python: the interpreter that has TensorRT.
+
+    Returns:
+        The files of the page.
 
     Raises:
-        StepError: a program failed.
+        StepError: a program failed; the page is written nevertheless.
     """
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    for network in networks:
-        folder = output / network.name
+    failures = []
+    for source in sources:
+        folder = output / source.name
         folder.mkdir(parents=True, exist_ok=True)
+        steps = Steps(folder, source.name, environment, engine_python)
         with held(folder):
-            train(network, options, Steps(folder, network.name, environment))
+            try:
+                _run_network(source, wanted, training, options, steps)
+            except StepError as error:
+                logger.error("%s", error)
+                failures.append(source.name)
+    written = page.write(found(output), output, _about(options))
+    logger.info("%s", " ".join(map(str, written)))
+    if failures:
+        raise StepError(f"not all steps of {', '.join(failures)} succeeded, see above; the page has the others")
+    return written
+
+
+def found(output: Path) -> list[Results]:
+    """What lies in a folder: also networks of other runs, the smaller ones first.
+
+    Raises:
+        InputError: a report is damaged.
+    """
+    folders = [path.parent for path in output.glob(f"*/{NOTES}")]
+    order = list(NETWORKS)
+    folders.sort(key=lambda path: (order.index(path.name) if path.name in order else len(order), path.name))
+    return [results.load(Steps(folder, folder.name)) for folder in folders]
+
+
+def _run_network(
+    source: Source, wanted: Sequence[str], training: TrainOptions, options: MeasureOptions, steps: Steps
+) -> None:
+    if "train" in wanted:
+        if source.network is not None:
+            train(source.network, training, steps)
+        elif source.weights is not None:
+            take(source.weights, steps)
+    for name, step in STEPS.items():
+        if name in wanted:
+            if not (steps.folder / "float.pt").exists():
+                raise StepError(f"{source.name} is not trained yet: {steps.folder / 'float.pt'} is missing")
+            step(steps, options)
+
+
+def take(weights: Path, steps: Steps) -> None:
+    """Put a float checkpoint into the network's folder, converted where it has an auxiliary branch.
+
+    Raises:
+        CheckpointError: it is no float checkpoint of a detector.
+    """
+    target = steps.folder / "float.pt"
+    if target.exists():
+        return
+    network = upstream.load_float(weights, auxiliary=True)
+    if type(network.model.model[-1]).__name__ in TRAINING_HEADS:
+        convert(weights, steps)
+    else:
+        copy_file(weights, target)
+
+
+def _about(options: MeasureOptions) -> dict[str, str]:
+    """What was measured on, for the page's head."""
+    data = load_data(options.data)
+    images = len(find_images(data.paths("val")))
+    found = {"data": f"{data.file.name}: {images:,} validation images, {data.nc} classes",
+             "size": f"{options.imgsz}x{options.imgsz} pixels"}  # fmt: skip
+    return found | ({"engines": f"no engines: {options.no_engines}"} if options.no_engines else {})

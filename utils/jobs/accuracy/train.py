@@ -70,8 +70,18 @@ def train(network: Network, options: TrainOptions, steps: Steps) -> Path:
             steps.call("train", [*_launcher(options.gpus), "train_dual.py", *start])
         last.replace(trained)
         best.unlink(missing_ok=True)
-    steps.run("convert", result, ["reparameterization.py", "--weights", trained, "--save", result, "--device", "cpu"])
+    convert(trained, steps)
     return result
+
+
+def convert(weights: Path, steps: Steps) -> None:
+    """Write the deployed network of a training checkpoint as `float.pt`.
+
+    Raises:
+        StepError: the program failed.
+    """
+    result = steps.folder / "float.pt"
+    steps.run("convert", result, ["reparameterization.py", "--weights", weights, "--save", result, "--device", "cpu"])
 
 
 def _epoch(last: Path, best: Path) -> int | None:
