@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ from fork_server import ForkServer
 
 def test_an_export_is_the_same_both_ways(fork_server: ForkServer, checkout: Path, demo_weights: Path, tmp_path: Path):
     """From upstream's pickle over torch's exporter and ONNX Runtime to the bytes of the file."""
-    assert fork_server.suits(os.environ)
-    file, found = tmp_path / "demo.onnx", []
+    file, found, forked = tmp_path / "demo.onnx", [], fork_server.forked
     words = ["export_qat.py", "--weights", demo_weights, "--imgsz", 64, "--device", "cpu", "--output", file]
     theirs = [sys.executable, *map(str, words)]
     for run in (
@@ -25,6 +23,7 @@ def test_an_export_is_the_same_both_ways(fork_server: ForkServer, checkout: Path
             (done.returncode, done.stdout, done.stderr, {one.name: one.read_bytes() for one in tmp_path.iterdir()})
         )
         file.unlink()
+    assert fork_server.forked == forked + 1
     assert found[0] == found[1]
     assert found[0][0] == 0
     assert len(found[0][3]["demo.onnx"]) > 100_000

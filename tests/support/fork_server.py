@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LENGTH = 8  # bytes of a message's length, which its file descriptors come with
 # A process that is started reads other variables while it imports, and one that is forked has done so before.
 READ_LATER = {"PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "PYTHON", "BATCH", "EXPORT_ARGS", "VAL_ARGS",
-              "STAND_IN_VERSION"}  # fmt: skip
+              "STAND_IN_VERSION", "COLUMNS", "LINES"}  # fmt: skip
 
 
 # The side of the tests. What a shell script starts imports no more than is imported above.
@@ -53,10 +53,8 @@ class ForkServer:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        answer = self._process.stdout.readline()
-        assert answer, "the server has ended while it imported; see its error"
-        self._environment = json.loads(answer)  # as imports have left it
-        self._added = {name: value for name, value in self._environment.items() if name not in environment}
+        assert self._process.stdout.readline(), "the server has ended while it imported; see its error"
+        self.forked = 0  # programs, so far
 
     def __enter__(self) -> ForkServer:
         return self
@@ -67,47 +65,37 @@ class ForkServer:
         self._process.wait(60)
         self._folder.cleanup()
 
-    def suits(self, environment: Mapping[str, str]) -> bool:
-        """Would a program that is started in this environment be as one that is forked?"""
-        return _settled({**self._added, **environment}) == _settled(self._environment)
-
     def run(self, words: Sequence[object], cwd: Path, *, timeout: float | None = None,
             env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """What `subprocess.run` gives for a program and its arguments, `words`; forked where that is the same."""
-        import subprocess
-
-        texts = [str(word) for word in words]
-        environment = dict(os.environ if env is None else env)
-        if self.suits(environment):
-            return self._forked(texts, cwd, environment, timeout)
-        return subprocess.run(
-            [sys.executable, *texts], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-        )
-
-    def _forked(
-        self, words: list[str], cwd: Path, environment: dict[str, str], timeout: float | None
-    ) -> subprocess.CompletedProcess[str]:
         import io
         import signal
         import subprocess
         import tempfile
 
+        texts, environment = [str(word) for word in words], dict(os.environ if env is None else env)
         with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             streams = [file.fileno() for file in (nothing, out, err)]
-            connection, pid = ask(self.socket, words, cwd, environment, streams)
+            connection, pid = ask(self.socket, texts, cwd, environment, streams)
             with connection:
+                if not pid:
+                    command = [sys.executable, *texts]
+                    return subprocess.run(
+                        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
+                    )
+                self.forked += 1
                 connection.settimeout(timeout)
                 try:
                     code = int(_line(connection))
                 except BaseException as error:  # also where pytest ends a test that takes too long
                     os.killpg(pid, signal.SIGKILL)
                     if isinstance(error, TimeoutError):
-                        raise subprocess.TimeoutExpired(words, timeout or 0) from error
+                        raise subprocess.TimeoutExpired(texts, timeout or 0) from error
                     raise
             for file in (out, err):
                 file.seek(0)
             said = [io.TextIOWrapper(file).read() for file in (out, err)]
-        return subprocess.CompletedProcess(words, code, *said)
+        return subprocess.CompletedProcess(texts, code, *said)
 
 
 def interpreter(server: ForkServer, file: Path, *words: object) -> Path:
@@ -122,7 +110,10 @@ def interpreter(server: ForkServer, file: Path, *words: object) -> Path:
 
 def ask(address: str, words: Sequence[str], cwd: object, environment: Mapping[str, str],
         streams: Sequence[int]) -> tuple[socket.socket, int]:  # fmt: skip
-    """Let the server run a program; the connection on which its exit code comes, and its process id."""
+    """Let the server run a program; the connection on which its exit code comes, and its process id.
+
+    That is 0, and no program runs, where the environment asks for a real start.
+    """
     job = json.dumps({"words": words, "cwd": str(cwd), "environment": dict(environment)}).encode()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
@@ -171,7 +162,7 @@ def serve(address: str, root: str, warm: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        os.write(1, json.dumps(dict(os.environ)).encode() + b"\n")
+        os.write(1, b"ready\n")
         while True:
             if 0 in select.select([0, listener], [], [])[0]:
                 return
@@ -179,15 +170,17 @@ def serve(address: str, root: str, warm: str) -> None:
             with connection:
                 size, streams, _, _ = socket.recv_fds(connection, LENGTH, 3)
                 job = json.loads(_exactly(connection, int.from_bytes(size, "big")))
-                child = os.fork()
-                if not child:
+                same = _settled(added | job["environment"]) == _settled(os.environ)
+                child = os.fork() if same else 0
+                if same and not child:
                     listener.close()
                     connection.close()
                     _become(job, streams, started_with, added)
                 for stream in streams:
                     os.close(stream)
                 _answer(connection, child)
-                _answer(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                if child:
+                    _answer(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def _answer(connection: socket.socket, number: int) -> None:
@@ -267,7 +260,9 @@ def _end(code: int) -> None:
 
 def stand_in(address: str, *words: str) -> int:
     """Run a program on this process's streams; returns its exit code, or ends by the signal that ended it."""
-    connection, _ = ask(address, words, os.getcwd(), os.environ, (0, 1, 2))
+    connection, pid = ask(address, words, os.getcwd(), os.environ, (0, 1, 2))
+    if not pid:
+        os.execv(sys.executable, [sys.executable, *words])
     code = int(_line(connection))
     if code < 0:
         os.kill(os.getpid(), -code)

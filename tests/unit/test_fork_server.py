@@ -123,3 +123,8 @@ def test_in_the_place_of_an_interpreter(server, tmp_path):
     script = "echo in | BATCH=8 \"$1\" 'a program.py' a 'b c'; echo $?"
     done = subprocess.run(["sh", "-c", script, "sh", python], cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("8 in\n ['a', 'b c']\n3\n", "")
+    written(tmp_path, "import sys; print('numpy' in sys.modules)")
+    for variables, forked in (("BATCH=1", True), ("PYTHONUTF8=1", False)):
+        script = f'{variables} "$1" "a program.py"'
+        done = subprocess.run(["sh", "-c", script, "sh", python], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"{forked}\n", "")
