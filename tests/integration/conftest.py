@@ -9,11 +9,13 @@ scripts/test.sh sets the two variables; by hand:
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from unmeasured import unmeasured
 
 HERE = Path(__file__).resolve().parent
@@ -88,6 +90,39 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
         return path
 
     return find
+
+
+# What programs import, now and then in the middle of their work: a network's first look at itself imports sympy.
+WARM = """
+from utils import upstream
+upstream.ensure()
+upstream.load_float("data/demo/gelan-digits.pt")
+from models.quantize import backend
+backend.create()
+import utils.jobs.sensitivity.run
+from utils.jobs import benchmark_report, calibrate, compare_qat, evaluate, evaluate_file, export, quantize
+from utils.jobs.compare_placement import variants
+from utils.reports import figures
+figures.render(figures.new_figure(1.0, 1.0, 1)[0], "png")
+import torch.onnx._internal.torchscript_exporter.utils, onnxruntime
+"""
+
+
+@pytest.fixture(scope="session")
+def fork_server(checkout: Path) -> Iterator[ForkServer]:
+    """Of this checkout."""
+    with ForkServer(checkout, WARM) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def start(checkout: Path, fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a program with its arguments in the checkout, as a user does: in a process of its own."""
+
+    def run(*words: object, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        return fork_server.run(words, checkout, timeout=timeout)
+
+    return run
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -15,23 +13,20 @@ from utils.jobs.benchmark_networks import load_checkpoint, open_checkpoint
 
 
 @pytest.fixture(scope="module")
-def run(checkout, tmp_path_factory):
+def run(start, tmp_path_factory):
     """Start the program as a user does; returns what it did, and its run folder."""
     project = tmp_path_factory.mktemp("runs")
 
-    def start(*words):
+    def call(*words):
         fixed = ["--project", str(project), "--exist-ok", "--warmUp", "0", "--duration", "0.2", "--rounds", "1"]
-        command = [sys.executable, "scripts/benchmark_trt.py", *map(str, words), *fixed]
-        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=600)
-        return done, project / "exp"
+        return start("scripts/benchmark_trt.py", *words, *fixed), project / "exp"
 
-    return start
+    return call
 
 
-def test_the_demo_checkpoint_beside_its_onnx_file(run, checkout, demo_weights, tmp_path):
+def test_the_demo_checkpoint_beside_its_onnx_file(run, start, demo_weights, tmp_path):
     words = ["--imgsz", "64", "--dynamic", "--check", "0", "--output", str(tmp_path / "demo.onnx")]
-    exported = [sys.executable, "export_qat.py", "--weights", str(demo_weights), *words]
-    subprocess.run(exported, cwd=checkout, check=True, capture_output=True, timeout=600)
+    assert start("export_qat.py", "--weights", demo_weights, *words).returncode == 0
     done, folder = run(tmp_path / "demo.onnx", demo_weights, "--device", "cpu", "--imgsz", 64, "--batch-size", 1)
     assert done.returncode == 0, done.stderr
     rows = json.loads((folder / "benchmark.json").read_text())["rows"]

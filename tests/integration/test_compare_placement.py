@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import onnx
@@ -30,24 +28,20 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(folder, checkout, *words):
-    command = [
-        sys.executable,
-        "scripts/compare_placement.py",
-        folder / "tiny.yaml",
-        "--imgsz",
-        "64",
-        "--batch-size",
-        "2",
-    ]
-    fixed = ["--output", folder / "out", "--device", "cpu", "--onnx-only", "--typing", "weak"]
-    return subprocess.run(
-        [*map(str, [*command, *fixed]), *words], cwd=checkout, capture_output=True, text=True, timeout=250
-    )
+@pytest.fixture(scope="module")
+def run(start):
+    """The program on `tiny.yaml` of a folder."""
+
+    def call(folder, *words):
+        fixed = ["--imgsz", 64, "--batch-size", 2, "--device", "cpu", "--onnx-only", "--typing", "weak"]
+        program = "scripts/compare_placement.py"
+        return start(program, folder / "tiny.yaml", *fixed, "--output", folder / "out", *words)
+
+    return call
 
 
-def test_three_placements_and_nothing_twice(folder, checkout):
-    result = run(folder, checkout)
+def test_three_placements_and_nothing_twice(folder, run):
+    result = run(folder)
     assert result.returncode == 0, result.stderr
     graphs = {v: Context(onnx.load(folder / f"out/tiny-64-b2-{v}.onnx")) for v in variants.VARIANTS}
     weights = {v: _weights(graph.model) for v, graph in graphs.items()}
@@ -73,17 +67,17 @@ def test_three_placements_and_nothing_twice(folder, checkout):
     scales = [node.input[1] for node in separate.activations]
     assert len(scales) > len({node.input[1] for node in shared.activations})
     before = {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")}
-    again = run(folder, checkout)
+    again = run(folder)
     assert again.stdout.count("is there already") == 3
     assert {path: path.stat().st_mtime_ns for path in folder.glob("out/*.onnx")} == before
 
 
-def test_a_segmentation_description_keeps_its_prototypes(folder, tmp_path, checkout):
+def test_a_segmentation_description_keeps_its_prototypes(run, tmp_path):
     """As upstream's models/segment/*.yaml; what --from-onnx and the engine tools read."""
     import yaml
 
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_with("DSegment")))
-    result = run(tmp_path, checkout)
+    result = run(tmp_path)
     assert result.returncode == 0, result.stderr
     for variant in variants.VARIANTS:
         graph = onnx.load(tmp_path / f"out/tiny-64-b2-{variant}.onnx")
@@ -101,12 +95,12 @@ def test_a_segmentation_description_keeps_its_prototypes(folder, tmp_path, check
     assert all(context.dequantizer(node.input[0]) for node in of_masks)
 
 
-def test_a_yaml_with_another_activation(tmp_path, checkout):
+def test_a_yaml_with_another_activation(run, tmp_path):
     """With ReLU as `activation` each convolution is fused with a Relu, and quantized as with SiLU."""
     import yaml
 
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "activation": "nn.ReLU()"}))
-    result = run(tmp_path, checkout, "--variants", "fp16", "int8")
+    result = run(tmp_path, "--variants", "fp16", "int8")
     assert result.returncode == 0, result.stderr
     floating, quantized = (Context(onnx.load(tmp_path / f"out/tiny-64-b2-{name}.onnx")) for name in ("fp16", "int8"))
     assert verify(quantized.model).ok

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,13 +41,12 @@ def digits(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(checkout: Path, demo_weights: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(start, demo_weights: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the first of twenty trainings, one of the default form."""
     folder = tmp_path_factory.mktemp("runs") / "compare"
     words = ["--weights", demo_weights, "--data", digits, "--imgsz", 128, "--device", "cpu", "--workers", 0]
     words += ["--steps", 2, "--seeds", 1, "--part", "1/20", "--output", folder]
-    command = [sys.executable, PROGRAM, *map(str, words)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=280)
+    done = start(PROGRAM, *words)
     assert done.returncode == 0, done.stderr
     return folder
 

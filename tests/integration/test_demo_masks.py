@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,23 +58,29 @@ def test_a_description_of_another_network_is_refused(train_masks, checkout: Path
     assert not (tmp_path / "start.pt").exists()
 
 
-def run(checkout: Path, *words: object) -> None:
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=checkout, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def run(start) -> Callable[..., None]:
+    def call(*words: object) -> None:
+        done = start(*words)
+        assert done.returncode == 0, done.stderr
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def outlined(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outlined(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data.yaml of a set of 24 images for validation, with outlines."""
     folder = tmp_path_factory.mktemp("outlined")
-    run(checkout, "data/demo/make_digits.py", "--segments", folder / "set", "--train", 20, "--val", 24)
+    run("data/demo/make_digits.py", "--segments", folder / "set", "--train", 20, "--val", 24)
     return folder / "set/data.yaml"
 
 
-def test_methods_of_calibration_are_compared_by_both(checkout: Path, outlined: Path, tmp_path: Path):
+def test_methods_of_calibration_are_compared_by_both(
+    run: Callable[..., None], checkout: Path, outlined: Path, tmp_path: Path
+):
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 160, "--batch-size", 4)
     where = ("--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path)
-    run(checkout, "qat.py", "calibrate", *words, *where, "--calib-batches", 1, "--num-image", 4)
+    run("qat.py", "calibrate", *words, *where, "--calib-batches", 1, "--num-image", 4)
     found = json.loads((tmp_path / "exp/calibration.json").read_text())
     assert found["measure"] == "the mean of box and mask AP"
     assert len(found["methods"]) == 6
@@ -83,20 +89,22 @@ def test_methods_of_calibration_are_compared_by_both(checkout: Path, outlined: P
     assert Recipe.from_file(tmp_path / "exp/recipe.yaml").calibration.method == found["chosen"]["method"]
 
 
-def test_from_the_float_model_to_a_file_with_masks(checkout: Path, outlined: Path, tmp_path: Path):
+def test_from_the_float_model_to_a_file_with_masks(
+    run: Callable[..., None], checkout: Path, outlined: Path, tmp_path: Path
+):
     """24 images: AP is that of a few digits, and INT8 loses little of it on the same ones."""
     where = ("--data", outlined, "--device", "cpu", "--workers", 0)
     words = ("--weights", checkout / "data/demo/gelan-digits-seg.pt", "--imgsz", 320, "--batch-size", 8)
-    run(checkout, "qat.py", "quantize", *words, *where, "--calib-batches", 2, "--ptq-only", "--project", tmp_path)
+    run("qat.py", "quantize", *words, *where, "--calib-batches", 2, "--ptq-only", "--project", tmp_path)
     before, row = Report.load(tmp_path / "exp/report.json").rows
     assert before.ap > 0.7
     assert before.mask_ap > 0.45
     assert (row.ap, row.mask_ap) == pytest.approx((before.ap, before.mask_ap), abs=0.04)
     (quantized,) = (tmp_path / "exp/weights").glob("ptq_ap_*.pt")
     file = tmp_path / "seg.onnx"
-    run(checkout, "export_qat.py", "--weights", quantized, "--imgsz", 320, "--dynamic", "batch", "--device", "cpu",
+    run("export_qat.py", "--weights", quantized, "--imgsz", 320, "--dynamic", "batch", "--device", "cpu",
         "--output", file)  # fmt: skip
-    run(checkout, "val_trt.py", "--engine-file", file, *where, "--project", tmp_path / "val")
+    run("val_trt.py", "--engine-file", file, *where, "--project", tmp_path / "val")
     (report,) = (tmp_path / "val").glob("*/report.json")
     found = Report.load(report).rows[-1]
     assert (found.ap, found.mask_ap) == pytest.approx((row.ap, row.mask_ap), abs=0.01)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import onnx
@@ -29,7 +27,7 @@ SIDE = "128"  # pixels
 
 
 @pytest.fixture(scope="module")
-def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
+def best(tmp_path_factory, start, demo_data, upstream_yaml):
     """The quantized checkpoint, exported with raw predictions and with NMS inside."""
     folder = tmp_path_factory.mktemp("yolov9-c")
     data = write_small_set(folder / "set", demo_data, train=8, val=4)
@@ -38,9 +36,7 @@ def best(tmp_path_factory, checkout, demo_data, upstream_yaml):
     options = ["--data", data, "--imgsz", SIDE, "--batch-size", "2", "--workers", "0", "--device", "cpu"]
 
     def run(*command):
-        result = subprocess.run(
-            [sys.executable, *map(str, command)], cwd=checkout, capture_output=True, text=True, timeout=280
-        )
+        result = start(*command)
         assert result.returncode == 0, result.stderr[-1500:]
         return result.stdout
 

@@ -6,11 +6,11 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from fork_server import interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = """
@@ -37,12 +37,13 @@ def few_images(demo_data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(few_images, checkout, demo_weights, tmp_path_factory):
+def done(few_images, checkout, demo_weights, fork_server, tmp_path_factory):
     """The repository's folder that the quickstart ran in, and what it printed."""
     root = tmp_path_factory.mktemp("quickstart")
     (root / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/quickstart.sh", root / "scripts")
-    (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, checkout=checkout, python=sys.executable))
+    python = interpreter(fork_server, root / "python")
+    (root / "scripts/lib.sh").write_text(LIBRARY.format(root=ROOT, checkout=checkout, python=python))
     (root / "data/demo").mkdir(parents=True)
     shutil.copy(demo_weights, root / "data/demo")
     options = ["--epochs", "1", "--iters", "1", "--batch-size", "4", "--device", "cpu", "--data", few_images]

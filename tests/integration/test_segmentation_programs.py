@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -37,27 +35,33 @@ def given(tmp_path_factory):
     return folder
 
 
-def run(checkout, *words, code=0):
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=checkout, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def run(start):
+    """Gives what a program prints, which must end with `code`."""
+
+    def call(*words, code=0):
+        done = start(*words)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    return call
 
 
-def test_eval_measures_boxes_and_masks(checkout, given, tmp_path):
+def test_eval_measures_boxes_and_masks(run, given, tmp_path):
     words = ["qat.py", "eval", "--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS]
-    out = run(checkout, *words, "--project", tmp_path, "--save-json")
+    out = run(*words, "--project", tmp_path, "--save-json")
     (row,) = Report.load(tmp_path / "exp/report.json").rows
     assert row.mask_ap is not None
     assert "Mask(P" in out
     results = json.loads((tmp_path / "exp/seg_predictions.json").read_text())
     assert all("segmentation" in one for one in results)
-    run(checkout, *words, "--project", tmp_path, "--upsample-masks")
+    run(*words, "--project", tmp_path, "--upsample-masks")
     assert Report.load(tmp_path / "exp2/report.json").rows[0].ap_with == "upsampled masks"
 
 
-def test_quantize_names_its_files_after_both_and_is_resumed(checkout, given, tmp_path):
+def test_quantize_names_its_files_after_both_and_is_resumed(run, given, tmp_path):
     words = ["--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS, "--project", tmp_path]
-    run(checkout, "qat.py", "quantize", *words, "--calib-batches", 1, "--epochs", 1, "--iters", 1)
+    run("qat.py", "quantize", *words, "--calib-batches", 1, "--epochs", 1, "--iters", 1)
     report = Report.load(tmp_path / "exp/report.json")
     assert [row.stage for row in report.rows] == ["float", "PTQ", "QAT"]
     assert len(report.samples) == 4
@@ -68,28 +72,28 @@ def test_quantize_names_its_files_after_both_and_is_resumed(checkout, given, tmp
     (entry,) = report.history
     name = f"qat_ep_0_ap_{entry['ap']:.4f}_mask_{entry['mask_ap']:.4f}_seg.pt"
     assert (weights / name).is_file()
-    assert "the run is finished" in run(checkout, "qat.py", "quantize", "--resume", tmp_path / "exp")
-    run(checkout, "qat.py", "eval", "--weights", weights / name, "--data", given / "data.yaml", *WORDS,
+    assert "the run is finished" in run("qat.py", "quantize", "--resume", tmp_path / "exp")
+    run("qat.py", "eval", "--weights", weights / name, "--data", given / "data.yaml", *WORDS,
         "--project", tmp_path / "eval")  # fmt: skip
     assert Report.load(tmp_path / "eval/exp/report.json").rows[0].mask_ap == pytest.approx(entry["mask_ap"], abs=1e-6)
 
 
-def test_sensitive_goes_by_the_mean_of_both(checkout, given, tmp_path):
+def test_sensitive_goes_by_the_mean_of_both(run, given, tmp_path):
     words = ["--weights", given / "seg.pt", "--data", given / "data.yaml", *WORDS, "--project", tmp_path]
-    run(checkout, "qat.py", "sensitive", *words, "--calib-batches", 1, "--num-image", 8)
+    run("qat.py", "sensitive", *words, "--calib-batches", 1, "--num-image", 8)
     summary = json.loads((tmp_path / "exp/summary-sensitive-analysis.json").read_text())
     assert "every AP here is the mean of box and mask AP" in summary["notes"]
     assert summary["rows"]
 
 
-def test_box_labels_are_one_line(checkout, given, tmp_path):
+def test_box_labels_are_one_line(run, given, tmp_path):
     shutil.copytree(given / "images", tmp_path / "images")
     (tmp_path / "labels/val").mkdir(parents=True)
     stem = min(path.stem for path in (given / "images/val").iterdir())
     (tmp_path / f"labels/val/{stem}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     content = json.loads((given / "data.yaml").read_text()) | {"path": str(tmp_path)}
     (tmp_path / "data.yaml").write_text(json.dumps(content))
-    out = run(checkout, "qat.py", "eval", "--weights", given / "seg.pt", "--data", tmp_path / "data.yaml", *WORDS,
+    out = run("qat.py", "eval", "--weights", given / "seg.pt", "--data", tmp_path / "data.yaml", *WORDS,
               "--project", tmp_path / "runs", code=2)  # fmt: skip
     (line,) = [one for one in out.splitlines() if one.startswith("error")]
     assert f"{stem}.txt, line 1: a box, and a network for segmentation needs outlines" in line

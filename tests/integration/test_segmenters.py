@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,15 +82,14 @@ def write_triangles(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_upstreams_own_training_ends_and_its_checkpoint_loads(tmp_path: Path, checkout: Path):
+def test_upstreams_own_training_ends_and_its_checkpoint_loads(start, tmp_path: Path):
     """`segment/train.py` opens its own file again to strip the optimizer: the head in it names `builtins.getattr`."""
     (tmp_path / "model.yaml").write_text(json.dumps({**tiny_with("DSegment"), "nc": 2}))
     words = ["scripts/run_upstream.py", "segment/train.py", "--data", write_triangles(tmp_path / "set")]
     words += ["--cfg", tmp_path / "model.yaml", "--weights", "", "--epochs", "1", "--imgsz", "64", "--batch-size", "2"]
     words += ["--hyp", "data/hyps/hyp.scratch-high.yaml", "--workers", "0", "--device", "cpu", "--noplots"]
     words += ["--noval", "--project", tmp_path / "runs"]
-    command = [sys.executable, *map(str, words)]
-    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=280)
+    result = start(*words)
     assert result.returncode == 0, result.stderr[-3000:]
     file = tmp_path / "runs/exp/weights/last.pt"
     assert b"getattr" in file.read_bytes()

@@ -60,10 +60,9 @@ def tiny(tmp_path_factory) -> Path:
     return path
 
 
-def test_the_table(checkout, tiny):
+def test_the_table(start, tiny):
     words = [str(tiny), "--imgsz", "64", "--batch-size", "2", "--device", "cpu"]
-    result = subprocess.run([sys.executable, PROGRAM, *words, "--iterations", "1", "--warm-up", "1"],
-                            cwd=checkout, capture_output=True, text=True, timeout=280)  # fmt: skip
+    result = start(PROGRAM, *words, "--iterations", "1", "--warm-up", "1")
     assert result.returncode == 0, result.stderr
     rows = re.findall(r"^([\w-]+) .* ([\d.]+) +([\d.]+) +-$", result.stdout, re.MULTILINE)
     assert [name for name, *_ in rows] == ["float", "fixed-operators", "operators", "graph-operators", "graph-float"]
@@ -79,9 +78,8 @@ def test_the_table(checkout, tiny):
         (["--variants", "quick"], "invalid choice: 'quick'"),
     ],
 )
-def test_what_is_refused(checkout, words, message):
-    result = subprocess.run([sys.executable, PROGRAM, *words, "--device", "cpu"], cwd=checkout, capture_output=True,
-                            text=True, timeout=100)  # fmt: skip
+def test_what_is_refused(start, words, message):
+    result = start(PROGRAM, *words, "--device", "cpu")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert message in result.stderr
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from fork_server import interpreter
 
 from utils import upstream
 from utils.evaluation.dataset import load_data
@@ -32,25 +32,29 @@ def some_images(tmp_path_factory, demo_data):
 
 
 @pytest.fixture(scope="module")
-def onnx_file(checkout, demo_weights, tmp_path_factory):
+def onnx_file(run, demo_weights, tmp_path_factory):
     """The float demo network, exported by export_qat.py for batches of 16."""
     path = tmp_path_factory.mktemp("onnx") / "digits.onnx"
     words = ["--weights", demo_weights, "--imgsz", "320", "--batch-size", "16", "--output", path, "--device", "cpu"]
-    run(checkout, "export_qat.py", *words)
+    run("export_qat.py", *words)
     return path
 
 
-def run(checkout, program, *words, code=0):
-    """Standard output and error of a program in the checkout, which must end with `code`."""
-    command = [sys.executable, program, *map(str, words)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout, done.stderr
+@pytest.fixture(scope="module")
+def run(start):
+    """Gives standard output and error of a program in the checkout, which must end with `code`."""
+
+    def call(*words, code=0):
+        done = start(*words)
+        assert done.returncode == code, done.stderr
+        return done.stdout, done.stderr
+
+    return call
 
 
-def test_the_onnx_scores_as_the_network_it_was_made_from(checkout, demo_weights, some_images, onnx_file, tmp_path):
+def test_the_onnx_scores_as_the_network_it_was_made_from(run, demo_weights, some_images, onnx_file, tmp_path):
     words = ["--engine-file", onnx_file, "--data", some_images, "--project", tmp_path, "--save-json", "--workers", 2]
-    out, _ = run(checkout, "val_trt.py", *words)
+    out, _ = run("val_trt.py", *words)
     row = json.loads((tmp_path / "exp/report.json").read_text())["rows"][0]
     model = upstream.call_fused(upstream.fuse(upstream.load_float(demo_weights).model))
     config = EvalConfig(imgsz=320, batch_size=16, workers=0)
@@ -63,23 +67,22 @@ def test_the_onnx_scores_as_the_network_it_was_made_from(checkout, demo_weights,
     assert len(json.loads((tmp_path / "exp/digits_predictions.json").read_text())) > IMAGES
 
 
-def test_bad_input_is_one_line(checkout, some_images, tmp_path):
+def test_bad_input_is_one_line(run, some_images, tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"not an ONNX file")
     words = ["--engine-file", tmp_path / "a.onnx", "--data", some_images, "--project", tmp_path]
-    _, err = run(checkout, "val_trt.py", *words, code=2)
+    _, err = run("val_trt.py", *words, code=2)
     assert err.startswith("error: ONNX Runtime ")
     assert len(err.splitlines()) == 1
-    _, err = run(checkout, "val_trt.py", *words, "--debug", code=1)
+    _, err = run("val_trt.py", *words, "--debug", code=1)
     assert "Traceback" in err
 
 
-def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, some_images, tmp_path):
+def test_from_a_checkpoint_to_the_ap_of_its_engine(checkout, demo_weights, fork_server, some_images, tmp_path):
     """scripts/val_trt.sh, with a stand-in for TensorRT and the GPU."""
     weights, python = tmp_path / "w.pt", tmp_path / "python"
     weights.write_bytes(demo_weights.read_bytes())
     script = Path(__file__).resolve().parents[1] / "support/run_on_stand_in.py"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
-    python.chmod(0o755)
+    interpreter(fork_server, python, script)
     variables = {"PYTHON": str(python), "BATCH": "1 8 16", "EXPORT_ARGS": "--device cpu",
                  "VAL_ARGS": f"--workers 2 --project {tmp_path}"}  # fmt: skip
     command = [checkout / "scripts/val_trt.sh", weights, some_images, "320"]

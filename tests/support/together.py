@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,18 +27,16 @@ def one_thread() -> Iterator[None]:
 def together(work: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
     """What `work(*arguments)` returns in each of `size` processes, by rank; `folder` is for their results.
 
-    `work` is a function of a module in tests/support/, which the new processes can import.
+    They are forked: what this process has imported is there, and takes each of them seconds otherwise.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_work, (size, port, folder, list(sys.path), work, arguments), nprocs=size)
+    mp.start_processes(_work, (size, port, folder, work, arguments), nprocs=size, start_method="fork")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
-def _work(
-    rank: int, size: int, port: int, folder: Path, path: list[str], work: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _work(rank: int, size: int, port: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )

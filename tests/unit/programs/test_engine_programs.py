@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer, interpreter
 from interrupting import group_members
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
@@ -201,15 +202,29 @@ def test_tuning_without_tensorrt_is_refused_in_one_line(tmp_path, monkeypatch, c
 # the shell scripts
 
 
+# What run_on_stand_in.py, which stands in the place of the interpreter, and programs import.
+WARM = f"""
+import sys
+sys.path.append({str(ROOT / "tests/support")!r})
+import pytest, tensorrt_stand_in, utils.jobs.open
+from utils.jobs import evaluate_file
+from utils.trt import builder, runner
+"""
+
+
 @pytest.fixture(scope="module")
-def known(tmp_path_factory):
+def fork_server():
+    with ForkServer(ROOT, WARM) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def known(fork_server, tmp_path_factory):
     """A folder with data.yaml and answers.onnx, the network that knows its images, and `python` with the stand-in."""
     folder = tmp_path_factory.mktemp("known")
     model = KnowingModel(write_set(folder, 12, SQUARE), NAMES, 64)
     export_answers(model, folder / "answers.onnx", None, 64)
-    wrapper = folder / "python"
-    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/support/run_on_stand_in.py "$@"\n')
-    wrapper.chmod(0o755)
+    interpreter(fork_server, folder / "python", ROOT / "tests/support/run_on_stand_in.py")
     return folder
 
 
