@@ -147,13 +147,13 @@ def of_engine(path: Path, note: EngineNote) -> ServedFile:
         three = note.profile.get(inputs[0])
         profile = (tuple(map(int, three[0])), tuple(map(int, three[-1]))) if three else None
         packed = note.options.get("input_format", "linear")
+        unfit = RTX.format(note.api) if "RTX" in note.api else PACKED.format(packed) if packed != "linear" else ""
+        return ServedFile(
+            path, PLAN, tuple(tensors[name] for name in inputs),
+            tuple(one for name, one in tensors.items() if name not in inputs), note.metadata, profile, unfit,
+        )  # fmt: skip
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise InputError(f"the note beside {path} is damaged: {error}; build the engine again") from error
-    unfit = RTX.format(note.api) if "RTX" in note.api else PACKED.format(packed) if packed != "linear" else ""
-    return ServedFile(
-        path, PLAN, tuple(tensors[name] for name in inputs),
-        tuple(one for name, one in tensors.items() if name not in inputs), note.metadata, profile, unfit,
-    )  # fmt: skip
+        raise InputError(f"the note beside {path} is damaged ({error}); build the engine again") from error
 
 
 def _tensors(file: OnnxFile, shapes: dict[str, tuple[int | None, ...]]) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ from utils.core.errors import InputError, no_file
 from utils.core.input_files import is_regular, read_text
 from utils.serving import pbtxt
 from utils.serving.config import ENSEMBLE, PYTHON, Config
-from utils.serving.config_checks import LARGEST_TEXT, check_config, fits
+from utils.serving.config_checks import LARGEST_TEXT, check_config, check_warmup, fits
 from utils.serving.ensembles import check_ensemble
 from utils.serving.repository import CONFIG
 from utils.serving.served_file import FILE_NAMES, ONNX, PLAN, ServedFile, Tensor
@@ -96,6 +96,7 @@ def _check_model(folder: Path, look: Look, pending: bool) -> Model:
     platform = _platform(where, config)
     check_config(folder, config, platform)
     seen = _check_versions(folder, config, platform, look, pending)
+    check_warmup(where, config)
     return Model(folder.name, platform, config, seen)
 
 

@@ -29,7 +29,6 @@ def check_config(folder: Path, config: Config, platform: str) -> None:
     _check_labels(folder, config)
     _check_batching(where, config)
     _check_instances(where, config, platform)
-    _check_warmup(where, config)
 
 
 def _check_tensors(where: str, config: Config, side: str) -> None:
@@ -98,7 +97,12 @@ def _check_instances(where: str, config: Config, platform: str) -> None:
                 raise InputError(f"{where}: an ensemble has no {name}; that belongs to the models of its steps")
 
 
-def _check_warmup(where: str, config: Config) -> None:
+def check_warmup(where: str, config: Config) -> None:
+    """Check what a server runs before it is ready, against inputs that are those of the file.
+
+    Raises:
+        InputError: a server would refuse it.
+    """
     inputs = {one["name"]: one for one in config["input"]}
     most = max(config.get("max_batch_size", 0), 1)
     for sample in config.get("model_warmup", ()):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from utils.core.errors import InputError
-from utils.serving.schema import ENUMS, MESSAGES, ROOT, Field
+from utils.serving.schema import ENUMS, MESSAGES, ONE_OF, ROOT, Field
 
 INDENT = "  "
 _TOKEN = re.compile(
@@ -166,8 +166,10 @@ class _Reader:
         if not self._has(":") and not nested:
             self._refuse(f"expected a colon behind {name}")
         if not field.repeated:
-            if name in found:
-                self._refuse(f"{kind} sets {name} twice")
+            choices = ONE_OF.get(kind, ())
+            other = next((one for one in found if one == name or {one, name} <= set(choices)), None)
+            if other is not None:
+                self._refuse(f"{kind} sets {name} twice" if other == name else f"{kind} sets both {other} and {name}")
             found[name] = self._value(name, field.kind)
             return
         values = self._list(name, field) if self._has("[") else [self._element(name, field)]

@@ -85,6 +85,14 @@ Priority PRIORITY_DEFAULT PRIORITY_MAX PRIORITY_MIN
 TimeoutAction REJECT DELAY
 ControlKind CONTROL_SEQUENCE_START CONTROL_SEQUENCE_READY CONTROL_SEQUENCE_END CONTROL_SEQUENCE_CORRID
 """
+# Of these fields a message sets one at most.
+ONE_OF: dict[str, tuple[str, ...]] = {
+    "ModelConfig": ("dynamic_batching", "sequence_batching", "ensemble_scheduling"),
+    "VersionPolicy": ("latest", "all", "specific"),
+    "SequenceBatching": ("direct", "oldest"),
+    "InitialState": ("zero_data", "data_file"),
+    "WarmupInput": ("zero_data", "random_data", "input_data_file"),
+}
 
 
 @dataclass(frozen=True)
