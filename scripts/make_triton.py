@@ -28,7 +28,6 @@ from utils.cli import IMAGE_SIZE_FLAGS, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
-from utils.jobs.dependencies import need
 
 PLATFORMS = ("onnxruntime_onnx", "tensorrt_plan")
 NMS_OPTIONS = ("conf_thres", "iou_thres", "max_det", "nms_instances")
@@ -91,7 +90,6 @@ def main(args: argparse.Namespace) -> int:
     """Write, or check."""
     if (args.file is None) == (args.check is None):
         raise InputError("give an ONNX file or an engine to serve, or --check a model repository")
-    need("torch", "onnx")
     from utils.jobs import model_repository
 
     if args.check is not None:

@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     """Draw, measure, or both."""
     if args.source is None and args.measure is None:
         raise InputError("give --source to draw detections, --measure SECONDS to time requests, or both")
-    need("torch")
+    need("torch", *["tritonclient"] * (args.protocol == "grpc"))
     from utils.evaluation.sources import check_readable, check_source, target_names
 
     files = [] if args.source is None else check_source(args.source)

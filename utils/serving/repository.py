@@ -72,7 +72,6 @@ def write(
     Raises:
         InputError: something is in the way, or cannot be written.
     """
-    repository = Path(os.path.abspath(repository))
     check_free(repository, list(models))
     with _beside(repository) as temporary:
         for name, config in models.items():
@@ -95,7 +94,8 @@ def write(
 @contextmanager
 def _beside(repository: Path) -> Iterator[Path]:
     """A folder beside `repository`, on the same disk, that is removed at the end."""
-    folder = repository.with_name(f".{repository.name}-{os.urandom(4).hex()}.part")
+    whole = Path(os.path.abspath(repository))
+    folder = whole.with_name(f".{whole.name}-{os.urandom(4).hex()}.part")
     interrupts.temporaries.add(str(folder))
     try:
         folder.mkdir(parents=True)

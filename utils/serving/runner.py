@@ -43,7 +43,7 @@ class TritonRunner(Runner):
             outputs=[TensorSpec(one.name, one.shape, one.dtype) for one in self._model.outputs],
             metadata=self._model.parameters,
             device=torch.device("cpu"),
-            description=f"Triton at {self.address}, {way}, {self._model.platform or 'ensemble'}, cpu",
+            description=f"Triton at {self.address}, {way}, {self._model.platform or 'ensemble'}, answers on the CPU",
         )
         self.limits = self._limits()
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from utils.core.errors import InputError
 from utils.core.input_form import InputForm
 from utils.core.tasks import DETECTIONS, SEGMENT, Layout, Task, task_of_outputs
+from utils.runners.base import literal
 
 PLAN, ONNX = "tensorrt_plan", "onnxruntime_onnx"
 FILE_NAMES = {PLAN: "model.plan", ONNX: "model.onnx"}  # that Triton looks for
@@ -106,14 +107,14 @@ class ServedFile:
         text = self.metadata.get("names", "")
         if not text:
             return []
+        found: Any = literal(text)
         try:
-            found = json.loads(text)
             named = {
                 int(key): str(name) for key, name in (enumerate(found) if isinstance(found, list) else found.items())
             }
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError):
             raise InputError(
-                f"{self.path} says that its classes are {text!r:.60}; expected JSON, a name each"
+                f"{self.path} says that its classes are {text!r:.60}; expected a name for each number"
             ) from None
         if sorted(named) != list(range(len(named))):
             raise InputError(f"{self.path} names the classes {sorted(named)[:5]}...; expected 0 to {len(named) - 1}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 from boxes_graph import NAMES, write_boxes
+from engine_notes import write_engine
 from triton_stand_in import parse
 
 from utils.core.errors import InputError
@@ -20,10 +21,7 @@ from utils.onnx_graph.output_formats import NmsSettings, deepstream, end2end
 from utils.serving import nms_model, repository
 from utils.serving.config import Wishes
 from utils.serving.served_file import PLAN
-from utils.trt import onnx_summary
 from utils.trt.engine_file import EngineNote
-
-SHAPES = {"images": ((1, 3, 64, 96), (8, 3, 64, 96), (16, 3, 64, 96))}
 
 
 def io(config) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -35,19 +33,6 @@ def io(config) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def parameters(config) -> dict[str, str]:
     return {key: value.string_value for key, value in config.parameters.items()}
-
-
-def write_engine(path: Path, onnx_file: Path, shapes=SHAPES, **more) -> Path:
-    """A file and the note of an engine that build_engine.py would have built."""
-    file = onnx_summary.read(onnx_file)
-    path.write_bytes(b"a plan")
-    note = EngineNote(
-        onnx=str(onnx_file), api="TensorRT 10.13.0", gpu="Fake GPU", precision="fp16", metadata=dict(file.metadata),
-        profile={name: [list(shape) for shape in three] for name, three in shapes.items()},
-        tensors={name: [file.types[name], list(shape)] for name, shape in file.tensors.items()},
-    )  # fmt: skip
-    replace(note, **more).save(path)
-    return path
 
 
 def made(file: Path, folder: Path, **more) -> dict:
@@ -227,7 +212,7 @@ def test_an_older_note_leads_to_the_file_that_it_names(tmp_path):
         (deepstream(), {}, {}, "has DeepStream's form of output; give a file of export_qat.py's"),
         (None, {"names": '{"0": "a"}'}, {}, "has 3 classes and names 1 of them"),
         (None, {"names": '{"0": "a", "2": "b", "7": "c"}'}, {}, r"names the classes \[0, 2, 7\]...; expected 0 to 2"),
-        (None, {"names": "cat"}, {}, "says that its classes are 'cat'; expected JSON"),
+        (None, {"names": "cat"}, {}, "says that its classes are 'cat'; expected a name for each"),
         (None, {"names": '["a", "b\\nc", "d"]'}, {}, r"class 1 is named 'b\\nc'; labels.txt takes one line"),
         (None, {"names": '["a", "b\\ud800", "d"]'}, {}, "class 1 is named .*; labels.txt takes one line"),
         (None, {}, {"max_batch": 4, "platform": PLAN, "batch": (1, 2, 2)}, "--max-batch-size is 4, .* takes up to 2"),

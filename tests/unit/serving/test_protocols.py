@@ -119,7 +119,7 @@ def saying(status: int, body: bytes, length: int | None = None) -> Answer:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (saying(400, b'{"error": "Request for unknown model: \'m\' is not found"}'), "Request for unknown model: 'm' is not"),
+        (saying(400, b'{"error": "Request for unknown model: \'m\' is not found"}'), "Request for unknown model: 'm'"),
         (saying(404, b"<html>"), "it answers b'<html>'"),
         (saying(200, b"<html>"), "answers with something else than JSON; is it Triton's HTTP port"),
         (saying(200, b"{}"), "describes m otherwise than Triton does: no 'inputs'"),
@@ -187,7 +187,9 @@ def test_nobody_answers(way, free_port):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("address", ["localhost", "http://localhost:8000", "a:b", ":8000", "a:0", "a:70000", "a:8000/x", ""])
+@pytest.mark.parametrize(
+    "address", ["localhost", "http://localhost:8000", "a:b", ":8000", "a:0", "a:70000", "a:8000/x", ""]
+)
 def test_an_address_is_a_host_and_a_port(address):
     with pytest.raises(InputError, match="is no address; expected HOST:PORT, such as localhost:8001"):
         protocol.connect("grpc", address)
