@@ -261,6 +261,11 @@ def http_handler(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Web(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64  # of connections that wait: clients come many at a time
+
+
 def grpc_service(server: Server) -> service_pb2_grpc.GRPCInferenceServiceServicer:
     class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
         def ModelMetadata(self, request, context):
@@ -305,8 +310,7 @@ class Serving:
 def serving(repository: Path) -> Iterator[Serving]:
     """Load a repository and answer on two ports of this machine."""
     server = Server(repository)
-    web = ThreadingHTTPServer(("127.0.0.1", 0), http_handler(server))
-    web.daemon_threads = True
+    web = _Web(("127.0.0.1", 0), http_handler(server))
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     remote = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(grpc_service(server), remote)
