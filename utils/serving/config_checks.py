@@ -22,8 +22,10 @@ def check_config(folder: Path, config: Config, platform: str) -> None:
         InputError: a server would refuse it.
     """
     where = str(folder / CONFIG)
-    if config.get("max_batch_size", 0) < 0:
-        raise InputError(f"{where}: max_batch_size is {config['max_batch_size']}; expected 0 or more")
+    if not 0 <= config.get("max_batch_size", 0) < 1 << 31:
+        raise InputError(
+            f"{where}: max_batch_size is {config['max_batch_size']}; expected 0 or more, as 32 bits hold it"
+        )
     for side in ("input", "output"):
         _check_tensors(where, config, side)
     _check_labels(folder, config)

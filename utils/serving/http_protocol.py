@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping, Sequence
+from email.message import Message
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from utils.serving.protocol import TIMEOUT, TORCH_TYPES, ServedModel, ServerErro
 
 LENGTH = "Inference-Header-Content-Length"  # bytes of JSON, behind which the tensors lie
 MOST = 1 << 32  # bytes of an answer
-Answer = tuple[int, Mapping[str, str], bytearray]
+Answer = tuple[int, Message, bytearray]
 
 
 class HttpConnection:
@@ -72,7 +73,7 @@ class HttpConnection:
             try:
                 self._connection.request(method, path, body, dict(headers))
                 answer = self._connection.getresponse()
-                return answer.status, dict(answer.headers), _body(answer)
+                return answer.status, answer.headers, _body(answer)
             except (http.client.HTTPException, OSError) as error:
                 self._connection.close()
                 if not (again and kept and isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError))):

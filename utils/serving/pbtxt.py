@@ -222,6 +222,7 @@ class _Reader:
         elif kind in ("int", "float") and what == "number":
             with contextlib.suppress(ValueError):
                 value = int(text, 0) if kind == "int" else float(text.rstrip("fF"))
+            value = None if kind == "int" and value is not None and abs(value) >= 1 << 63 else value
         if value is None:
             self._refuse_value(name, text, kind)
         return value

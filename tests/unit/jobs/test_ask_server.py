@@ -61,7 +61,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FORMS)
 def test_detections_are_our_own_runners(name, way, files, server, pictures):
     own = "given" if name == "masks" else name  # behind raw predictions masks are as on the grid of a file with NMS
-    with TritonRunner(name, way, getattr(server, way)) as asked, OnnxRuntimeRunner(files / f"{own}.onnx") as runner:
+    with (
+        TritonRunner(name, way, getattr(server, way)) as asked,
+        OnnxRuntimeRunner(files / f"{own}.onnx", threads=1) as runner,
+    ):
         theirs, ours = Artist(asked, max_det=100), Artist(runner, max_det=100)
         for file in sorted(pictures.iterdir()):
             image = cv2.imread(str(file))

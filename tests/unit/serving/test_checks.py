@@ -105,6 +105,7 @@ CONFIGS = [
     ("nms", "m", put(instance_group=[{"count": 0}]), "instance_group has a count of 0"),
     # batches
     ("nms", "m", put(max_batch_size=-1), "max_batch_size is -1; expected 0 or more"),
+    ("nms", "m", put(max_batch_size=2**31), "max_batch_size is 2147483648; expected 0 or more, as 32 bits hold it"),
     ("static", "m_network", put(max_batch_size=2), "input images is [-1, 2, 3, 64, 96], the batch included"),
     ("nms", "m", put(dynamic_batching={"preferred_batch_size": [4, 32]}), "preferred_batch_size 32 is not within 1 an"),
     # warm-up

@@ -93,6 +93,8 @@ def test_random_texts_come_back():
         ('name "a"', "line 1: expected a colon behind name"),
         ('max_batch_size: "4"', "expected an integer"),
         ("max_batch_size: 4.5", "expected an integer"),
+        (f"max_batch_size: {2**70}", "expected an integer"),
+        (f"max_batch_size: {'9' * 5000}", "expected an integer"),
         ("input { data_type: FP32 }", "data_type is FP32; expected one of TYPE_INVALID, TYPE_BOOL"),
         ("input { is_shape_tensor: yes }", "expected true or false"),
         ('input { name: "a"', "line 1: found the end of the file; expected a field of Input or }"),

@@ -79,7 +79,7 @@ Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def answering(answer: Answer, count: int = 8) -> Iterator[int]:
+def answering(answer: Answer) -> Iterator[int]:
     """A server of one behaviour; its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -108,7 +108,7 @@ def answering(answer: Answer, count: int = 8) -> Iterator[int]:
 def saying(status: int, body: bytes, length: int | None = None) -> Answer:
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body) if length is None else length))
+        handler.send_header("content-length", str(len(body) if length is None else length))
         handler.end_headers()
         handler.wfile.write(body)
         handler.close_connection = length is not None
@@ -156,6 +156,22 @@ def test_a_kept_connection_that_the_server_has_closed_is_opened_again():
         for _ in range(3):
             assert connection.infer("m", {"a": np.zeros(1, np.float32)}, []) == {}
     assert len(count) == 3
+
+
+def test_headers_may_be_written_in_any_case():
+    """Proxies write them in lower case."""
+    head = b'{"outputs": [{"name": "a", "datatype": "INT8", "shape": [2], "parameters": {"binary_data_size": 2}}]}'
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header(LENGTH.lower(), str(len(head)))
+        handler.send_header("content-length", str(len(head) + 2))
+        handler.end_headers()
+        handler.wfile.write(head + b"\x01\xff")
+
+    with answering(answer) as port:
+        found = HttpConnection("127.0.0.1", port).infer("m", {"a": np.zeros(1, np.float32)}, ["a"])
+    assert found["a"].tolist() == [1, -1]
 
 
 def test_the_name_of_a_model_is_one_part_of_the_address():
