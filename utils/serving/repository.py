@@ -93,9 +93,10 @@ def write(
 
 @contextmanager
 def _beside(repository: Path) -> Iterator[Path]:
-    """A folder beside `repository`, on the same disk, that is removed at the end."""
+    """A folder beside `repository`, or in it where that is a disk of its own, that is removed at the end."""
     whole = Path(os.path.abspath(repository))
-    folder = whole.with_name(f".{whole.name}-{os.urandom(4).hex()}.part")
+    place = whole if os.path.ismount(whole) else whole.parent
+    folder = place / f".{whole.name}-{os.urandom(4).hex()}.part"
     interrupts.temporaries.add(str(folder))
     try:
         folder.mkdir(parents=True)

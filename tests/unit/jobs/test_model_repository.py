@@ -318,6 +318,23 @@ def test_a_rename_that_fails_takes_the_others_back(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "repo"}
 
 
+def test_a_repository_that_is_a_disk_of_its_own_is_written_within(tmp_path, monkeypatch):
+    """Such as a volume of a container: nothing can be renamed into it from beside it."""
+    file = write_boxes(tmp_path / "a.onnx")
+    (tmp_path / "repo").mkdir()
+    monkeypatch.setattr(repository.os.path, "ismount", lambda path: Path(path).name == "repo")
+    seen = []
+    rename = Path.rename
+
+    def noted(self: Path, target: Path) -> Path:
+        seen.append(self.parent.parent)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", noted)
+    assert set(made(file, tmp_path)) == {"m", "m_nms", "m_network"}
+    assert set(seen) == {tmp_path / "repo"}
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a b", 'a"', "é", "-a", "a\n"])
 def test_a_name_is_a_part_of_an_address(name):
     with pytest.raises(InputError, match="is no name of a model"):

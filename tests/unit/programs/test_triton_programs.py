@@ -18,6 +18,7 @@ from documentation import commands
 from engine_notes import write_engine
 from triton_stand_in import serving
 
+import export_qat
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.serving import protocol
 
@@ -145,6 +146,11 @@ def test_a_repository_that_cannot_be_is_one_line(words, message, here, program):
     assert err[0].startswith("error: ")
     assert message in err[0]
     assert sorted(here.iterdir()) == before
+
+
+def test_who_looks_for_it_in_the_export_is_led_here(here, capsys):
+    assert export_qat.main(["--weights", "a.pt", "--include", "onnx", "triton"]) == 2
+    assert "--include triton is a step of its own: scripts/make_triton.py FILE" in capsys.readouterr().err
 
 
 def test_a_broken_repository_is_one_line(here, program):
