@@ -6,8 +6,8 @@
     out    num_dets [B, 1], det_boxes [B, K, 4]: xyxy in pixels of the input, det_scores [B, K], det_classes [B, K];
            det_masks [B, n, h, w] in 0..1, cropped to their boxes; n is the largest number of detections, at least one
 
-`scripts/make_triton.py` copies this file as it stands to `NAME_nms/1/model.py`; conf_thres, iou_thres, max_det (K) and
-class_agnostic are parameters in the config.pbtxt beside it. What is kept is what `utils/evaluation/nms.py` keeps.
+`scripts/make_triton.py` copies this file as it stands into the model NAME_nms; conf_thres, iou_thres, max_det (K) and
+class_agnostic are parameters in the config.pbtxt of it. What is kept is what `utils/evaluation/nms.py` keeps.
 """
 
 from __future__ import annotations

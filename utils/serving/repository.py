@@ -2,7 +2,7 @@
 
     REPOSITORY/NAME/config.pbtxt
     REPOSITORY/NAME/labels.txt       names of the classes
-    REPOSITORY/NAME/1/model.onnx     or model.plan, model.py; of an ensemble the folder is empty
+    REPOSITORY/NAME/1/model.onnx     or model.plan, or `nms_model.py` as its model; of an ensemble the folder is empty
 
 All models are written into a folder beside the repository, checked there, and renamed into it: a server that polls the
 repository never sees a half of one.

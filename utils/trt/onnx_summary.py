@@ -10,19 +10,13 @@ from typing import Any
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
 from utils.core.onnx_files import read_onnx
+from utils.trt.box_layers import box_layers
 
 # TensorProto's number of a type → torch's name
 TYPES = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    6: "int32",
-    7: "int64",
-    9: "bool",
-    10: "float16",
-    11: "float64",
+    1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
     16: "bfloat16",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,7 @@ class OnnxFile:
         metadata: its properties.
         input_form: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
+        box_layers: names of the nodes that compute boxes.
     """
 
     path: Path
@@ -52,6 +47,7 @@ class OnnxFile:
     metadata: Mapping[str, str]
     input_form: InputForm = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
+    box_layers: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> dict[str, tuple[int | None, ...]]:
@@ -109,6 +105,7 @@ def describe(model: Any, path: Path) -> OnnxFile:
         metadata=metadata,
         input_form=_form(inputs, metadata),
         types={value.name: _type(value) for value in (*inputs, *graph.output)},
+        box_layers=box_layers(model),
     )
 
 
