@@ -116,6 +116,10 @@ def export(args: argparse.Namespace) -> None:
     """Check the request, load, export, say what was written."""
     names = list(dict.fromkeys(name.lower() for name in args.include))
     unknown = [name for name in names if name not in FORMATS]
+    if "triton" in unknown:
+        raise InputError(
+            "--include triton is a step of its own: scripts/make_triton.py FILE, for an ONNX file or an engine"
+        )
     if unknown:
         raise InputError(f"--include {unknown[0]} is not available here; available: {', '.join(FORMATS)}")
     if len(args.imgsz) > 2:

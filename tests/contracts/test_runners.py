@@ -15,14 +15,18 @@ from one_conv import METADATA, NAMES, WEIGHT, reference, write_onnx
 from onnx import TensorProto, numpy_helper
 from tensorrt_stand_in import stand_in
 from torch import nn
+from triton_stand_in import Serving, serving
 
 from utils.core.device import device_name
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.tasks import DETECT, SEGMENT
+from utils.jobs.model_repository import make
 from utils.jobs.open import open_runner
 from utils.runners.base import Runner, TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
+from utils.serving.config import Wishes
+from utils.serving.runner import TritonRunner
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
@@ -71,17 +75,39 @@ def engine_on_gpu(tmp_path_factory):
     return build_engine(tmp_path_factory.mktemp("engine"))
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A server with the network as `detect`, and with its second output as `segment`."""
+    folder = tmp_path_factory.mktemp("server")
+    one = {**METADATA, "names": '["cat"]'}
+    make(write_onnx(folder / "a.onnx"), folder / "models", Wishes("detect", nms=False))
+    make(write_onnx(folder / "b.onnx", prototypes=True, metadata=one), folder / "models", Wishes("segment", nms=False))
+    with serving(folder / "models") as found:
+        yield found
+
+
+def asked(server: Serving, model: str, param: str) -> TritonRunner:
+    way = param.removeprefix("triton ")
+    return TritonRunner(model, way, getattr(server, way))
+
+
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
           pytest.mark.skipif(tensorrt_api.installed() is None, reason="TensorRT is not installed")]  # fmt: skip
 
 
-@pytest.fixture(params=["torch", "onnxruntime", "tensorrt stand-in", pytest.param("tensorrt", marks=ON_GPU)])
+EVERY = ["torch", "onnxruntime", "triton http", "triton grpc", "tensorrt stand-in",
+         pytest.param("tensorrt", marks=ON_GPU)]  # fmt: skip
+
+
+@pytest.fixture(params=EVERY)
 def runner(request, tmp_path, monkeypatch):
     """The stand-in has TensorRT's interface, and checks and computes on the CPU what the runner tells it."""
     if request.param == "torch":
         made: Runner = TorchRunner(OneConv(), "cpu")
     elif request.param == "onnxruntime":
         made = open_runner(write_onnx(tmp_path / "a.onnx"))
+    elif request.param.startswith("triton"):
+        made = asked(request.getfixturevalue("server"), "detect", request.param)
     elif request.param == "tensorrt":
         made = open_runner(request.getfixturevalue("engine_on_gpu"), "cuda")
     else:
@@ -95,13 +121,15 @@ def segment_engine_on_gpu(tmp_path_factory):
     return build_engine(tmp_path_factory.mktemp("engine"), prototypes=True)
 
 
-@pytest.fixture(params=["torch", "onnxruntime", "tensorrt stand-in", pytest.param("tensorrt", marks=ON_GPU)])
+@pytest.fixture(params=EVERY)
 def segment_runner(request, tmp_path, monkeypatch):
     """The same network with a second output."""
     if request.param == "torch":
         made: Runner = TorchRunner(OneConvWithPrototypes(), "cpu")
     elif request.param == "onnxruntime":
         made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True))
+    elif request.param.startswith("triton"):
+        made = asked(request.getfixturevalue("server"), "segment", request.param)
     elif request.param == "tensorrt":
         made = open_runner(request.getfixturevalue("segment_engine_on_gpu"), "cuda")
     else:

@@ -17,7 +17,8 @@ PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate",
             "export_qat.py", "export_yoloV9.py",
             "reparameterization.py", "val_trt.py", "scripts/make_report.py", "scripts/run_upstream.py",
             "scripts/compare_placement.py", "scripts/time_qat_step.py", "scripts/build_engine.py",
-            "scripts/inspect_engine.py", "scripts/benchmark_trt.py", "scripts/check_engine_setup.py",
+            "scripts/inspect_engine.py", "scripts/benchmark_trt.py", "scripts/make_triton.py",
+            "scripts/triton_client.py", "scripts/check_engine_setup.py",
             "data/demo/make_digits.py"]  # fmt: skip
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
 FLOORS = (  # the first prefix that fits
@@ -26,6 +27,7 @@ FLOORS = (  # the first prefix that fits
     ("utils.upstream_heads", 1),
     ("utils.runners", 1),
     ("models", 2), ("utils.evaluation", 2), ("utils.onnx_graph", 2), ("utils.trt", 2), ("utils.reports", 2),
+    ("utils.serving", 2),
     ("utils.jobs", 3),
     ("utils.cli", 1),  # beside the ground: argparse only
 )  # fmt: skip

@@ -10,6 +10,7 @@ from documentation import LINK, PAGES, PYTHON_PROGRAMS, ROOT, SHELL_PROGRAMS, an
 MOST_LINES = 150  # of README: what a new user reads in five minutes
 SUBJECTS = {
     "benchmarks", "demo", "dependencies", "distributed", "export", "placement", "recipe", "sensitivity", "tensorrt",
+    "triton",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ INSTALL = {
     "torch": "run install_dependencies.sh in the folder of this overlay's clone",
     "onnx": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnx",
     "onnxruntime": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnxruntime",
+    "tritonclient": 'pip install "tritonclient[grpc]"; --protocol http needs nothing',
     "onnxslim": "pip install onnxslim, or leave --simplify out",
 }
 ENGINES = (".engine", ".plan")

@@ -111,7 +111,7 @@ class Runner(ABC):
     @property
     def names(self) -> dict[int, str] | None:
         """Class names by id, when the metadata has them: as JSON, or as the Python literal that upstream writes."""
-        value = _literal(self.metadata.get("names", ""))
+        value = literal(self.metadata.get("names", ""))
         if isinstance(value, (list, tuple)):
             value = dict(enumerate(value))
         if not isinstance(value, dict) or not all(str(key).isdigit() for key in value):
@@ -136,13 +136,13 @@ class Runner(ABC):
     @property
     def stride(self) -> int:
         """Image sizes are multiples of it, in pixels; 32 when the metadata does not say."""
-        value = _literal(self.metadata.get("stride", ""))
+        value = literal(self.metadata.get("stride", ""))
         return int(value) if isinstance(value, (int, float)) and value >= 1 else 32
 
     @property
     def imgsz(self) -> tuple[int, int] | None:
         """(height, width) that the metadata names, in pixels."""
-        value = _literal(self.metadata.get("imgsz", ""))
+        value = literal(self.metadata.get("imgsz", ""))
         pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (list, tuple)) else ()
         return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(side, int) for side in pair) else None
 
@@ -163,7 +163,8 @@ class Runner(ABC):
             raise QatError(f"this runner ({self.description}) is closed; open the file again")
 
 
-def _literal(text: str) -> object:
+def literal(text: str) -> object:
+    """A value in a file's metadata: as JSON, or as the Python literal that upstream writes; None if it is neither."""
     try:
         return json.loads(text)
     except ValueError:

@@ -38,6 +38,7 @@ class EngineNote:
         seconds: that the build took.
         warnings: TensorRT's.
         options: `BuildConfig.options` of the build.
+        tensors: input or output → its type, torch's name, and its shape in the ONNX file, null where dynamic.
         tuning: what `--tune` measured and decided, see `utils/trt/tune.py`; empty without it.
     """
 
@@ -52,6 +53,7 @@ class EngineNote:
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -69,6 +71,7 @@ class EngineNote:
             metadata=dict(file.metadata),
             plugins=file.plugins,
             options=config.options,
+            tensors={name: [file.types[name], list(shape)] for name, shape in file.tensors.items()},
             **others,
         )
 

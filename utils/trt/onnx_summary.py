@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,12 @@ from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
 from utils.core.onnx_files import read_onnx
 from utils.trt.box_layers import box_layers
+
+# TensorProto's number of a type → torch's name
+TYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
+    16: "bfloat16",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class OnnxFile:
         plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
         metadata: its properties.
         input_form: the form in which it takes images.
+        types: of inputs and outputs, torch's names for them.
         box_layers: names of the nodes that compute boxes.
     """
 
@@ -39,7 +46,13 @@ class OnnxFile:
     plugins: bool
     metadata: Mapping[str, str]
     input_form: InputForm = FLOATS
+    types: Mapping[str, str] = field(default_factory=dict)
     box_layers: frozenset[str] = frozenset()
+
+    @property
+    def tensors(self) -> dict[str, tuple[int | None, ...]]:
+        """Shapes of inputs and outputs by name."""
+        return {**self.inputs, **self.outputs}
 
     @property
     def image(self) -> tuple[str, tuple[int | None, ...]]:
@@ -91,6 +104,7 @@ def describe(model: Any, path: Path) -> OnnxFile:
         plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
         metadata=metadata,
         input_form=_form(inputs, metadata),
+        types={value.name: _type(value) for value in (*inputs, *graph.output)},
         box_layers=box_layers(model),
     )
 
@@ -98,8 +112,14 @@ def describe(model: Any, path: Path) -> OnnxFile:
 def _form(inputs: list[Any], metadata: Mapping[str, str]) -> InputForm:
     if len(inputs) != 1:
         return FLOATS
-    kinds = {2: "uint8", 3: "int8"}  # of TensorProto; all others are floats, or refused later
-    return InputForm.of_file(metadata, kinds.get(inputs[0].type.tensor_type.elem_type, "float32"), _shape(inputs[0]))
+    kind = _type(inputs[0])
+    return InputForm.of_file(metadata, kind if kind in ("uint8", "int8") else "float32", _shape(inputs[0]))
+
+
+def _type(value: Any) -> str:
+    """Torch's name of a type, by its number in TensorProto; such as 'type 8' for those that no network here has."""
+    number = value.type.tensor_type.elem_type
+    return TYPES.get(number, f"type {number}")
 
 
 def _shape(value: Any) -> tuple[int | None, ...]:
