@@ -4,7 +4,7 @@ options.py   what the command lines of qat.py can say     inputs.py     what a r
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 state_schema.py what such states hold                     dependencies.py what a job needs that may not be installed
 more_epochs.py other --epochs for a resumed run
-file_options.py what val_trt.py can say
+file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
