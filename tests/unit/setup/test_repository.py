@@ -36,7 +36,7 @@ def step_that(path: Path, text: str) -> str:
 def test_one_version_everywhere():
     first = re.search(r"^## (\d\S*) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     cited = read(ROOT / "CITATION.cff")["version"]
-    assert [VERSION] * 3 == [models.quantize.__version__, cited, first[1]]
+    assert [models.quantize.__version__, cited, first[1]] == [VERSION] * 3
 
 
 def test_changelog_is_kept_as_keepachangelog_has_it():
