@@ -103,7 +103,9 @@ def _commit() -> str:
 def _output(*command: str) -> str:
     """What a program prints; '' where there is none, it fails, or it does not end."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -158,7 +160,7 @@ def _imported(name: str) -> str:
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
-    """GPUs and driver as nvidia-smi has them, else as torch does (a Jetson before JetPack 6 has no nvidia-smi)."""
+    """GPUs and driver as nvidia-smi has them, else as torch or cuda-python do (a Jetson may have no nvidia-smi)."""
     query = "--query-gpu=name,compute_cap,memory.total,driver_version"
     listed = _output("nvidia-smi", query, "--format=csv,noheader").strip().splitlines()
     for line in listed:
@@ -168,11 +170,12 @@ def _gpu() -> Iterator[tuple[str, str]]:
         cuda = re.search(r"CUDA Version\s*:\s*([\d.]+)", _output("nvidia-smi"))
         yield "CUDA of the driver", cuda[1] if cuda else "nvidia-smi does not say"
         return
-    from utils.trt import tensorrt_api
-
     try:
-        seen = tensorrt_api.gpu()
-    except BROKEN:  # torch is not installed, or cannot be imported; its line says so
+        from utils.jobs.dependencies import without_torch
+        from utils.trt import cuda_runtime, tensorrt_api
+
+        seen = cuda_runtime.CudaRuntime().gpu if without_torch() else tensorrt_api.gpu()
+    except (QatError, *BROKEN):  # torch is not installed, or cannot be imported; its line says so
         seen = None
     yield "GPU", f"{seen.name}, {seen.architecture}, driver unknown: nvidia-smi is not there" if seen else "none found"
 
