@@ -32,6 +32,7 @@ IMPORTED = ("torch", "onnxruntime")  # and TensorRT, whichever of its modules th
 BROKEN = (ImportError, OSError, RuntimeError, AttributeError, ValueError)  # what importing a damaged library raises
 # a path from a root on, as far as its last name
 _PATH = re.compile(r"(?<![\w.:/~\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s\"':,;]+)*[/\\](?=[^/\\\s\"':,;]+)")
+_ROOTED = re.compile(r"(?:~|[A-Za-z]:)?[/\\]")  # what begins with a root is a path as a whole
 SECONDS = 20  # that nvidia-smi and git may take
 
 Lines = Iterable[tuple[str, str]]
@@ -255,5 +256,7 @@ def _entries(entries: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "names":
             found = json.loads(value) if isinstance(value, str) else value
             yield name, f"{len(found)} classes"
+        elif isinstance(value, str) and _ROOTED.match(value):
+            yield name, ".../" + re.split(r"[/\\]", value)[-1]  # folders may have spaces in their names
         elif value not in ("", None, {}, ()):
             yield name, value if isinstance(value, str) else shown(value)
