@@ -4,6 +4,8 @@
     python scripts/run_upstream.py train.py --data coco.yaml --cfg models/detect/gelan-c.yaml --weights '' ...
     python scripts/run_upstream.py val.py --weights gelan-c.pt --data coco.yaml
 
+Several GPUs: python -m torch.distributed.run --nproc_per_node 2 scripts/run_upstream.py train_dual.py --device 0,1 ...
+
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
 (pkg_resources); utils/upstream_shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
 and label caches are neither read nor written (SECURITY.md).
@@ -31,6 +33,12 @@ from utils.core import console
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def _known(option: str) -> str:
+    """torch.distributed.launch gives `--local-rank=N`, which upstream's parsers call `--local_rank`."""
+    name, equals, value = option.partition("=")
+    return f"--local_rank{equals}{value}" if name == "--local-rank" else option
+
+
 def main() -> int:
     console.guard()
     if len(sys.argv) < 2 or not sys.argv[1]:
@@ -56,7 +64,7 @@ def main() -> int:
     if script.parent.name == "panoptic":
         with contextlib.suppress(ImportError):  # the program says what is missing
             upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
-    sys.argv = [str(script), *sys.argv[2:]]
+    sys.argv = [str(script), *map(_known, sys.argv[2:])]
 
     def work() -> int:
         try:

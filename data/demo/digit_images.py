@@ -57,14 +57,16 @@ PHOTOGRAPHS: dict[str, tuple[tuple[str, str, str], ...]] = {
 class ImageFile:
     """One drawn image.
 
-    image: uint8 [320, 320, 3], BGR. labels: int [n]. boxes: int [n, 4], x1 y1 x2 y2 in pixels, x2 and y2 exclusive.
-    ink: the mask of each digit as drawn, n arrays of bool [320, 320]; empty unless asked for.
+    image: uint8 [size, size, 3], BGR. labels: int [n]. boxes: int [n, 4], x1 y1 x2 y2 in pixels, x2 and y2 exclusive.
+    ink: the mask of each digit as drawn, n arrays of bool [size, size]; empty unless asked for.
+    quality: of the JPEG file, up to 100.
     """
 
     image: np.ndarray
     labels: np.ndarray
     boxes: np.ndarray
     ink: tuple[np.ndarray, ...] = ()
+    quality: int = 85
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,10 @@ def read_sources(split: str) -> Sources:
     return Sources(scans[part], labels[part], tuple(read_photograph(*item) for item in PHOTOGRAPHS[split]))
 
 
-def draw_background(rng: np.random.Generator, photographs: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Cut a square out of a photograph and bring it to float32 [320, 320, 3], with its contrast and light changed."""
+def draw_background(
+    rng: np.random.Generator, photographs: tuple[np.ndarray, ...], size: int = IMAGE_SIZE
+) -> np.ndarray:
+    """Cut a square out of a photograph and bring it to float32 [size, size, 3], with its contrast and light changed."""
     photo = photographs[rng.integers(len(photographs))]
     height, width = photo.shape[:2]
     side = int(rng.integers(200, min(height, width) + 1))
@@ -134,7 +138,7 @@ def draw_background(rng: np.random.Generator, photographs: tuple[np.ndarray, ...
     crop = photo[top : top + side, left : left + side]
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
-    image = cv2.resize(np.ascontiguousarray(crop), (IMAGE_SIZE, IMAGE_SIZE), interpolation=cv2.INTER_LINEAR)
+    image = cv2.resize(np.ascontiguousarray(crop), (size, size), interpolation=cv2.INTER_LINEAR)
     image = image.astype(np.float32)
     mean = image.mean(axis=(0, 1))
     return np.clip((image - mean) * rng.uniform(0.4, 1.0) + mean + rng.uniform(-25, 25), 0, 255)
@@ -150,7 +154,7 @@ def _warp(scan: np.ndarray, scale: float, turn: float, aspect: float, slant: flo
     return cv2.warpAffine(padded, np.column_stack([matrix, shift]), (side, side), flags=cv2.INTER_CUBIC)
 
 
-def _extent(ink: np.ndarray) -> tuple[int, int, int, int]:
+def extent(ink: np.ndarray) -> tuple[int, int, int, int]:
     """The box x1, y1, x2, y2 (exclusive) of what is set in a mask [h, w]."""
     columns, rows = np.flatnonzero(ink.any(axis=0)), np.flatnonzero(ink.any(axis=1))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
@@ -163,11 +167,11 @@ def draw_digit(rng: np.random.Generator, scan: np.ndarray, size: float) -> np.nd
     """
     shape = (float(np.radians(rng.uniform(-15, 15))), float(rng.uniform(0.8, 1.2)), float(rng.uniform(-0.15, 0.15)))
     level, sharpness = rng.uniform(0.36, 0.5), rng.uniform(2.5, 5.0)
-    x1, y1, x2, y2 = _extent(_warp(scan, 6.0, *shape, side=88) >= level)
+    x1, y1, x2, y2 = extent(_warp(scan, 6.0, *shape, side=88) >= level)
     scale = 6.0 * size / max(x2 - x1, y2 - y1)
     values = _warp(scan, scale, *shape, side=int(14 * scale) + 4)
     opacity = np.clip((values - level) * sharpness + 0.5, 0, 1)
-    x1, y1, x2, y2 = _extent(opacity >= 0.5)
+    x1, y1, x2, y2 = extent(opacity >= 0.5)
     return opacity[y1:y2, x1:x2].astype(np.float32)
 
 
@@ -181,7 +185,7 @@ def _luminance(colour: np.ndarray) -> float:
     return float(colour @ np.array([0.114, 0.587, 0.299]))
 
 
-def _draw_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
+def draw_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
     """Choose a BGR colour that differs from the mean colour ``behind`` by a contrast drawn from 35 to 130 levels."""
     contrast, light = rng.uniform(35, 130), _luminance(behind)
     for _ in range(20):
@@ -199,12 +203,12 @@ def _find_place(
     for _ in range(40):
         x1, y1 = (int(rng.integers(IMAGE_SIZE - width + 1)), int(rng.integers(IMAGE_SIZE - height + 1)))
         box = (x1, y1, x1 + width, y1 + height)
-        if all(_cover(box, other) <= MAX_COVER for other in taken):
+        if all(cover(box, other) <= MAX_COVER for other in taken):
             return box
     return None
 
 
-def _cover(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> float:
+def cover(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> float:
     """Shared area as a fraction of the smaller box."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     if width <= 0 or height <= 0:
@@ -228,7 +232,7 @@ def draw_image(rng: np.random.Generator, sources: Sources, keep_ink: bool = Fals
             continue
         x1, y1, x2, y2 = box
         place = image[y1:y2, x1:x2]
-        colour = _draw_colour(rng, place.mean(axis=(0, 1))).astype(np.float32)
+        colour = draw_colour(rng, place.mean(axis=(0, 1))).astype(np.float32)
         weight = opacity[..., None] * np.float32(rng.uniform(0.8, 1.0))
         image[y1:y2, x1:x2] = place * (1 - weight) + colour * weight
         labels.append(label)

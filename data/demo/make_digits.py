@@ -3,6 +3,7 @@
 
     python data/demo/make_digits.py datasets/digits
     python data/demo/make_digits.py --segments datasets/digits-segments
+    python data/demo/make_digits.py --size 640 --train 6000 --val 3000 datasets/digits-640
 
     datasets/digits/
         data.yaml                           for --data
@@ -14,6 +15,8 @@
 --segments draws the same images; its labels are polygons around the ink (class, x1, y1, x2, y2, ... as fractions), and
 its annotations have the ink's run lengths. Boxes of polygons go through the middle of pixels, so that they are a pixel
 narrower than those of the set for detectors.
+
+--size 640 draws other, harder images for networks of real size: digit_scenes.py says how they differ.
 
 Nothing is downloaded. A second run finds the set and leaves it alone. digit_images.py draws the images, and
 digit_outlines.py draws the line around the ink.
@@ -55,7 +58,7 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same arguments draw other images
 SPLITS = ("train", "val")
 FIRST_ID = {"train": 1, "val": 500_001}
-JPEG_QUALITY = 85
+SIZES = (320, 640)  # pixels, width and height
 
 
 class Row(NamedTuple):
@@ -72,6 +75,7 @@ class _Job(NamedTuple):
     folder: Path
     seed: int
     segments: bool
+    size: int
     sources: dict[str, Sources]
 
 
@@ -91,12 +95,17 @@ def _write_image(task: tuple[str, int]) -> list[Row]:
     import cv2
     import numpy as np
     from digit_images import draw_image
+    from digit_scenes import draw_scene
 
     split, index = task
-    folder, seed, segments, sources = _jobs[0]
-    image = draw_image(np.random.default_rng([seed, SPLITS.index(split), index]), sources[split], keep_ink=segments)
+    folder, seed, segments, size, sources = _jobs[0]
+    key = [seed, SPLITS.index(split), index]
+    if size == SIZES[0]:
+        image = draw_image(np.random.default_rng(key), sources[split], keep_ink=segments)
+    else:
+        image = draw_scene(np.random.default_rng([*key, size]), sources[split])
     stem = f"{FIRST_ID[split] + index:06d}"
-    _, data = cv2.imencode(".jpg", image.image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    _, data = cv2.imencode(".jpg", image.image, [cv2.IMWRITE_JPEG_QUALITY, image.quality])
     (folder / "images" / split / f"{stem}.jpg").write_bytes(data.tobytes())
     rows, lines = _polygons(image) if segments else _boxes(image)
     (folder / "labels" / split / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
@@ -105,12 +114,10 @@ def _write_image(task: tuple[str, int]) -> list[Row]:
 
 def _boxes(image: ImageFile) -> tuple[list[Row], list[str]]:
     """The rows of an image, and its lines of a label file: class, middle x, middle y, width, height."""
-    from digit_images import IMAGE_SIZE
-
+    size = image.image.shape[0]
     rows = [Row(int(label), tuple(map(int, box))) for label, box in zip(image.labels, image.boxes, strict=True)]
     lines = [
-        f"{label} {(x1 + x2) / 2 / IMAGE_SIZE:.7f} {(y1 + y2) / 2 / IMAGE_SIZE:.7f} "
-        f"{(x2 - x1) / IMAGE_SIZE:.7f} {(y2 - y1) / IMAGE_SIZE:.7f}\n"
+        f"{label} {(x1 + x2) / 2 / size:.7f} {(y1 + y2) / 2 / size:.7f} {(x2 - x1) / size:.7f} {(y2 - y1) / size:.7f}\n"
         for label, (x1, y1, x2, y2), _ in rows
     ]
     return rows, lines
@@ -132,13 +139,8 @@ def _polygons(image: ImageFile) -> tuple[list[Row], list[str]]:
     return rows, lines
 
 
-def _draw_all(
-    tasks: list[tuple[str, int]], folder: Path, seed: int, segments: bool, workers: int
-) -> Iterator[list[Row]]:
+def _draw_all(tasks: list[tuple[str, int]], job: _Job, workers: int) -> Iterator[list[Row]]:
     """Yield the labels of every image in the order of the tasks."""
-    from digit_images import read_sources
-
-    job = _Job(folder, seed, segments, {split: read_sources(split) for split in SPLITS})
     if workers <= 1:
         _jobs[:] = [job]
         yield from map(_write_image, tasks)
@@ -154,13 +156,11 @@ def _draw_all(
             raise
 
 
-def _coco(split: str, drawn: list[list[Row]]) -> dict[str, object]:
+def _coco(split: str, drawn: list[list[Row]], size: int) -> dict[str, object]:
     """COCO's instances for one split; image ids are the numbers in the file names, annotation ids start at 1."""
-    from digit_images import IMAGE_SIZE
-
     images, annotations = [], []
     for number, rows in enumerate(drawn, FIRST_ID[split]):
-        images.append({"id": number, "file_name": f"{number:06d}.jpg", "width": IMAGE_SIZE, "height": IMAGE_SIZE})
+        images.append({"id": number, "file_name": f"{number:06d}.jpg", "width": size, "height": size})
         for label, (x1, y1, x2, y2), ink in rows:
             box = [x1, y1, x2 - x1, y2 - y1]
             annotation = {"id": len(annotations) + 1, "image_id": number, "category_id": label, "bbox": box,
@@ -199,18 +199,23 @@ def _is_there(folder: Path, settings: dict[str, object]) -> bool:
     return True
 
 
-def make(folder: Path, seed: int, train: int, val: int, workers: int, segments: bool = False) -> bool:
+def make(
+    folder: Path, seed: int, train: int, val: int, workers: int, segments: bool = False, size: int = SIZES[0]
+) -> bool:
     """Write the demo set into ``folder``, with polygons for ``segments``; return False when it was there already.
 
     Raises:
         InputError: ``folder`` holds something else, or the sources are not installed.
     """
+    from digit_images import read_sources
     from tqdm import tqdm
 
     folder = folder.resolve()
     counts = {"train": train, "val": val}
     kind = "digits-segments" if segments else "digits"
     settings: dict[str, object] = {"kind": kind, "version": VERSION, "seed": seed, **counts}
+    if size != SIZES[0]:
+        settings["size"] = size
     if _is_there(folder, settings):
         if (folder / "data.yaml").read_text(encoding="utf-8") != _data_yaml(folder):  # the folder was moved
             (folder / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
@@ -225,12 +230,11 @@ def make(folder: Path, seed: int, train: int, val: int, workers: int, segments: 
                 (temporary / kind / split).mkdir(parents=True)
         (temporary / "annotations").mkdir()
         tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
-        drawn = list(
-            tqdm(_draw_all(tasks, temporary, seed, segments, workers), "drawing digits", len(tasks), unit="image")
-        )
+        job = _Job(temporary, seed, segments, size, {split: read_sources(split) for split in SPLITS})
+        drawn = list(tqdm(_draw_all(tasks, job, workers), "drawing digits", len(tasks), unit="image"))
         for split, images in (("train", drawn[:train]), ("val", drawn[train:])):
             (temporary / "annotations" / f"instances_{split}.json").write_text(
-                json.dumps(_coco(split, images)), encoding="utf-8"
+                json.dumps(_coco(split, images, size)), encoding="utf-8"
             )
         (temporary / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
         (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n", encoding="utf-8")
@@ -249,6 +253,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
     parser.add_argument("--segments", action="store_true", help="polygons as labels, for segmentation networks")
+    parser.add_argument(
+        "--size", choices=list(map(str, SIZES)), default="320", help="pixels; 640 draws a harder set (default: 320)"
+    )
     parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
     parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training images (default: 1000)")
     parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation images (default: 500)")
@@ -259,7 +266,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    new = make(args.out_dir, args.seed, args.train, args.val, args.workers, args.segments)
+    size = int(args.size)
+    if args.segments and size != SIZES[0]:
+        raise InputError(f"--segments goes with --size {SIZES[0]} only; leave one of the two out")
+    new = make(args.out_dir, args.seed, args.train, args.val, args.workers, args.segments, size)
     words = f"wrote {args.train} training and {args.val} validation images" if new else "the demo set is there already"
     logger.info("%s: %s", words, args.out_dir / "data.yaml")
     return 0

@@ -10,6 +10,7 @@ where it is not clipped) and to the scale (Esser et al., "Learned Step Size Quan
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -98,21 +99,31 @@ class _TrainedFakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(x, scale)
+        rounded = _rounded(x.float(), scale, kind).to(dtype)
+        ctx.save_for_backward(x, scale, rounded if dtype == torch.float32 else None)  # what reads it keeps it, too
         ctx.kind = kind
-        return _rounded(x.float(), scale, kind).to(dtype)
+        return rounded
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale = ctx.saved_tensors
+        x, scale, rounded = ctx.saved_tensors
         values, gradient = x.float(), gradient.float()
-        inside = (values >= scale * ctx.kind.quant_min) & (values <= scale * ctx.kind.quant_max)
-        passed = gradient * inside
+        passed = _inside(gradient, values, scale, ctx.kind)
         of_scale = None
         if ctx.needs_input_grad[1]:
-            rounded = _rounded(values, scale, ctx.kind)
-            each = gradient * rounded - passed * values  # times scale: the gradient of its logarithm
+            rounded = _rounded(values, scale, ctx.kind) if rounded is None else rounded
+            each = (gradient * rounded).addcmul_(passed, values, value=-1)  # times scale: of the scale's logarithm
             total = each.sum() if scale.dim() == 0 else each.sum((1, 2, 3), keepdim=True)
             of_scale = total / scale
         return passed.to(x.dtype), of_scale, None, None
+
+
+def _inside(gradient: Tensor, values: Tensor, scale: Tensor, kind: IntegerType) -> Tensor:
+    """The gradient where nothing is clipped, borders included, and zero elsewhere."""
+    least, most = scale * kind.quant_min, scale * kind.quant_max
+    if scale.dim() or values.device.type != "cpu":
+        return torch.where((values >= least) & (values <= most), gradient, 0.0)
+    # one pass instead of three; it leaves borders out, so these are the next numbers beyond
+    below, above = (torch.nextafter(one, one * math.inf).item() for one in (least, most))
+    return torch.ops.aten.hardtanh_backward(gradient, values, below, above)

@@ -37,7 +37,8 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.extra_ms = lambda model: 0  # how much longer an engine takes than the one tick of an event
     trt.layer_ms = lambda node: 0.5  # that the profiler reports of a layer
     trt.ticks = lambda config: 0  # that a run of an engine takes beside its start, by how it was built
-    flags = {"TF32": 7, **({"FP16": 0, "INT8": 1} if major < 11 else {})}
+    weak = {"FP16": 0, "INT8": 1, "PREFER_PRECISION_CONSTRAINTS": 11}
+    flags = {"TF32": 7, **(weak if major < 11 else {})}
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags)
     creation = {8: {"EXPLICIT_BATCH": 0}, 10: {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, 11: {}}
     trt.NetworkDefinitionCreationFlag = enum.IntEnum("NetworkDefinitionCreationFlag", creation[major])
@@ -124,10 +125,32 @@ class _Builder:
 
 class _Network:
     def __init__(self, names):
-        self.path, self.names, self.inputs = None, names, []
+        self.path, self.names, self.inputs, self.layers = None, names, [], []
 
     def get_input(self, index):
         return self.inputs[index]
+
+    @property
+    def num_layers(self):
+        return len(self.layers)
+
+    def get_layer(self, index):
+        return self.layers[index]
+
+
+class _Layer:
+    """A layer of an ONNX node's name, with the precision and the types of results that it was told to have."""
+
+    def __init__(self, trt, node, integers):
+        self.name, self.num_outputs, self.precision, self.told = node.name, len(node.output), None, {}
+        kinds = [trt.DataType.INT64 if name in integers else trt.DataType.FLOAT for name in node.output]
+        self.outputs = [types.SimpleNamespace(dtype=kind) for kind in kinds]
+
+    def get_output(self, index):
+        return self.outputs[index]
+
+    def set_output_type(self, index, kind):
+        self.told[index] = kind
 
 
 class _Tensor:
@@ -222,6 +245,10 @@ class _Parser:
         self.network.path = path
         integers = [ONNX_TYPES[value.type.tensor_type.elem_type] == "INT8" for value in model.graph.input]
         self.network.inputs = [_Tensor(one) for one in integers]
+        inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
+        whole = {value.name for value in inferred if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT}
+        self.network.layers = [_Layer(self.trt, node, whole) for node in model.graph.node]
+        self.trt.calls.append(("layers", self.network.layers))
         return True
 
     @property

@@ -18,4 +18,5 @@ inspect_engine.py     an engine's layers, reported        benchmark_report.py en
 benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
 compare_placement/    FP16, convolutions only and ours as engines
 sensitivity/          which parts hurt in INT8, and a recipe
+accuracy/             networks of real size: trained, quantized, measured on the engine
 """

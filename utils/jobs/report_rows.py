@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from utils.core.thresholds import AP_CONFIDENCE
 from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
-from utils.reports.schema import Row, versions
+from utils.reports.rows import SIZES, Row
+from utils.reports.schema import versions
 from utils.runners.base import Runner
 
 if TYPE_CHECKING:
@@ -59,7 +61,13 @@ def make_row(
         mask_precision=masks.precision if masks else None,
         mask_recall=masks.recall if masks else None,
         mask_ap_resampled=_as_text(result.statistics.mask_resampled()) if result and result.statistics else "",
+        ap_by_size=_by_size(result.coco) if result and result.coco else {},
     )
+
+
+def _by_size(coco: Mapping[str, float]) -> dict[str, float]:
+    """AP of small, medium and large objects; pycocotools says -1 where there are none."""
+    return {size: coco[f"ap_{size}"] for size in SIZES if coco[f"ap_{size}"] >= 0}
 
 
 def _as_text(found: Resampled | None) -> str:

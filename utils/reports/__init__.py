@@ -3,6 +3,6 @@
 schema.py      Report, Sample: what programs fill in and JSON holds; rows.py: Row, one measured result
 tables.py      results as text
 figures.py     plots; detections.py: images with boxes and masks; outlines.py: masks as polygons
-html.py        the page; chart_page.py: a smaller one, of charts and a table
+html.py        the page; chart_page.py: a smaller one, of charts and tables
 files.py       reports as files, and several put together
 """

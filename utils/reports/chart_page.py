@@ -1,4 +1,4 @@
-"""Charts and a table as one HTML file that needs nothing else; the layout is `chart_page.html.j2`."""
+"""Charts and tables as one HTML file that needs nothing else; the layout is `chart_page.html.j2`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,36 @@ TEMPLATE = Path(__file__).with_name("chart_page.html.j2")
 
 
 @dataclass(frozen=True)
+class Table:
+    """A table of the page; one without rows is left out.
+
+    Attributes:
+        heading, headers, rows: what it shows.
+        marked: indices of rows that stand out.
+        remarks: sentences below it.
+    """
+
+    heading: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    marked: Collection[int] = ()
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class ChartPage:
     """What the page shows.
 
     Attributes:
         charts: what a chart shows, in words → the chart.
-        heading, headers, rows: of the table.
-        marked: indices of rows that stand out.
-        remarks: sentences below the table.
+        tables: below the charts.
         command: what was run.
     """
 
     title: str
     subtitle: str
     charts: Mapping[str, Figure]
-    heading: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    marked: Collection[int] = ()
-    remarks: Sequence[str] = ()
+    tables: Sequence[Table]
     command: str = ""
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from utils.core.file_schema import Mismatch, Rule, plain, record
 from utils.core.resampled import Difference, Resampled
 
 MASK_FIELDS = ("mask_ap", "mask_ap50", "mask_precision", "mask_recall", "mask_ap_resampled")
+SIZES = ("small", "medium", "large")  # of objects, as COCO has them
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Row:
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
         ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
         mask_ap, ...: the same of masks, of a segmentation network.
+        ap_by_size: AP by pycocotools of `small` (below 32² pixels), `medium` and `large` (from 96²) objects, of which
+            there are some; empty where it did not run.
 
     Raises:
         ValueError: a value of the wrong type or out of its range.
@@ -57,6 +60,7 @@ class Row:
     mask_precision: float | None = None
     mask_recall: float | None = None
     mask_ap_resampled: str = ""
+    ap_by_size: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("stage", "file", "device", "measured_on", "ap_with", "ap_resampled", "mask_ap_resampled"):
@@ -78,6 +82,11 @@ class Row:
         if not isinstance(self.versions, Mapping):
             raise ValueError(f"'versions' is {self.versions!r}, expected a mapping of names to versions")
         object.__setattr__(self, "versions", {str(k): str(v) for k, v in self.versions.items()})
+        if not isinstance(self.ap_by_size, Mapping) or not set(self.ap_by_size) <= set(SIZES):
+            raise ValueError(f"'ap_by_size' is {self.ap_by_size!r}, expected a mapping of {', '.join(SIZES)} to AP")
+        for name, value in self.ap_by_size.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+                raise ValueError(f"'ap_by_size' has {value!r} for {name}, expected a number in 0..1")
 
     def _make_number(self, name: str, upper: float) -> None:
         """Store a plain float (evaluation hands over NumPy scalars, which JSON does not know)."""
@@ -102,9 +111,10 @@ class Row:
         return self.stage, self.file, self.measured_on
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as files hold them; those of masks only where there are any."""
-        masks = self.mask_ap is not None
-        return {name: value for name, value in asdict(self).items() if masks or name not in MASK_FIELDS}
+        """Plain values, as files hold them; those of masks and of sizes of objects only where there are any."""
+        left_out = () if self.mask_ap is not None else MASK_FIELDS
+        values = asdict(self).items()
+        return {name: value for name, value in values if name not in left_out and (value or name != "ap_by_size")}
 
     def resampled(self) -> Resampled | None:
         """AP on resamplings of the images, if it is known."""
@@ -137,10 +147,13 @@ class Row:
 
 
 def row_rule(*optional: str) -> Rule:
-    """The fields of a `Row`, from which one can be made; those that are `optional`, and of masks, may be missing."""
+    """The fields of a `Row`, from which one can be made.
+
+    Those that are `optional`, of masks and of sizes of objects may be missing.
+    """
 
     def rule(value: Any, field: str) -> None:
-        record({item.name: plain for item in fields(Row)}, (*optional, *MASK_FIELDS))(value, field)
+        record({item.name: plain for item in fields(Row)}, (*optional, *MASK_FIELDS, "ap_by_size"))(value, field)
         try:
             Row(**value)
         except (TypeError, ValueError, OverflowError) as error:

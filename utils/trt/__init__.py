@@ -9,6 +9,7 @@ tune.py            builds of several options, of which the fastest stays
                    candidates.py: what is tried, the table; turns.py: how far repeated times differ
 trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
+box_layers.py      which layers compute boxes, which stay in FP32
 context.py         an engine's execution context with buffers
 runner.py          the Runner on it
 cuda_runtime.py    memory and copies without torch, by cuda-python; plain_runner.py: the Runner on that, for NumPy

@@ -84,7 +84,7 @@ def _against_baseline(row: Row, rows: Sequence[Row]) -> Row:
         return row
     base = same[0].figures
     notes = row.notes
-    if row.runtime == TENSORRT and row.precision == "INT8" and row.contexts == 1:
+    if row.runtime == TENSORRT and (row.precision, same[0].precision) == ("INT8", "FP16") and row.contexts == 1:
         ours, theirs = (one.parts["compute"].median for one in (row.figures, base))
         sentence = layer_report.not_faster(row.title, ours, theirs)
         notes = (*notes, *([sentence] if sentence else []))

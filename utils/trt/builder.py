@@ -9,7 +9,7 @@ import fcntl
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,8 @@ def build(
         network.get_input(0).allowed_formats = 1 << int(getattr(api.module.TensorFormat, config.image_format.upper()))
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, decided, gpu)
+    if decided.typing == "weak" and decided.precision != "fp32" and file.box_layers:
+        _keep_in_float32(api, network, setup, file.box_layers)
     if decided.shapes:
         profile = builder.create_optimization_profile()
         for name, (min_shape, opt_shape, max_shape) in decided.shapes.items():
@@ -151,6 +153,20 @@ def _configure(api: Api, setup: Any, builder: Any, config: BuildConfig, decided:
         setup.num_compute_capabilities = len(config.targets)
         for index, target in enumerate(config.targets):
             setup.set_compute_capability(getattr(api.module.ComputeCapability, target), index)
+
+
+def _keep_in_float32(api: Api, network: Any, setup: Any, names: Collection[str]) -> None:
+    """Have TensorRT compute these layers in FP32 where it can, not in what is fastest; integers stay what they are."""
+    setup.set_flag(api.module.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
+    kind = api.module.DataType.FLOAT
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        if layer.name not in names:
+            continue
+        floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == kind]
+        if floats:
+            layer.precision = kind
+        for index in floats:
+            layer.set_output_type(index, kind)
 
 
 def _tactic_sources(api: Api, setup: Any, off: Sequence[str]) -> int:

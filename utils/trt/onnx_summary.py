@@ -10,6 +10,7 @@ from typing import Any
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
 from utils.core.onnx_files import read_onnx
+from utils.trt.box_layers import box_layers
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class OnnxFile:
         plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
         metadata: its properties.
         input_form: the form in which it takes images.
+        box_layers: names of the nodes that compute boxes.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class OnnxFile:
     plugins: bool
     metadata: Mapping[str, str]
     input_form: InputForm = FLOATS
+    box_layers: frozenset[str] = frozenset()
 
     @property
     def image(self) -> tuple[str, tuple[int | None, ...]]:
@@ -88,6 +91,7 @@ def describe(model: Any, path: Path) -> OnnxFile:
         plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
         metadata=metadata,
         input_form=_form(inputs, metadata),
+        box_layers=box_layers(model),
     )
 
 

@@ -105,7 +105,8 @@ def test_an_onnx_file_says_what_it_is_and_not_whose(tmp_path, monkeypatch):
     monkeypatch.setattr(environment.platform, "node", lambda: "big-box")
     metadata = {
         "names": json.dumps({0: "secret thing", 1: "other"}), "stride": "32", "kind": "ptq", "empty": "",
-        "made_from": "/home/ann mary/project x/best.pt", "data": "/data/bob lee/set.yaml", "note": "annmary on big-box, annmarys",
+        "made_from": "/home/ann mary/project x/best.pt", "data": "/data/bob lee/set.yaml",
+        "note": "annmary on big-box, annmarys",
     }  # fmt: skip
     file = write_onnx(tmp_path / "a.onnx", quantized=True, metadata=metadata)
     text = environment.describe([file])

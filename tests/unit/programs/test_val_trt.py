@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -93,7 +94,13 @@ def test_files_that_are_asked_for(program, tmp_path):
     predictions = json.loads((tmp_path / "exp/a_predictions.json").read_text())
     assert len(predictions) == len(lines)
     assert "Average Precision" in out
-    assert any("pycocotools: AP" in note for note in Report.load(tmp_path / "exp/report.json").notes)
+    report = Report.load(tmp_path / "exp/report.json")
+    assert any("pycocotools: AP" in note for note in report.notes)
+    printed = {size: re.search(rf"Average Precision .*area= *{size} .*= (-?[0-9.]+)", out)[1]
+               for size in ("small", "medium", "large")}  # fmt: skip
+    present = {size: pytest.approx(float(ap), abs=6e-4) for size, ap in printed.items() if float(ap) >= 0}
+    assert report.rows[0].ap_by_size == present
+    assert present
 
 
 def test_speed(program, tmp_path):

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 from utils.reports import figures
-from utils.reports.chart_page import ChartPage, write
+from utils.reports.chart_page import ChartPage, Table, write
 
 
 class Cells(HTMLParser):
@@ -36,15 +36,17 @@ def test_a_page(tmp_path):
     figure, (axes,) = figures.new_figure(4, 3, 1)
     axes.plot([1, 2], [3, 4])
     hostile = "<script>alert(1)</script>"
-    page = ChartPage(
-        "A title", "TensorRT & a GPU", {"a line that rises": figure}, "Engines", ("in float", "ms"),
-        [("nothing", "1.5"), (hostile, "2.5")], [1], ["it is the fastest"], f"python qat.py --name '{hostile}'",
-    )  # fmt: skip
+    tables = [
+        Table("Engines", ("in float", "ms"), [("nothing", "1.5"), (hostile, "2.5")], [1], ["it is the fastest"]),
+        Table("Versions", ("library",), [("torch",)]),
+    ]
+    page = ChartPage("A title", "TensorRT & a GPU", {"a line that rises": figure}, tables,
+                     f"python qat.py --name '{hostile}'")  # fmt: skip
     text = write(page, tmp_path / "page.html").read_text()
     cells = Cells()
     cells.feed(text)
-    assert cells.rows == [["in float", "ms"], ["nothing", "1.5"], [hostile, "2.5"]]
-    assert cells.classes == [None, None, "marked"]
+    assert cells.rows == [["in float", "ms"], ["nothing", "1.5"], [hostile, "2.5"], ["library"], ["torch"]]
+    assert cells.classes == [None, None, "marked", None, None]
     assert hostile not in text
     assert "TensorRT &amp; a GPU" in text
     assert 'alt="a line that rises"' in text
@@ -53,5 +55,5 @@ def test_a_page(tmp_path):
 
 
 def test_without_rows_there_is_no_table(tmp_path):
-    page = ChartPage("A title", "", {}, "Engines", (), [])
+    page = ChartPage("A title", "", {}, [Table("Engines", (), [])])
     assert "<table>" not in write(page, tmp_path / "page.html").read_text()

@@ -141,6 +141,12 @@ class TestSchema:
         assert stored["schema_version"] == 2
         assert [list(row) for row in stored["rows"]] == [ROW_KEYS, ROW_KEYS]
 
+    def test_ap_by_size_is_kept_and_left_out_where_there_is_none(self, report, tmp_path):
+        report.rows = [make_row(), make_row("QAT", ap_by_size={"small": 0.25, "large": 0.5})]
+        assert Report.load(report.save(tmp_path / "r.json")) == report
+        stored = json.loads((tmp_path / "r.json").read_text())["rows"]
+        assert ["ap_by_size" in row for row in stored] == [False, True]
+
     def test_the_error_of_a_difference_is_in_the_json_and_computed_anew_when_read(self, compared, tmp_path):
         stored = json.loads(compared.save(tmp_path / "r.json").read_text())
         errors = [row["ap_difference_error"] for row in stored["rows"]]
@@ -157,6 +163,9 @@ class TestSchema:
             ("ap_resampled", "a" * 32 + " 0.5000000 1.5000000", "'ap_resampled' is damaged"),
             ("ap_difference_error", -1, "ap_difference_error is -1, expected"),
             ("ap_difference_error", "x", "ap_difference_error is 'x', expected"),
+            ("ap_by_size", {"tiny": 0.5}, "'ap_by_size' is {'tiny': 0.5}, expected a mapping of small, medium, large"),
+            ("ap_by_size", {"small": 1.5}, "'ap_by_size' has 1.5 for small, expected a number in 0..1"),
+            ("ap_by_size", {"small": True}, "'ap_by_size' has True for small"),
         ],
     )
     def test_damaged_resamplings_are_refused_in_one_line(self, compared, tmp_path, name, value, says):

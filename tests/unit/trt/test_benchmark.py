@@ -145,6 +145,10 @@ def test_speed_against_the_baseline_of_the_same_kind():
     )  # fmt: skip
 
 
+def test_an_engine_that_is_not_faster_than_another_int8_engine_is_not_told_of_fp16():
+    assert compared([row("before", baseline=True), row("after", ms=5.0)])[1].notes == ()
+
+
 def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
     rows = [
         row("seg-fp16", baseline=True, ms=5.0, precision="FP16", masks=True),

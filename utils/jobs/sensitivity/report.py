@@ -125,6 +125,13 @@ def _page(content: Mapping[str, Any]) -> chart_page.ChartPage:
     """The curve of AP against milliseconds, its table, and the bars of the units."""
     found, int8_ap = content["engine"], content["ap"]["INT8"]
     *_, control, chosen = engine_report.lines(found, int8_ap)
+    table = chart_page.Table(
+        heading="Engines",
+        headers=engine_report.HEADERS,
+        rows=[engine_report.cells(point, int8_ap) for point in found["points"]],
+        marked=[index for index, point in enumerate(found["points"]) if point["chosen"]],
+        remarks=[chosen, *content["notes"], control, engine_report.MEANING],
+    )
     return chart_page.ChartPage(
         title="What stays in float: AP against time",
         subtitle=found["measured_on"],
@@ -132,11 +139,7 @@ def _page(content: Mapping[str, Any]) -> chart_page.ChartPage:
             "AP over milliseconds of engines with parts in float": engine_report.chart(found),
             "scores of units, and AP with each in float": chart(content),
         },
-        heading="Engines",
-        headers=engine_report.HEADERS,
-        rows=[engine_report.cells(point, int8_ap) for point in found["points"]],
-        marked=[index for index, point in enumerate(found["points"]) if point["chosen"]],
-        remarks=[chosen, *content["notes"], control, engine_report.MEANING],
+        tables=[table],
         command=content["command"],
     )
 

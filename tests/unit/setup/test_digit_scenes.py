@@ -1,0 +1,120 @@
+"""The demo set of 640x640: what is seen of a digit decides on its box and on its label; sizes, counts and classes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+cv2 = pytest.importorskip("cv2")
+np = pytest.importorskip("numpy")
+pytest.importorskip("sklearn")
+pytest.importorskip("skimage")
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "data" / "demo"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The modules of data/demo, which is no package."""
+    sys.path[:0] = [str(DEMO), str(ROOT)]
+    try:
+        import digit_images
+        import digit_scenes
+        import make_digits
+
+        yield {"images": digit_images, "scenes": digit_scenes, "make": make_digits}
+    finally:
+        sys.path.remove(str(DEMO))
+        sys.path.remove(str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def drawn(demo):
+    sources = demo["images"].read_sources("val")
+    return [demo["scenes"].draw_scene(np.random.default_rng([3, number]), sources) for number in range(30)]
+
+
+def test_sizes_counts_and_classes(drawn) -> None:
+    boxes = np.concatenate([image.boxes for image in drawn])
+    longer = (boxes[:, 2:] - boxes[:, :2]).max(axis=1)
+    assert boxes.min() >= 0
+    assert boxes.max() <= 640
+    assert longer.min() >= 8
+    assert longer.max() <= 300
+    assert (longer < 16).any()
+    assert (longer > 150).any()
+    counts = [len(image.labels) for image in drawn]
+    assert max(counts) <= 40
+    assert max(counts) > 20
+    of_class = np.bincount(np.concatenate([image.labels for image in drawn]), minlength=10)
+    assert of_class[[1, 5]].min() > 3 * of_class[[4, 8]].max()  # the two most frequent, the two rarest
+    assert {35 <= image.quality <= 95 for image in drawn} == {True}
+    assert len({image.quality for image in drawn}) > 10
+
+
+def test_some_digits_cover_others_in_part(drawn) -> None:
+    """The part of the smaller box, by plain counting of pixels."""
+    shared = []
+    for image in drawn:
+        for number, box in enumerate(image.boxes):
+            one = np.zeros((640, 640), bool)
+            one[box[1] : box[3], box[0] : box[2]] = True
+            for x1, y1, x2, y2 in image.boxes[:number]:
+                shared.append(one[y1:y2, x1:x2].sum() / min(one.sum(), (x2 - x1) * (y2 - y1)))
+    assert max(shared) > 0.25
+
+
+def test_the_box_goes_around_what_is_seen_and_hidden_digits_have_no_label(demo) -> None:
+    owner = np.full((640, 640), -1, np.int16)
+    owner[100:120, 100:140] = 0  # 800 pixels
+    owner[100:120, 100:116] = -1  # two fifths of them covered
+    owner[300:320, 300:340] = 1
+    owner[300:320, 300:324] = -1  # three fifths
+    owner[500:505, 500:505] = 2  # 5 pixels wide
+    boxes = [(100, 100, 140, 120), (300, 300, 340, 320), (500, 500, 505, 505)]
+    kept, seen = demo["scenes"]._seen(owner, boxes, [800, 800, 25])
+    assert kept == [0]
+    assert seen == [(116, 100, 140, 120)]
+
+
+def test_a_piece_that_covers_takes_the_pixels_from_the_digit(demo) -> None:
+    photographs = demo["images"].read_sources("val").photographs
+    for seed in range(20):
+        image = np.zeros((640, 640, 3), np.float32)
+        owner = np.full((640, 640), -1, np.int16)
+        owner[200:300, 200:280] = 0
+        demo["scenes"]._cover_some(np.random.default_rng(seed), image, owner, [(200, 200, 280, 300)], photographs)
+        changed = image.any(axis=2)
+        assert (owner[changed] == -1).all()
+        assert (owner[200:300, 200:280][~changed[200:300, 200:280]] == 0).all()
+
+
+def test_the_set_on_disk(demo, tmp_path: Path) -> None:
+    make = demo["make"].make
+    folder = tmp_path / "digits"
+    assert make(folder, 0, 3, 2, workers=1, size=640)
+    coco = json.loads((folder / "annotations" / "instances_val.json").read_text())
+    assert [(item["width"], item["height"]) for item in coco["images"]] == [(640, 640)] * 2
+    for image in coco["images"]:
+        assert cv2.imread(str(folder / "images" / "val" / image["file_name"])).shape == (640, 640, 3)
+        rows = np.loadtxt((folder / "labels" / "val" / image["file_name"]).with_suffix(".txt"), ndmin=2)
+        boxes = np.array([item["bbox"] for item in coco["annotations"] if item["image_id"] == image["id"]])
+        np.testing.assert_allclose(rows[:, 1:3] * 640, boxes[:, :2] + boxes[:, 2:] / 2, atol=1e-3)
+        np.testing.assert_allclose(rows[:, 3:] * 640, boxes[:, 2:], atol=1e-3)
+    assert not make(folder, 0, 3, 2, workers=1, size=640)
+    from utils.core.errors import InputError
+
+    with pytest.raises(InputError, match="another demo set"):
+        make(folder, 0, 3, 2, workers=1)
+
+
+def test_polygons_are_drawn_for_the_small_set_only(demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = demo["make"]
+    assert (
+        program.run_program(program._parser(), program._run, ["--size", "640", "--segments", str(tmp_path / "x")]) == 2
+    )
+    assert "--segments goes with --size 320" in capsys.readouterr().err

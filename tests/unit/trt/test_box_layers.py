@@ -1,0 +1,116 @@
+"""Layers of boxes are found in a graph, and built in FP32 where TensorRT would choose."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from decoding_graph import head_graph
+from onnx import TensorProto, helper, numpy_helper
+from tensorrt_stand_in import stand_in
+
+from utils.onnx_graph.decoding import decode_in_few_steps
+from utils.trt.box_layers import box_layers
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+
+HEAD = "/model.5/"
+TRACED = {
+    HEAD + name
+    for name in ("dfl/Softmax", "dfl/conv/Conv", "dfl/Reshape_1", "Split_1", "Sub", "Add", "Add_1", "Div", "Sub_1",
+                 "Concat", "Mul", "Concat_1")
+}  # fmt: skip
+
+
+def followed_by(graph, *nodes, tensors=()):
+    """The graph with more nodes behind its `output0`."""
+    graph.graph.node.extend(nodes)
+    graph.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in tensors)
+    return graph
+
+
+def node(kind, inputs, outputs, **attributes):
+    return helper.make_node(kind, inputs, outputs, name=kind, **attributes)
+
+
+def test_from_the_softmax_to_the_output():
+    assert box_layers(head_graph()) == TRACED
+
+
+def test_of_the_decoding_in_few_steps():
+    graph = decode_in_few_steps(head_graph())
+    found = box_layers(graph)
+    names = [one.name for one in graph.graph.node]
+    first = next(index for index, one in enumerate(graph.graph.node) if one.op_type == "Softmax")
+    behind = set(names[first:]) - {f"{HEAD}Sigmoid"}
+    assert found == behind
+    assert {one.op_type for one in graph.graph.node if one.name in found} >= {"Softmax", "Conv", "Add", "Mul"}
+
+
+def test_numbers_and_masks_are_not_followed():
+    graph = followed_by(
+        head_graph(),
+        node("TopK", ["output0", "one"], ["best", "which"], axis=1),
+        node("Gather", ["images", "which"], ["chosen"], axis=1),
+        node("Exp", ["best"], ["larger"]),
+        node("Less", ["larger", "best"], ["smaller"]),
+        node("Not", ["smaller"], ["not_smaller"]),
+        node("MatMul", ["larger", "larger"], ["product"]),
+        node("Sigmoid", ["product"], ["mask"]),
+        tensors=[("one", [1])],
+    )
+    assert box_layers(graph) == TRACED | {"TopK", "Exp", "Less"}
+
+
+@pytest.mark.parametrize("kind", ["Conv", "QuantizeLinear"])
+def test_a_softmax_of_features_does_not_count(kind):
+    tensors = [("features", np.ones((8, 7, 1), np.float32)), ("scale", np.float32(1))]
+    inputs = {"Conv": ["output0", "features"], "QuantizeLinear": ["output0", "scale"]}[kind]
+    assert box_layers(followed_by(head_graph(), node(kind, inputs, ["more"]), tensors=tensors)) == frozenset()
+
+
+def test_a_network_without_distributions_has_none():
+    weight = numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "weight")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in ("images", "output0")]
+    graph = helper.make_graph([node("Conv", ["images", "weight"], ["output0"])], "a", ends[:1], ends[1:], [weight])
+    assert box_layers(helper.make_model(graph)) == frozenset()
+
+
+def layers_of_build(api, tmp_path, graph, **options):
+    path = tmp_path / "head.onnx"
+    onnx.save(graph, path)
+    build(path, tmp_path / "head.engine", BuildConfig(progress=False, **options))
+    calls = api.module.calls
+    return [layers for name, layers in calls if name == "layers"][-1], [a for name, a in calls if name == "build"][-1]
+
+
+def four_axes():
+    """The graph behind a reshape, since builds want images of four axes."""
+    graph = followed_by(head_graph(), tensors=[("three", np.array([0, 0, -1]))])
+    size = graph.graph.input[0].type.tensor_type.shape.dim
+    rows, anchors = size[1].dim_value, size[2].dim_value
+    for one in graph.graph.node:
+        one.input[:] = ["flat" if name == "images" else name for name in one.input]
+    graph.graph.node.insert(0, node("Reshape", ["images", "three"], ["flat"]))
+    del graph.graph.input[:]
+    graph.graph.input.append(helper.make_tensor_value_info("images", TensorProto.FLOAT, [2, rows, anchors, 1]))
+    graph.graph.node.append(node("ArgMax", ["output0"], ["which"], axis=1))
+    return graph
+
+
+@pytest.mark.parametrize("version", ["8.6.0", "10.3.0"])
+def test_they_are_built_in_float32_and_integers_stay(tmp_path, monkeypatch, version):
+    api = stand_in(monkeypatch, version)
+    layers, flags = layers_of_build(api, tmp_path, four_axes())
+    assert flags == ["FP16", "PREFER_PRECISION_CONSTRAINTS"]
+    kind = api.module.DataType.FLOAT
+    assert {one.name for one in layers if one.precision is kind} == TRACED
+    assert all(one.told == dict.fromkeys(range(one.num_outputs), kind) for one in layers if one.name in TRACED)
+    (index,) = [one for one in layers if one.name == "ArgMax"]
+    assert (index.precision, index.told) == (None, {})
+
+
+def test_a_build_in_float32_needs_no_constraint(tmp_path, monkeypatch):
+    layers, flags = layers_of_build(stand_in(monkeypatch), tmp_path, four_axes(), precision="fp32")
+    assert flags == []
+    assert not any(one.told for one in layers)

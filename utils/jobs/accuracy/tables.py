@@ -1,0 +1,122 @@
+"""Results of several networks as tables and as a plot; what was not measured is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from utils.jobs.accuracy.measure import BATCHES, PRECISIONS
+from utils.jobs.accuracy.results import FLOAT, STAGES, Results
+from utils.reports.chart_page import Table
+from utils.reports.rows import SIZES
+from utils.reports.tables import DASH, fraction, milliseconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from utils.reports.rows import Row
+
+PLOTTED_BATCH = BATCHES[-1]
+ERRORS = (
+    "±: the standard error of the difference to float, from resampling the images; AP as upstream's val.py defines it."
+)
+BY_PYCOCOTOOLS = "AP of small (below 32² pixels), medium and large (from 96²) objects by pycocotools' definition."
+
+
+def accuracy(networks: Sequence[Results]) -> Table:
+    """AP of the float network, and the difference of each stage to it."""
+    stages = [stage for stage in STAGES if any(stage in one.rows for one in networks)]
+    rows = [(one.name, *(_ap(one, stage) for stage in stages)) for one in networks if one.rows]
+    return Table("AP: float, and the difference to it", ("network", *stages), rows, remarks=[ERRORS])
+
+
+def _ap(network: Results, stage: str) -> str:
+    row = network.rows.get(stage)
+    if row is None:
+        return DASH
+    difference = network.difference(stage)
+    return f"{fraction(row.ap)}{'' if stage == FLOAT else ', not compared'}" if difference is None else str(difference)
+
+
+def by_size(networks: Sequence[Results]) -> Table:
+    """AP of small, medium and large objects: float, FP16 and INT8."""
+    rows = []
+    for one in networks:
+        for name, row in _sized(one).items():
+            values = (row.ap_by_size.get(size) for size in SIZES)
+            rows.append((one.name, name, *(fraction(value) for value in values)))
+    return Table("AP by size of objects", ("network", "file", *SIZES), rows, remarks=[BY_PYCOCOTOOLS])
+
+
+def _sized(network: Results) -> dict[str, Row]:
+    """The rows with AP by size."""
+    rows = [network.rows.get(FLOAT), *map(network.deployed, PRECISIONS)]
+    names = {id(row): stage for stage, row in network.rows.items()}
+    return {names[id(row)]: row for row in rows if row is not None and row.ap_by_size}
+
+
+def times(networks: Sequence[Results]) -> Table:
+    """Latency and throughput of both files at each batch size."""
+    rows = []
+    for one, batch in product(networks, BATCHES):
+        fp16, int8 = (one.time(precision, batch) for precision in PRECISIONS)
+        if fp16 is None and int8 is None:
+            continue
+        faster = f"{int8.images_per_second / fp16.images_per_second - 1:+.0%}" if fp16 and int8 else DASH
+        cells = [milliseconds(getattr(found, name, None)) for found in (fp16, int8) for name in ("latency", "p99")]
+        rates = [f"{found.images_per_second:,.0f}" if found else DASH for found in (fp16, int8)]
+        rows.append((one.name, str(batch), *cells, *rates, faster))
+    ran = {one.precision: one.ran_as for network in networks for one in network.times}
+    first, second = ran.get("fp16", "FP16"), ran.get("int8", "INT8")
+    heads = ("network", "batch", f"{first}, ms", "p99", f"{second}, ms", "p99", f"{first}, images/s",
+             f"{second}, images/s", f"{second} against {first}")  # fmt: skip
+    places = dict.fromkeys(one.timed_on for one in networks if one.timed_on)
+    remarks = [f"Median latency of a batch, both files in turns; {'; '.join(places)}."] if places else []
+    return Table("Time", heads, rows, remarks=remarks)
+
+
+def outdone(networks: Sequence[Results]) -> list[str]:
+    """A sentence for each network in FP16 that a larger one in INT8 beats in AP and in time."""
+    found = []
+    for small, large in product(networks, networks):
+        ours, theirs = small.deployed("fp16"), large.deployed("int8")
+        fp16, int8 = small.time("fp16", PLOTTED_BATCH), large.time("int8", PLOTTED_BATCH)
+        if small is large or ours is None or theirs is None or fp16 is None or int8 is None:
+            continue
+        if (theirs.ap or 0) > (ours.ap or 0) and int8.latency < fp16.latency:
+            scores = f"AP {fraction(theirs.ap)} against {fraction(ours.ap)}"
+            latencies = f"{int8.latency:.2f} ms against {fp16.latency:.2f} ms at batch size {PLOTTED_BATCH}"
+            found.append(f"{large.name} in INT8 beats {small.name} in {fp16.ran_as}: {scores}, and {latencies}.")
+    return found
+
+
+def ap_against_latency(networks: Sequence[Results]) -> Figure | None:
+    """A line for FP16 and one for INT8, with a point for each network; None where nothing was timed and evaluated."""
+    from utils.reports.figures import BLUE, VERMILLION, new_figure, title
+
+    lines = {}
+    for precision in PRECISIONS:
+        points = []
+        for one in networks:
+            row, time = one.deployed(precision), one.time(precision, PLOTTED_BATCH)
+            if row is not None and row.ap is not None and time is not None:
+                points.append((time.latency / PLOTTED_BATCH, row.ap, one.name, time.ran_as))
+        if points:
+            lines[precision] = sorted(points)
+    if not lines:
+        return None
+    figure, (axes,) = new_figure(7.0, 4.4, 1)
+    for precision, colour, marker, line in (("fp16", BLUE, "o", "--"), ("int8", VERMILLION, "s", "-")):
+        points = lines.get(precision, [])
+        axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker=marker, linestyle=line,
+                  label=points[0][3] if points else precision)  # fmt: skip
+        for latency, ap, name, _ in points:
+            below = (6, -11) if precision == "fp16" else (-4, 7)
+            axes.annotate(name, (latency, ap), textcoords="offset points", xytext=below, fontsize=8, color=colour)
+    axes.set(xlabel=f"milliseconds an image, at batch size {PLOTTED_BATCH}", ylabel="AP")
+    axes.margins(x=0.15, y=0.15)
+    axes.set_xlim(0, None)
+    title(axes, "AP against latency")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
