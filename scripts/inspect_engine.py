@@ -47,12 +47,12 @@ def main(args: argparse.Namespace) -> int:
     check_file(args.file, "expected an engine or the inspector's JSON")
     recorded = args.file.suffix == ".json"
     if not recorded:
+        need("torch")
         need_tensorrt()
     if args.generate_graph:
         from utils.trt.layer_graph import program
 
         program()
-    need("torch")
     from utils.jobs import inspect_engine
 
     if recorded:

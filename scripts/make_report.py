@@ -2,12 +2,16 @@
 """Put the results of one or several runs on one page: report.html, its data as JSON, and plots.
 
     python scripts/make_report.py runs/qat/exp
+    python scripts/make_report.py --environment model.onnx
     python scripts/make_report.py runs/qat/exp runs/val_trt/exp --output runs/report \\
         --compare gelan-c.pt qat_best_gelan-c.onnx --data data/coco.yaml
 
 A run is a folder with a report.json, as qat.py and val_trt.py leave it, or that file. No run's report.json is written
 over: in a run's folder the page's data goes to report-merged.json, elsewhere to report.json. With --compare both
 networks run on a few validation images, and the page shows their detections side by side.
+
+With --environment nothing is written: versions, GPU and driver are printed, and what each .onnx, .engine or .pt that is
+given says of itself, for a bug report.
 """
 
 from __future__ import annotations
@@ -49,8 +53,12 @@ def make_parser() -> argparse.ArgumentParser:
         "make_report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run folders, or their report.json; rows keep this order"
+        "runs", nargs="*", metavar="RUN", help="run folders, or their report.json; rows keep this order"
     )
+    parser.add_argument(
+        "--environment", action="store_true",
+        help="print what a bug report needs instead: versions, GPU, driver, and the metadata of the files given as RUN",
+    )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="where the files go (default: the first run's folder)")
     parser.add_argument("--title", help="heading of the page")
     parser.add_argument(
@@ -74,6 +82,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Make the report as `args` say, and log its table."""
+    if args.environment:
+        return print_environment(args)
+    if not args.runs:
+        raise InputError("give run folders, or their report.json; or --environment")
     if args.compare and not args.data:
         raise InputError("--compare needs --data, the dataset whose images are shown")
     need("matplotlib", *["torch"] * bool(args.compare))
@@ -102,6 +114,17 @@ def main(args: argparse.Namespace) -> int:
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
+    return 0
+
+
+def print_environment(args: argparse.Namespace) -> int:
+    """Print what a bug report needs to know of this machine, and of the files in `args.runs`."""
+    given = [flag for flag in ("output", "title", "note", "compare", "data") if getattr(args, flag)]
+    if given:
+        raise InputError(f"--environment makes no report; leave out --{given[0]}")
+    from utils.jobs import environment
+
+    print(environment.describe(args.runs))
     return 0
 
 

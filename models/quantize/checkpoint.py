@@ -162,6 +162,19 @@ def kind(path: str | Path) -> Literal["float", "quantized"]:
     return "float" if _read(Path(path)) is None else "quantized"
 
 
+def summary(path: str | Path) -> dict[str, Any]:
+    """What a quantized checkpoint says of itself, without its weights; nothing of it is checked or built.
+
+    Returns:
+        Its entries that hold no tensors; empty for anything that may be a float checkpoint.
+
+    Raises:
+        CheckpointError: the file is missing, is no complete PyTorch file, or of an unknown version.
+    """
+    content = _read(Path(path)) or {}
+    return {name: value for name, value in content.items() if name not in ("quantized_state", "yaml")}
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a quantized checkpoint; None for a PyTorch file that is something else."""
     check_archive(path)

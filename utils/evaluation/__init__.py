@@ -2,7 +2,7 @@
 
 data_yaml.py    data.yaml → DataConfig
 find_images.py  a split's image files and their label files
-images.py       these, read and checked; quiet_decoders.py: without the decoders' own complaints
+images.py       these, read and checked; quiet_decoders.py: decoded, without the decoders' own complaints
 fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's operators, where the network is
@@ -11,7 +11,8 @@ batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections; overlap.py: the network on the next batch meanwhile
+detector.py     runner + NMS: batches of images → detections; overlap.py: the network on the next batch meanwhile;
+                plain_detector.py: one image at a time in NumPy, where there is no torch
 masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
 mask_patches.py the same for drawing: one mask at a time
 given_masks.py  masks that a network with NMS inside gives

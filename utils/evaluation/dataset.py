@@ -25,7 +25,7 @@ from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, label_file, read_images
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
-from utils.evaluation.quiet_decoders import quiet_decoders
+from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.shares import OrNothing, ShareOfBatches
 
 __all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
@@ -108,18 +108,6 @@ class ImageDataset(Dataset[Item]):
         xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
         classes = np.zeros_like(entry.labels[:, :1]) if self.single_cls else entry.labels[:, :1]
         return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)
-
-
-def decode(path: str) -> np.ndarray | None:
-    """The image as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
-    import cv2
-
-    try:
-        data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path on every system
-        with quiet_decoders():
-            return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
-    except (OSError, cv2.error):
-        return None
 
 
 class ShapeBatches(Sampler[list[int]]):

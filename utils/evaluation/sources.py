@@ -12,7 +12,7 @@ from utils.core.errors import DataError, InputError, no_file
 from utils.core.input_files import is_regular
 from utils.core.output_paths import distinct_names
 from utils.evaluation.find_images import SUFFIXES
-from utils.evaluation.quiet_decoders import quiet_decoders
+from utils.evaluation.quiet_decoders import decode, quiet_decoders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,8 +107,6 @@ def _suffix(file: Path) -> str:
 
 
 def _can_be_read(file: Path) -> bool:
-    from utils.evaluation.dataset import decode
-
     if not is_video(file):
         return decode(str(file)) is not None
     try:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.output_paths import refuse_overwrite
 from utils.trt import inspector, layer_graph, layer_report, tensorrt_api
-from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary
+
+if TYPE_CHECKING:
+    from utils.trt.context import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         InputError: the engine cannot be loaded, or the batch is outside its profile.
         DependencyError: TensorRT is not installed, or graphviz is needed and not there.
     """
+    from utils.trt.context import Execution
+
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:
         layer_graph.program()

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.core.device import select_device
 from utils.core.errors import DataError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.letterbox import letterbox
+from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
+from utils.jobs.dependencies import without_torch
 from utils.jobs.open import open_runner
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from utils.evaluation.detector import Found
     from utils.evaluation.mask_patches import Patch
     from utils.jobs.file_options import FileOptions
+    from utils.jobs.plain_artist import PlainArtist
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,9 @@ def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
     Raises:
         InputError: or one of its kinds: the network cannot be used, or a single file cannot be decoded.
     """
-    with open_runner(options.engine_file, select_device(options.device)) as runner:
+    with _open(options) as runner:
         names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
-        artist = Artist(
+        artist = _kind_of_artist()(
             runner,
             names,
             imgsz=options.imgsz[0] if options.imgsz else None,
@@ -53,6 +55,24 @@ def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
             written = show(artist, files, folder)
     logger.info("results: %s", folder)
     return written
+
+
+def _open(options: FileOptions) -> Runner:
+    if without_torch():
+        from utils.jobs.plain_artist import open_plain
+
+        return open_plain(options.engine_file, options.device)
+    from utils.core.device import select_device
+
+    return open_runner(options.engine_file, select_device(options.device))
+
+
+def _kind_of_artist() -> type[Artist | PlainArtist]:
+    if without_torch():
+        from utils.jobs.plain_artist import PlainArtist
+
+        return PlainArtist
+    return Artist
 
 
 class Artist:
@@ -146,7 +166,9 @@ def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float)
         logger.warning("NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres)
 
 
-def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
+def show(
+    artist: Artist | PlainArtist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True
+) -> list[Path]:
     """Draw detections on an image, on all images and videos of a folder, or on a video; or on these files.
 
     Returns:
@@ -220,10 +242,8 @@ def _colour(label: int) -> tuple[int, int, int]:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def _image(artist: Artist, file: Path, target: Path) -> Path:
+def _image(artist: Artist | PlainArtist, file: Path, target: Path) -> Path:
     import cv2
-
-    from utils.evaluation.dataset import decode
 
     image = decode(str(file))
     if image is None:
@@ -236,7 +256,7 @@ def _image(artist: Artist, file: Path, target: Path) -> Path:
     return target
 
 
-def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
+def _video(artist: Artist | PlainArtist, file: Path, target: Path, progress: bool) -> Path:
     import cv2
     from tqdm import tqdm
 

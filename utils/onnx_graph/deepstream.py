@@ -45,7 +45,7 @@ TEMPLATE = """\
 gpu-id=0
 {bytes_note}net-scale-factor={scale}
 model-color-format=0
-onnx-file={onnx}
+{onnx_note}onnx-file={onnx}
 model-engine-file={engine}
 labelfile-path={labels}
 infer-dims=3;{height};{width}
@@ -66,10 +66,20 @@ symmetric-padding=1
 {overlap}pre-cluster-threshold={confidence}
 topk={topk}
 """
+PREBUILT = """\
+# With an engine of yours in model-engine-file, remove the next line: where nvinfer cannot use that engine (other
+# TensorRT or GPU, smaller batch) it then stops, and does not build one that may not be INT8.
+"""
 BYTES = """\
 # The file takes the bytes of images (UINT8), and wants TensorRT 10 or later: 8.6.0 computed something else.
 # nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in front of it, with these entries in the
 # property group of its configuration:
+#   processing-width={width}
+#   processing-height={height}
+#   scaling-filter=1
+#   scaling-pool-memory-type=0
+#   custom-lib-path=/opt/nvidia/deepstream/deepstream/lib/gst-plugins/libcustom2d_preprocess.so
+#   custom-tensor-preparation-function=CustomTensorPreparation
 #   network-input-shape={batch};3;{height};{width}
 #   network-input-order=0
 #   network-color-format=0
@@ -144,7 +154,8 @@ def infer_config(
         "onnx": name, "scale": SCALE, "labels": LABELS, "height": size[0], "width": size[1], "batch": batch,
         "classes": classes, "mode": INT8 if typing else FP16,
         "batch_note": "# any number: the number of streams is a good one" if dynamic else "# fixed in the ONNX file",
-        "bytes_note": note, "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
+        "onnx_note": PREBUILT if typing else "", "bytes_note": note,
+        "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
     }  # fmt: skip
     own = _of_boxes(name, batch, typing, since) if nms is None else _of_masks(name, batch, typing, nms, since)
     return TEMPLATE.format(**entries, **own)

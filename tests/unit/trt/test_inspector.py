@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from utils.core.errors import InputError
 from utils.trt import inspector
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+ROOT = Path(__file__).resolve().parents[3]
+DATA = ROOT / "tests/data"
 OLD = (DATA / "inspector-8.6.json").read_text()  # 31 layers of gelan-c in INT8, as TensorRT 8.6.0 wrote them
 
 
@@ -89,3 +92,17 @@ def test_what_a_reformat_is(origin, before, after, kind):
 def test_what_cannot_be_read(text, message):
     with pytest.raises(InputError, match=message):
         inspector.parse(text)
+
+
+def test_a_record_is_read_where_torch_is_not_installed(tmp_path):
+    """A laptop that looks at what a Jetson wrote."""
+    (tmp_path / "a.json").write_text(OLD)
+    hide = (
+        "import sys; sys.modules['torch'] = None; sys.path[:0] = [{0!r}, {0!r} + '/scripts']; import inspect_engine; "
+    )
+    script = hide.format(str(ROOT)) + "sys.exit(inspect_engine.run(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "a.json"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.layers.json").is_file()

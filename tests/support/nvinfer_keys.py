@@ -1,0 +1,186 @@
+"""The keys that DeepStream's plugins read from their configuration files, with the values that each takes.
+
+From the parsers of DeepStream 9.1, which is public (https://github.com/NVIDIA/DeepStream, Apache-2.0:
+gstnvinfer_property_parser.cpp, nvdspreprocess_property_parser.cpp, deepstream_config_file_parser.h), and from the
+tables of https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html. nvinfer prints a line
+about a key that it does not know and goes on, so that a wrong key is easily overlooked; here it is a complaint.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+Rule = Callable[[str], bool]
+Group = Mapping[str, Rule]
+
+
+def integer(low: int = 0, high: int = 2**31 - 1) -> Rule:
+    return lambda text: bool(re.fullmatch(r"-?\d+", text)) and low <= int(text) <= high
+
+
+def real(low: float = 0.0, high: float = float("inf")) -> Rule:
+    def holds(text: str) -> bool:
+        try:
+            return low <= float(text) <= high
+        except ValueError:
+            return False
+
+    return holds
+
+
+def numbers(rule: Rule, count: int | None = None) -> Rule:
+    """A list, with a semicolon behind each entry but perhaps the last one."""
+
+    def holds(text: str) -> bool:
+        parts = text.removesuffix(";").split(";")
+        return (count is None or len(parts) == count) and all(map(rule, parts))
+
+    return holds
+
+
+def text(value: str) -> bool:
+    return bool(value.strip())
+
+
+switch = integer(0, 1)
+
+PROPERTY: Group = {
+    # the network
+    "onnx-file": text, "model-engine-file": text, "labelfile-path": text, "int8-calib-file": text,
+    "mean-file": text, "tlt-encoded-model": text, "tlt-model-key": text, "custom-network-config": text,
+    "network-mode": integer(0, 3), "network-type": lambda value: value in ("0", "1", "2", "3", "100"),
+    "network-input-order": switch,
+    "infer-dims": numbers(integer(1), 3), "output-blob-names": text, "output-io-formats": text,
+    "layer-device-precision": text, "strongly-typed": switch, "workspace-size": integer(),
+    "force-implicit-batch-dim": switch, "enable-dla": switch, "use-dla-core": integer(),
+    "dynamic-properties": text, "warmup-engine": switch, "stabilize-buffer-count": integer(),
+    # where and when
+    "gpu-id": integer(), "gie-unique-id": integer(1), "process-mode": integer(1, 2), "batch-size": integer(1, 1024),
+    "interval": integer(), "operate-on-gie-id": integer(-1), "operate-on-class-ids": numbers(integer()),
+    "filter-out-class-ids": numbers(integer()), "secondary-reinfer-interval": integer(),
+    "input-object-min-width": integer(), "input-object-min-height": integer(),
+    "input-object-max-width": integer(), "input-object-max-height": integer(),
+    # images
+    "net-scale-factor": real(), "offsets": numbers(real()), "model-color-format": integer(0, 4),
+    "maintain-aspect-ratio": switch, "symmetric-padding": switch, "scaling-filter": integer(0, 6),
+    "scaling-compute-hw": integer(0, 2), "input-tensor-from-meta": switch, "crop-objects-to-roi-boundary": switch,
+    # what becomes of the outputs
+    "num-detected-classes": integer(), "cluster-mode": integer(0, 4), "segmentation-threshold": real(),
+    "segmentation-output-order": switch, "output-instance-mask": switch, "output-tensor-meta": switch,
+    "disable-output-host-copy": switch, "classifier-threshold": real(), "classifier-async-mode": switch,
+    "classifier-type": text, "custom-lib-path": text, "parse-bbox-func-name": text,
+    "parse-bbox-instance-mask-func-name": text, "parse-classifier-func-name": text,
+    "parse-segmentation-func-name": text, "engine-create-func-name": text,
+    # memory, and tensors in files
+    "auto-inc-mem": switch, "max-gpu-mem-per": integer(0, 100), "tensor-meta-pool-size": integer(),
+    "dump-input-tensor": switch, "dump-output-tensor": switch, "overwrite-input-tensor": switch,
+    "overwrite-output-tensor": switch, "ip-tensor-file": text, "op-tensor-files": text,
+    "raw-output-file-write": switch,
+}  # fmt: skip
+LEGACY = {"enable-dbscan", "is-classifier", "model-file", "proto-file", "uff-file", "uff-input-order", "input-dims",
+          "uff-input-dims", "uff-input-blob-name", "parse-func", "threshold"}  # fmt: skip
+CLASS_ATTRS: Group = {
+    "pre-cluster-threshold": real(), "post-cluster-threshold": real(), "eps": real(), "group-threshold": integer(),
+    "minBoxes": integer(), "dbscan-min-score": real(), "nms-iou-threshold": real(0, 1), "topk": integer(-1),
+    "roi-top-offset": integer(), "roi-bottom-offset": integer(), "detected-min-w": integer(),
+    "detected-min-h": integer(), "detected-max-w": integer(), "detected-max-h": integer(),
+    "border-color": numbers(real(0, 1), 4), "bg-color": numbers(real(0, 1), 4),
+}  # fmt: skip
+# of Gst-nvdspreprocess; the first eleven have no defaults
+PREPROCESS: Group = {
+    "processing-width": integer(1), "processing-height": integer(1), "network-input-order": integer(0, 2),
+    "network-input-shape": numbers(integer(1)), "network-color-format": integer(0, 2),
+    "tensor-data-type": integer(0, 7), "tensor-name": text, "custom-lib-path": text,
+    "custom-tensor-preparation-function": text, "scaling-filter": integer(0, 6),
+    "scaling-pool-memory-type": integer(0, 4),
+    "enable": switch, "unique-id": integer(), "gpu-id": integer(), "target-unique-ids": numbers(integer()),
+    "operate-on-gie-id": integer(-1), "process-on-frame": switch, "maintain-aspect-ratio": switch,
+    "symmetric-padding": switch, "tensor-buf-pool-size": integer(1), "scaling-buf-pool-size": integer(1),
+    "scaling-pool-compute-hw": integer(0, 2),
+}  # fmt: skip
+MANDATORY_OF_PREPROCESS = tuple(PREPROCESS)[:11]
+
+# groups of deepstream-app that the documents use
+APPLICATION: Mapping[str, Group] = {
+    "application": {"enable-perf-measurement": switch, "perf-measurement-interval-sec": integer(1)},
+    "tiled-display": {"enable": integer(0, 2), "rows": integer(1), "columns": integer(1), "width": integer(1),
+                      "height": integer(1), "gpu-id": integer(), "nvbuf-memory-type": integer(0, 4)},
+    "source": {"enable": switch, "type": integer(1, 9), "uri": text, "num-sources": integer(1), "gpu-id": integer()},
+    "sink": {"enable": switch, "type": integer(1, 7), "sync": switch, "codec": integer(1, 3),
+             "container": integer(1, 2), "bitrate": integer(1), "enc-type": switch, "output-file": text,
+             "gpu-id": integer()},
+    "osd": {"enable": switch, "gpu-id": integer(), "border-width": integer(), "text-size": integer(),
+            "display-mask": switch, "process-mode": integer(0, 2), "font": text},
+    "streammux": {"gpu-id": integer(), "live-source": switch, "batch-size": integer(1),
+                  "batched-push-timeout": integer(-1), "width": integer(1), "height": integer(1),
+                  "enable-padding": switch, "nvbuf-memory-type": integer(0, 4)},
+    "primary-gie": {"enable": switch, "gpu-id": integer(), "gie-unique-id": integer(1), "config-file": text,
+                    "batch-size": integer(1, 1024), "interval": integer(), "model-engine-file": text},
+    "tests": {"file-loop": switch},
+}  # fmt: skip
+
+
+def entries(text: str) -> dict[str, dict[str, str]]:
+    """The groups of a file in GLib's form, with their entries."""
+    parser = configparser.RawConfigParser(comment_prefixes=("#",), delimiters=("=",), strict=True)
+    parser.optionxform = str
+    parser.read_string(text)
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def complaints(text: str) -> list[str]:
+    """What nvinfer would not read of its configuration, or not take; one sentence each."""
+    groups = entries(text)
+    found = [] if "property" in groups else ["there is no group [property]"]
+    classes = int(groups.get("property", {}).get("num-detected-classes", 0))
+    for name, values in groups.items():
+        if name == "property":
+            found += _of_group(name, values, PROPERTY)
+        elif name == "class-attrs-all" or re.fullmatch(r"class-attrs-\d+", name):
+            found += _of_group(name, values, CLASS_ATTRS)
+            if name != "class-attrs-all" and int(name.rpartition("-")[2]) >= classes:
+                found.append(f"[{name}] is for a class that is not there")
+        else:
+            found.append(f"[{name}] is no group of nvinfer's")
+    return [*found, *_contradictions(groups.get("property", {}))]
+
+
+def complaints_about_preprocessing(values: Mapping[str, str]) -> list[str]:
+    """The same of the entries in Gst-nvdspreprocess's group [property]."""
+    missing = [f"[property] lacks {key}" for key in MANDATORY_OF_PREPROCESS if key not in values]
+    return [*missing, *_of_group("property", values, PREPROCESS)]
+
+
+def complaints_about_application(text: str) -> list[str]:
+    """The same of a file for deepstream-app."""
+    found = []
+    for name, values in entries(text).items():
+        group = APPLICATION.get(re.sub(r"\d+$", "", name) if re.match(r"(source|sink)\d+$", name) else name)
+        found += [f"[{name}] is no group of deepstream-app's"] if group is None else _of_group(name, values, group)
+    return found
+
+
+def _of_group(name: str, values: Mapping[str, str], known: Group) -> Iterable[str]:
+    for key, value in values.items():
+        if key in LEGACY:
+            yield f"[{name}] {key} is deprecated"
+        elif key not in known:
+            yield f"[{name}] {key} is unknown"
+        elif not known[key](value):
+            yield f"[{name}] {key} does not take {value!r}"
+
+
+def _contradictions(values: Mapping[str, str]) -> Iterator[str]:
+    if not {"onnx-file", "model-engine-file"} & set(values):
+        yield "[property] names no network"
+    if values.get("network-type") == "3":
+        if "parse-bbox-instance-mask-func-name" not in values or values.get("output-instance-mask") != "1":
+            yield "[property] network-type=3 has no parser for masks, or shows none"
+    elif "parse-bbox-instance-mask-func-name" in values:
+        yield "[property] a parser for masks stands in a detector's configuration"
+    if {"parse-bbox-func-name", "engine-create-func-name"} & set(values) and "custom-lib-path" not in values:
+        yield "[property] functions are named, and no custom-lib-path"
+    if values.get("symmetric-padding") == "1" and values.get("maintain-aspect-ratio") != "1":
+        yield "[property] symmetric-padding means nothing without maintain-aspect-ratio"

@@ -1,0 +1,110 @@
+"""Every key of the configurations for DeepStream is one that its plugins read, with a value that they take."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import nvinfer_keys
+import pytest
+from documentation import FENCE, ROOT, SPAN
+
+from utils.onnx_graph import deepstream
+from utils.onnx_graph.output_formats import NmsSettings
+
+PAGE = (ROOT / "docs/deepstream.md").read_text(encoding="utf-8")
+FORMS = list(
+    itertools.product(("", "weak", "strong"), (False, True), (None, NmsSettings("onnx", 50)), (False, True))
+)  # typing, dynamic, masks, bytes
+
+
+def config(typing="weak", dynamic=True, nms=None, takes_bytes=False) -> str:
+    return deepstream.infer_config(
+        "some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=dynamic, nms=nms, takes_bytes=takes_bytes
+    )
+
+
+@pytest.mark.parametrize(("typing", "dynamic", "nms", "takes_bytes"), FORMS)
+def test_nvinfer_reads_and_takes_all_of_it(typing, dynamic, nms, takes_bytes):
+    text = config(typing, dynamic, nms, takes_bytes)
+    assert nvinfer_keys.complaints(text) == []
+    assert len(nvinfer_keys.entries(text)["property"]) >= 18
+    assert set(nvinfer_keys.entries(text)) == {"property", "class-attrs-all"}
+
+
+@pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])
+def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms):
+    listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", config(nms=nms, takes_bytes=True), re.MULTILINE))
+    assert listed.pop("pixel-normalization-factor") == "1"  # of another group, which has the library's own keys
+    assert nvinfer_keys.complaints_about_preprocessing(listed) == []
+    assert (listed["tensor-data-type"], listed["network-input-shape"]) == ("1", "3;3;64;96")
+    assert (listed["processing-height"], listed["processing-width"]) == ("64", "96")
+
+
+@pytest.mark.parametrize("typing", ["", "weak", "strong"])
+def test_who_has_an_int8_engine_is_told_to_remove_the_network(typing):
+    """nvinfer would build another engine where it cannot use the one that is there, and in FP16."""
+    lines = config(typing).splitlines()
+    before = lines[lines.index("onnx-file=net.onnx") - 2 :][:2]
+    assert ("remove the next line" in " ".join(before)) == bool(typing)
+    without = [line for line in lines if not line.startswith("onnx-file")]
+    assert nvinfer_keys.complaints("\n".join(without)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("batch-size=3", "batchsize=3", "[property] batchsize is unknown"),
+        ("batch-size=3", "batch-size=0", "batch-size does not take '0'"),
+        ("infer-dims=3;64;96", "infer-dims=64;96", "infer-dims does not take '64;96'"),
+        ("infer-dims=3;64;96", "input-dims=3;64;96;0", "input-dims is deprecated"),
+        ("network-mode=1", "network-mode=int8", "network-mode does not take 'int8'"),
+        ("network-type=0", "network-type=3", "has no parser for masks"),
+        ("cluster-mode=2", "cluster-mode=5", "cluster-mode does not take '5'"),
+        ("maintain-aspect-ratio=1", "maintain-aspect-ratio=0", "symmetric-padding means nothing"),
+        ("custom-lib-path=", "#custom-lib-path=", "functions are named, and no custom-lib-path"),
+        ("[class-attrs-all]", "[class-attrs-5]", "[class-attrs-5] is for a class that is not there"),
+        ("[class-attrs-all]", "[class-attributes-all]", "is no group of nvinfer's"),
+        ("pre-cluster-threshold", "threshold", "[class-attrs-all] threshold is deprecated"),
+        ("nms-iou-threshold=0.45", "nms-iou-threshold=45", "nms-iou-threshold does not take '45'"),
+        ("[property]", "[properties]", "there is no group [property]"),
+    ],
+)
+def test_the_checker_finds(old, new, complaint):
+    text = config()
+    assert old in text
+    assert any(complaint in one for one in nvinfer_keys.complaints(text.replace(old, new)))
+
+
+def test_the_checker_of_preprocessing_finds():
+    listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", config(takes_bytes=True), re.MULTILINE))
+    found = nvinfer_keys.complaints_about_preprocessing({**listed, "tensor-data-type": "8"} | {"tensor-nam": "a"})
+    assert [one for one in found if "pixel" not in one] == [
+        "[property] tensor-data-type does not take '8'", "[property] tensor-nam is unknown",
+    ]  # fmt: skip
+    del listed["custom-lib-path"]
+    assert "[property] lacks custom-lib-path" in nvinfer_keys.complaints_about_preprocessing(listed)
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```ini\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_pages_application_is_one():
+    (application,) = [block for block in blocks() if "[application]" in block]
+    assert nvinfer_keys.complaints_about_application(application) == []
+    groups = nvinfer_keys.entries(application)
+    assert groups["primary-gie"]["config-file"] == deepstream.CONFIG
+    assert nvinfer_keys.complaints_about_application("[osd]\nborderwidth=3\n[sinks]\nenable=1\n") == [
+        "[osd] borderwidth is unknown",
+        "[sinks] is no group of deepstream-app's",
+    ]
+
+
+def test_keys_that_the_page_names_are_there():
+    spans = SPAN.findall(FENCE.sub("", PAGE))
+    named = {key for span in spans for key in re.findall(r"^([a-z0-9]+(?:-[a-z0-9]+)+)(?:=.*)?$", span)}
+    known = {*nvinfer_keys.PROPERTY, *nvinfer_keys.CLASS_ATTRS, *nvinfer_keys.APPLICATION["osd"]}
+    assert named <= known
+    assert {"onnx-file", "model-engine-file", "int8-calib-file", "strongly-typed"} <= named
+    assert deepstream.CONFIG in PAGE
