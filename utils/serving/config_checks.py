@@ -87,8 +87,8 @@ def _check_batching(where: str, config: Config) -> None:
 def _check_instances(where: str, config: Config, platform: str) -> None:
     for group in config.get("instance_group", ()):
         kind = group.get("kind", "KIND_AUTO")
-        if group.get("count", 1) < 1:
-            raise InputError(f"{where}: instance_group has a count of {group['count']}; expected 1 or more")
+        if group.get("count", 1) < 0:
+            raise InputError(f"{where}: instance_group has a count of {group['count']}; expected 1 or more, or 0 for 1")
         if platform == PLAN and kind in ("KIND_CPU", "KIND_MODEL"):
             raise InputError(f"{where}: instance_group is {kind}, and a TensorRT engine runs on a GPU: KIND_GPU")
         if kind in ("KIND_CPU", "KIND_MODEL") and group.get("gpus"):

@@ -102,7 +102,7 @@ CONFIGS = [
     ("nms", "m", put(platform="tensorrt_plan", instance_group=[]), "m/1/model.plan does not exist"),
     ("nms", "m", put(platform="tensorrt_plan", instance_group=[{"kind": "KIND_CPU"}]), "runs on a GPU: KIND_GPU"),
     ("nms", "m", put(instance_group=[{"kind": "KIND_CPU", "gpus": [0]}]), "is KIND_CPU and names gpus"),
-    ("nms", "m", put(instance_group=[{"count": 0}]), "instance_group has a count of 0"),
+    ("nms", "m", put(instance_group=[{"count": -1}]), "instance_group has a count of -1"),
     # batches
     ("nms", "m", put(max_batch_size=-1), "max_batch_size is -1; expected 0 or more"),
     ("nms", "m", put(max_batch_size=2**31), "max_batch_size is 2147483648; expected 0 or more, as 32 bits hold it"),
