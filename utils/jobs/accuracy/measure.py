@@ -50,7 +50,7 @@ def tensorrt(engine_python: str, data: Path, on_gpu: bool) -> tuple[str, str]:
     if not on_gpu:
         return "", "engines need a GPU"
     done = subprocess.run(
-        [engine_python, TENSORRT_SETUP, str(data)], capture_output=True, text=True, cwd=CHECKOUT, check=False
+        [engine_python, TENSORRT_SETUP, str(data)], capture_output=True, encoding="utf-8", cwd=CHECKOUT, check=False
     )
     if done.returncode == 0:
         return done.stdout.split()[-1], ""

@@ -98,7 +98,7 @@ def _driver() -> str:
     """The version of the GPU's driver; empty without one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = done.stdout.strip().splitlines()
