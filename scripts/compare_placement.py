@@ -37,7 +37,7 @@ from utils.jobs.dependencies import need, need_tensorrt
 
 if TYPE_CHECKING:
     from utils.jobs.compare_placement.variants import Job
-    from utils.onnx_graph.export import Typing
+    from utils.onnx_graph.export_config import Typing
 
 logger = logging.getLogger("utils.jobs.compare_placement")
 
