@@ -1,6 +1,7 @@
 """What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
 
-options.py   what the command lines of qat.py can say     inputs.py     what a run works on, checked before it writes
+options.py   what a user can choose for qat.py            qat_arguments.py  its command lines
+inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 state_schema.py what such states hold                     dependencies.py what a job needs that may not be installed
 more_epochs.py other --epochs for a resumed run
