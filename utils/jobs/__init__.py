@@ -7,7 +7,8 @@ state_schema.py what such states hold                     dependencies.py what a
 more_epochs.py other --epochs for a resumed run
 file_options.py what val_trt.py can say
 
-quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
+quantize.py           float → PTQ → QAT → the best        quantize_session.py  its steps
+calibrate.py          AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
