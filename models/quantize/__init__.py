@@ -9,6 +9,7 @@ reports, are in `utils/jobs/`.
     flow.py            the statements of the rules: parsed, and their operations on tensors
     graph.py           the network as operations on tensors, read along the rules
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
+    float_convolutions.py  what the recipe leaves in float, and why
     modules.py         the quantized stand-ins that apply() puts in
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
     quantizer.py       ours: amax, a switch, a scale that training can put in
