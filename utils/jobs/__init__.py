@@ -13,6 +13,7 @@ evaluate.py           AP of a checkpoint                  visualize.py        de
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
 compare_masks.py      masks of two predictions            compare_detections.py    files with NMS inside
+observed_file.py      a file that also gives what its form is made of
 training.py           QAT's epochs, and their rates       compare_qat.py      forms of QAT by AP, with controls
 report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
