@@ -137,7 +137,7 @@ def export(args: argparse.Namespace) -> None:
     from utils.core.input_form import InputForm
     from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
     from utils.onnx_graph import output_formats
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
 
     config = ExportConfig(
         imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,

@@ -73,7 +73,7 @@ def export(args: argparse.Namespace) -> None:
     from utils.core.input_form import InputForm
     from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
     from utils.onnx_graph import deepstream, deepstream_files, output_formats
-    from utils.onnx_graph.export import ExportConfig
+    from utils.onnx_graph.export_config import ExportConfig
 
     batch = 1 if args.batch is None else args.batch
     config = ExportConfig(

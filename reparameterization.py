@@ -63,21 +63,21 @@ def convert(args: argparse.Namespace) -> int:
     check_files(weights=weights, cfg=args.cfg)
     refuse_overwrite([target], [weights, args.cfg], "choose another name with --save")
     need("torch")
-    from models import reparam
+    from models.reparam import conversion, variants
     from utils import upstream
 
     device = select_device(args.device)
     training = upstream.load_training(weights)
-    variant = reparam.choose(training.model, args.model, weights)
+    variant = variants.choose(training.model, args.model, weights)
     if args.classes_num is not None and args.classes_num != training.nc:
         raise InputError(f"--classes_num {args.classes_num} was given, and {weights} has {training.nc} classes")
     if args.cfg:
-        expected = reparam.deploy_description(training.yaml, variant, training.nc)
-        reparam.check_description(upstream.read_description(args.cfg), expected, args.cfg, variant.own)
-    deployed = reparam.convert(training, variant)
-    difference = reparam.largest_difference(training.model, deployed.model, device)
+        expected = conversion.deploy_description(training.yaml, variant, training.nc)
+        conversion.check_description(upstream.read_description(args.cfg), expected, args.cfg, variant.own)
+    deployed = conversion.convert(training, variant)
+    difference = conversion.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
-    reparam.save(target, deployed.model)
+    conversion.save(target, deployed.model)
     print(
         f"{target}: GELAN-{variant.name}, {deployed.nc} classes, {after:.2f} M parameters (of {before:.2f} M), FP16, "
         f"{target.stat().st_size / 1e6:.1f} MB; largest difference from the training network's output: {difference:g}"

@@ -114,7 +114,8 @@ def main(args: argparse.Namespace) -> int:
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check, in_formats
-    from utils.trt.build_config import BuildConfig, check_target
+    from utils.trt.build_config import BuildConfig
+    from utils.trt.decision import check_target
     from utils.trt.timing import TimingConfig
 
     entries = [*(Entry(file, True) for file in args.baseline), *map(Entry, others)]

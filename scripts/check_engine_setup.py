@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     """Check, and print the typing."""
     from utils.evaluation.data_yaml import load_data
     from utils.trt import tensorrt_api
-    from utils.trt.build_config import check_target
+    from utils.trt.decision import check_target
     from utils.trt.layer_graph import program
 
     load_data(args.data).paths("val")

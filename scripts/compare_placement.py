@@ -37,7 +37,7 @@ from utils.jobs.dependencies import need, need_tensorrt
 
 if TYPE_CHECKING:
     from utils.jobs.compare_placement.variants import Job
-    from utils.onnx_graph.export import Typing
+    from utils.onnx_graph.export_config import Typing
 
 logger = logging.getLogger("utils.jobs.compare_placement")
 
@@ -130,7 +130,7 @@ def outputs(args: argparse.Namespace, wanted: Sequence[Job]) -> Iterator[Path]:
 def check_setup(args: argparse.Namespace) -> None:
     """Raise `InputError` if TensorRT or the GPU that engines are built and timed on is missing."""
     from utils.trt import tensorrt_api
-    from utils.trt.build_config import check_target
+    from utils.trt.decision import check_target
 
     api, device = tensorrt_api.load(), tensorrt_api.engine_device(args.device)
     check_target(api, tensorrt_api.gpu(device.index), ())

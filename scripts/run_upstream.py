@@ -51,11 +51,11 @@ def main() -> int:
     if not script.is_file():
         print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
         return 2
-    from utils import upstream, upstream_shims
+    from utils import upstream, upstream_import, upstream_shims
     from utils.core.errors import InputError
 
     try:
-        upstream.ensure()
+        upstream_import.ensure()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

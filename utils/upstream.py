@@ -1,35 +1,31 @@
 """The one door to upstream YOLOv9: models, checkpoints, augmented images.
 
-Nothing else in this project imports upstream's modules. Upstream is imported when it is first needed, from the
-checkout that this file was copied into.
+Nothing else in this project imports upstream's modules, but for what brings them in (`upstream_import.py`). Upstream is
+imported when it is first needed, from the checkout that this file was copied into.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from utils import upstream_checks, upstream_description, upstream_shims
+from utils import upstream_checks, upstream_description
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.core.input_files import read_yaml
-from utils.core.log_levels import at_least
 from utils.core.shown import shown
 from utils.core.torch_files import check_archive
 from utils.untrusted import allowed_names
 from utils.upstream_heads import HEADS, TRAINING_HEAD, TRAINING_HEADS, WITH_MASKS, check_head, refuse_other_tasks
+from utils.upstream_import import ensure, quiet
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -41,32 +37,6 @@ class FloatCheckpoint:
     nc: int
     stride: int  # pixels: image sizes are multiples of it
     yaml: dict[str, Any]  # upstream's model description, from which the network can be built again
-
-
-@lru_cache(maxsize=1)
-def ensure() -> None:
-    """Import upstream with what it needs on a current stack.
-
-    Raises:
-        InputError: this file does not lie in a patched YOLOv9 checkout, or a library of upstream's is missing.
-    """
-    if not (CHECKOUT / "models" / "yolo.py").is_file():
-        raise InputError(
-            f"{CHECKOUT} is not a patched YOLOv9 checkout; run ./patch_yolov9.sh CHECKOUT and start the program there"
-        )
-    if sys.path[0] != str(CHECKOUT):
-        sys.path.insert(0, str(CHECKOUT))
-    upstream_shims.install()
-    try:
-        import models.yolo
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
-        ) from error
-    upstream_shims.after_import()
-    models.yolo.parse_model = _checked_parser(models.yolo.parse_model)
-    models.yolo.model_info = _if_shown(models.yolo.model_info)
-    logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
 
 
 def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
@@ -111,7 +81,11 @@ def load_training(path: str | Path) -> FloatCheckpoint:
 def _read_network(path: Path) -> Any:
     """The network in a float checkpoint: the EMA where there is one, as upstream takes it."""
     ensure()
-    content = _read_pickle(path)
+    check_archive(path, "--weights takes a YOLOv9 .pt file")
+    try:
+        content = read_checkpoint(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
     if "quantized_state" in content:
@@ -160,7 +134,7 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     masks = [*description["backbone"], *description["head"]][-1][2] in WITH_MASKS
     kind = SegmentationModel if masks else DetectionModel
     try:
-        with _quiet():
+        with quiet():
             return kind(description, ch=description.get("ch", 3), nc=nc).eval()
     except InputError:
         raise
@@ -243,7 +217,7 @@ def make_dataset(
     from utils.dataloaders import LoadImagesAndLabels
 
     try:
-        with _quiet():
+        with quiet():
             dataset = LoadImagesAndLabels(
                 list(paths) if not isinstance(paths, str) else paths,
                 imgsz,
@@ -323,56 +297,3 @@ def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
             except InputError as error:
                 raise CheckpointError(f"{where} is not loaded: {error}") from error
     return content
-
-
-def _read_pickle(path: Path) -> Any:
-    check_archive(path, "--weights takes a YOLOv9 .pt file")
-    try:
-        return read_checkpoint(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Upstream's `parse_model`, which evaluates strings: it gets nothing unchecked, whoever calls it."""
-    import torch
-
-    def parse_model(d: Any, ch: Any) -> Any:
-        description = upstream_description.check(d)
-        with _quiet(), torch.device("meta"), _short_ranges_on_the_cpu():  # without memory, to know how large it is
-            layers, _ = parse(deepcopy(description), list(ch))
-        upstream_description.check_cost([layer.np for layer in layers], description)
-        return parse(description, ch)
-
-    return parse_model
-
-
-def _short_ranges_on_the_cpu() -> AbstractContextManager[Any]:
-    """Where tensors have no memory, torch computes the length of a range with its compiler, which takes a second."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class ShortRangesOnTheCpu(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if function is torch.arange and all(isinstance(arg, int) and abs(arg) <= 1024 for arg in args):
-                kwargs.setdefault("device", "cpu")
-            return function(*args, **kwargs)
-
-    return ShortRangesOnTheCpu()
-
-
-def _if_shown(describe: Callable[..., None]) -> Callable[..., None]:
-    """Upstream's summary of a network, which runs a copy of it to count operations: only where its log is shown."""
-
-    @wraps(describe)
-    def model_info(*args: Any, **kwargs: Any) -> None:
-        if logging.getLogger("yolov5").isEnabledFor(logging.INFO):
-            describe(*args, **kwargs)
-
-    return model_info
-
-
-def _quiet() -> AbstractContextManager[None]:
-    """Keep upstream's own log lines out of ours."""
-    return at_least("yolov5", logging.ERROR)

@@ -9,6 +9,7 @@ reports, are in `utils/jobs/`.
     flow.py            the statements of the rules: parsed, and their operations on tensors
     graph.py           the network as operations on tensors, read along the rules
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
+    float_convolutions.py  what the recipe leaves in float, and why
     modules.py         the quantized stand-ins that apply() puts in
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
     quantizer.py       ours: amax, a switch, a scale that training can put in
@@ -21,6 +22,7 @@ reports, are in `utils/jobs/`.
     shared_batch.py    the same of a batch that several processes share
     learned_ranges.py  ranges as parameters
     schedule.py        the learning rate of each step
+    optimizer_state.py what is kept for a run to go on, and whether it fits
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known

@@ -132,9 +132,9 @@ def load(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
 
 def _build(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -> tuple[Recipe, nn.Module]:
     """The network that the content describes, with quantizers, before it gets its weights and ranges."""
-    from utils import upstream
+    from utils import upstream, upstream_import
 
-    upstream.ensure()
+    upstream_import.ensure()
     try:
         recipe = Recipe.from_dict(content["recipe"])
         model = upstream.build_model(content["yaml"], content["nc"])

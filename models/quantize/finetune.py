@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.quantize import optimizer_state
 from models.quantize.learned_ranges import LearnedRanges
 from models.quantize.recipe import Finetune
 from models.quantize.shared_batch import (
@@ -44,8 +45,6 @@ from models.quantize.supervision import (
 )
 from utils.core import distributed
 from utils.core.device import full_float32
-from utils.core.errors import CheckpointError
-from utils.core.shown import shown
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
@@ -159,12 +158,7 @@ class Finetuner:
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, loss scaler, and the ranges before they are snapped; the weights are the checkpoint's business."""
-        ranges = self.ranges.log_amax
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "log_amax": None if ranges is None else ranges.detach().cpu().clone(),
-        }
+        return optimizer_state.kept(self.optimizer, self.scaler, self.ranges.log_amax)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave.
@@ -172,48 +166,7 @@ class Finetuner:
         Raises:
             CheckpointError: the state belongs to another network, or is damaged.
         """
-        problem = self._difference(state["optimizer"]) or self._difference_of_ranges(state.get("log_amax"))
-        if problem:
-            raise CheckpointError(f"the optimizer's state does not fit the network: {problem}; start a new run")
-        saved = {**state["optimizer"], "param_groups": [dict(group) for group in state["optimizer"]["param_groups"]]}
-        for group in saved["param_groups"]:  # a run may go on on another device
-            group["fused"] = self._amp
-        self.optimizer.load_state_dict(saved)
-        if state["scaler"] and self._amp:  # empty where the run was on a CPU
-            self.scaler.load_state_dict(state["scaler"])
-        if self.ranges.log_amax is not None:
-            self.ranges.log_amax.data.copy_(state["log_amax"])
-
-    def _difference(self, state: Mapping[str, Any]) -> str:
-        """What a saved optimizer's state has that Adam over these parameters has not; empty for nothing."""
-        ours, theirs = self.optimizer.state_dict()["param_groups"], state["param_groups"]
-        if len(ours) != len(theirs):
-            return f"it has {len(theirs)} groups of parameters, expected {len(ours)}"
-        for one, other in zip(ours, theirs, strict=True):
-            for name in sorted({*one, *other} - {"lr", "fused"}):
-                if shown(other.get(name)) != shown(one.get(name)) or other.get(name) != one.get(name):
-                    return f"{name} is {shown(other.get(name))}, expected {shown(one.get(name))}"
-        for index, entry in state["state"].items():
-            if index not in range(len(self._parameters)):
-                return f"parameter {index} is none of {len(self._parameters)}"
-            shape = self._parameters[index].shape
-            for name, wanted in (("exp_avg", shape), ("exp_avg_sq", shape), ("step", torch.Size())):
-                value = entry.get(name)
-                if not isinstance(value, Tensor) or value.shape != wanted or not bool(value.isfinite().all()):
-                    return f"{name} of parameter {index} is {shown(value)}, expected finite values {list(wanted)}"
-                if name != "exp_avg" and bool((value < 0).any()):
-                    return f"{name} of parameter {index} holds a negative value"
-        return ""
-
-    def _difference_of_ranges(self, saved: Any) -> str:
-        ours = self.ranges.log_amax
-        if ours is None or saved is None:
-            fits = ours is saved
-        else:
-            fits = isinstance(saved, Tensor) and saved.shape == ours.shape and bool(saved.isfinite().all())
-        if fits:
-            return ""
-        return f"log_amax is {shown(saved)}, expected {'nothing' if ours is None else f'finite values {[*ours.shape]}'}"
+        optimizer_state.put_back(state, self.optimizer, self.scaler, self.ranges.log_amax)
 
     def run_epoch(
         self, batches: Iterable[Tensor], rate: Callable[[int], float], on_step: Callable[[float], None] | None = None

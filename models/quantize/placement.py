@@ -13,15 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from models.quantize import backend, modules, rules
+from models.quantize.float_convolutions import choose_convolutions, inside_unknown, is_unit, weight_path, why_float
 from models.quantize.graph import Graph, Value, read
 from models.quantize.recipe import Recipe
-from utils.core.errors import RecipeError
-from utils.core.module_patterns import first_match, matches
 from utils.core.tasks import IMAGES
 
 logger = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         QatError: the network is not fused.
     """
     graph = read(model)
-    convolutions = _choose_convolutions(model, graph, recipe)
+    convolutions = choose_convolutions(model, graph, recipe)
     consumers = _consumers(graph)
     wanted = _wanted(graph, convolutions, consumers, recipe.add)
     scale_of = _shared_scales(graph, wanted)
@@ -121,20 +119,20 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     if image is not None:
         consumers_of_image = tuple(path for path, value in lacking.items() if value is image)
         tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, consumers_of_image))
-    inside = _inside_unknown(model, graph, recipe)
-    states = {_weight_path(model, path): state for path, state in convolutions.items()} | inside
+    inside = inside_unknown(model, graph, recipe)
+    states = {weight_path(model, path): state for path, state in convolutions.items()} | inside
     return Plan(
         tensors=tuple(tensors),
         convolutions=states,
-        image_consumers=tuple(_weight_path(model, path) for path, value in lacking.items() if value is image),
+        image_consumers=tuple(weight_path(model, path) for path, value in lacking.items() if value is image),
         fallback=tuple(
             [path for path, state in inside.items() if state == "int8"]
-            + [_weight_path(model, path) for path, value in lacking.items() if value is not image]
+            + [weight_path(model, path) for path, value in lacking.items() if value is not image]
         ),
         flows=graph.flows,
         unknown=graph.unknown,
         results=tuple(value.name if isinstance(value, Value) else "" for value in graph.results),
-        left_in_float=tuple(path for path in states if _why_float(model, graph, path, recipe)),
+        left_in_float=tuple(path for path in states if why_float(model, graph, path, recipe)),
     )
 
 
@@ -146,7 +144,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     """
     scales = nn.ModuleDict({scale_key(name): backend.create(library=library) for name in plan.scales})
     for path, module in list(model.named_modules()):
-        if _is_unit(module):
+        if is_unit(module):
             _replace(model, path, modules.ConvUnit.take_over(module))
     for path, statements in plan.flows.items():
         _replace(model, path, modules.FlowModule.take_over(model.get_submodule(path), statements))
@@ -209,16 +207,16 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
     an input that no rule describes.
     """
     graph = read(model)
-    convolutions = _choose_convolutions(model, graph, recipe)
+    convolutions = choose_convolutions(model, graph, recipe)
     consumers = _consumers(graph)
     inputs = {operation.path: operation.inputs for operation in graph.operations}
     found = {
-        path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
+        path: frozenset({f"{path}.input"}) for path, s in inside_unknown(model, graph, recipe).items() if s == "int8"
     }
     for path in (path for path, state in convolutions.items() if state == "int8"):
         alone = {other: "int8" if other == path else "" for other in convolutions}
         wanted = _wanted(graph, alone, consumers, recipe.add)
-        weight = _weight_path(model, path)
+        weight = weight_path(model, path)
         own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
         found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
     return found
@@ -231,39 +229,6 @@ def _consumers(graph: Graph) -> dict[Value, list[str]]:
         for value in operation.inputs:
             consumers[value].append(operation.path)
     return consumers
-
-
-def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
-    """Path of each convolution of the graph → 'int8' or why it stays in float."""
-    states = {
-        operation.path: _why_float(model, graph, _weight_path(model, operation.path), recipe) or "int8"
-        for operation in graph.operations
-        if operation.kind == "conv"
-    }
-    paths = [*(_weight_path(model, path) for path in states), *_inside_unknown(model, graph, recipe)]
-    for pattern in recipe.float:
-        if not any(matches(pattern, path) for path in paths):
-            raise RecipeError(
-                f"the recipe's float holds {pattern!r}, which matches no convolution of the network; it may hold "
-                f"paths such as {next(iter(states), 'model.0')}, and glob patterns of them"
-            )
-    return states
-
-
-def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None:
-    """Why the recipe leaves the convolution whose weight lies at `path` in float; None if it does not.
-
-    A head's last convolutions are those without an activation, and those whose result nothing in the network reads: the
-    prototypes of masks come from a convolution with one.
-    """
-    pattern = first_match(recipe.float, path)
-    if pattern is not None:
-        return f"the recipe's float pattern {pattern}"
-    if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
-        return None
-    around, _, last = path.rpartition(".")
-    inner = last == "conv" and _is_unit(model.get_submodule(around)) and around not in graph.ends
-    return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
 
 
 def _wanted(graph: Graph, convolutions: dict[str, str], consumers: dict[Value, list[str]], add: str) -> set[Value]:
@@ -305,19 +270,6 @@ def _has_site(value: Value) -> bool:
     return bool(value.owner) and not value.opaque
 
 
-def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str, str]:
-    return {
-        name: _why_float(model, graph, name, recipe) or "int8"
-        for path in graph.unknown
-        for name, module in model.get_submodule(path).named_modules(prefix=path)
-        if isinstance(module, nn.Conv2d)
-    }
-
-
-def _weight_path(model: nn.Module, path: str) -> str:
-    return path if isinstance(model.get_submodule(path), nn.Conv2d) else f"{path}.conv"
-
-
 def _place(model: nn.Module, tensor: QuantizedTensor, site: modules.Site) -> None:
     owner = model.get_submodule(tensor.owner)
     if tensor.variable:
@@ -327,12 +279,6 @@ def _place(model: nn.Module, tensor: QuantizedTensor, site: modules.Site) -> Non
         owner = modules.MoveUnit(owner)
         _replace(model, tensor.owner, owner)
     owner.output_site = site
-
-
-def _is_unit(module: nn.Module) -> bool:
-    """Whether a module is upstream's fused convolution with activation."""
-    rule = rules.find(module)
-    return rule is not None and rule.kind == "conv" and not isinstance(module, nn.Conv2d)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

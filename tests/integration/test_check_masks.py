@@ -15,7 +15,8 @@ from torch import nn
 import export_qat
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.onnx_graph.export import export_onnx
+from utils.onnx_graph.export_config import ExportConfig
 
 SIDE = 64
 IMAGES = torch.rand(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))

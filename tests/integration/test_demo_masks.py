@@ -18,7 +18,8 @@ from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import ExportConfig, export_forms
+from utils.onnx_graph.export import export_forms
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.reports.schema import Report
 

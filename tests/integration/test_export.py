@@ -24,7 +24,8 @@ from utils.core.errors import QatError
 from utils.jobs.compare_tensors import compare
 from utils.jobs.open import Network, load_network, open_runner
 from utils.onnx_graph import export
-from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.onnx_graph.export import export_onnx
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.verify import verify_file
 from utils.onnx_graph.view import metadata_of
@@ -153,34 +154,6 @@ def without_zero_blocks(weight: np.ndarray, module: torch.nn.Conv2d) -> np.ndarr
     blocks = weight.reshape(module.groups, module.out_channels // module.groups, module.groups, -1, *weight.shape[2:])
     assert np.count_nonzero(weight) == sum(np.count_nonzero(blocks[i, :, i]) for i in range(module.groups))
     return np.concatenate([blocks[i, :, i] for i in range(module.groups)])
-
-
-@pytest.mark.parametrize(
-    ("quantized", "asked", "typing", "opset"),
-    [
-        (True, {}, "strong", 19), (False, {}, "weak", 17), (True, {"opset": 17}, "weak", 17),
-        (True, {"opset": 20}, "strong", 20), (False, {"opset": 20}, "weak", 20),
-        (True, {"typing": "weak"}, "weak", 17), (False, {"typing": "strong"}, "strong", 17),
-    ],
-)  # fmt: skip
-def test_typing_follows_from_network_and_opset(quantized: bool, asked: dict, typing: str, opset: int):
-    config = ExportConfig(**{"typing": "auto", **asked}).resolved(quantized)
-    assert (config.typing, config.opset) == (typing, opset)
-
-
-@pytest.mark.parametrize(
-    ("installed", "typing"),
-    [({}, "strong"), ({"tensorrt": "8.6.1"}, "weak"), ({"tensorrt-cu12": "10.11.0.33"}, "weak"),
-     ({"tensorrt": "10.12.0"}, "strong"), ({"tensorrt": "11.4.0.12"}, "strong"), ({"tensorrt": "unknown"}, "strong")],
-)  # fmt: skip
-def test_an_installed_tensorrt_decides(installed: dict, typing: str, monkeypatch: pytest.MonkeyPatch):
-    def version(name: str) -> str:
-        if name not in installed:
-            raise export.metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(export.metadata, "version", version)
-    assert ExportConfig(typing="auto").resolved(quantized=True).typing == typing
 
 
 @pytest.mark.parametrize("options", [{"simplify": True}, {"opset": 13}, {"int8_weights": True}, {"dynamic": "all"}])

@@ -10,7 +10,10 @@ from hostile_canary import watched
 
 from utils.untrusted import allowed_names
 
-BEFORE = "from utils import upstream\nupstream.ensure()\nimport models.common, models.yolo, torch\nfrom torch import nn"
+BEFORE = (
+    "from utils import upstream, upstream_import\nupstream_import.ensure()\n"
+    "import models.common, models.yolo, torch\nfrom torch import nn"
+)
 
 TRY = """
 import contextlib

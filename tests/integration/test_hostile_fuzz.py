@@ -222,7 +222,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kinds(weights: Path, demo_data: Path) -> dict[str, Kind]:
-    network, masks = (upstream._read_pickle(weights / name)["model"] for name in ("float.pt", "masks.pt"))
+    network, masks = (upstream.read_checkpoint(weights / name)["model"] for name in ("float.pt", "masks.pt"))
     network_of = upstream.fuse(upstream.load_float(weights / "float.pt").model)
     quantized = torch.load(weights / "int8.pt", weights_only=True)
     found = [

@@ -17,7 +17,8 @@ from utils.core.module_patterns import matches
 from utils.jobs.compare_placement.variants import random_network
 from utils.jobs.evaluate import Measurer
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.onnx_graph.export import export_onnx
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.float_parts import KEY
 from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.verify import verify

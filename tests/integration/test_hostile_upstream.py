@@ -18,7 +18,10 @@ from random_networks import TINY, random_network, save_float, save_quantized
 from utils import upstream
 from utils.core.errors import InputError
 
-BEFORE = "from utils import upstream\nupstream.ensure()\nimport onnx, matplotlib.pyplot, torch.utils.data"
+BEFORE = (
+    "from utils import upstream, upstream_import\nupstream_import.ensure()\n"
+    "import onnx, matplotlib.pyplot, torch.utils.data"
+)
 COMMAND = "touch mark"
 ROWS: dict[str, list[Any]] = {
     "bytes": [-1, 1, "os.system", [COMMAND.encode()]],

@@ -44,7 +44,7 @@ def stored(quantized: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def network(weights: Path) -> nn.Module:
-    return upstream._read_pickle(weights)["model"].float()
+    return upstream.read_checkpoint(weights)["model"].float()
 
 
 def line_of(error: BaseException, path: Path) -> str:
@@ -140,7 +140,7 @@ def test_a_tensor_of_a_quantized_checkpoint(tmp_path, stored, name, change, mess
 
 
 def test_a_dead_channel_that_was_calibrated_has_a_range_and_loads(tmp_path, weights):
-    content = upstream._read_pickle(weights)
+    content = upstream.read_checkpoint(weights)
     with torch.no_grad():
         content["model"].model[0].conv.weight.zero_()
         content["model"].model[0].bn.bias.zero_()

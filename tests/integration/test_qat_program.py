@@ -17,7 +17,7 @@ import yaml
 import qat
 from models.quantize import checkpoint
 from models.quantize.finetune import DivergedError, Finetuner
-from utils import upstream
+from utils import upstream, upstream_import
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
 from utils.evaluation.results import EvalResult
@@ -358,7 +358,7 @@ def spoil(kind: str, weights: Path, folder: Path) -> Path:
     elif kind == "text":
         path.write_text("these are no weights")
     elif kind == "auxiliary":
-        config = yaml.safe_load((Path(upstream.CHECKOUT) / "data/demo/gelan-digits.yaml").read_text())
+        config = yaml.safe_load((Path(upstream_import.CHECKOUT) / "data/demo/gelan-digits.yaml").read_text())
         sources, count, _, arguments = config["head"][-1]
         config["head"][-1] = [[*sources, *sources], count, "DualDDetect", arguments]
         model = upstream.build_model(config, 10)

@@ -30,7 +30,8 @@ from utils import upstream
 from utils.cli import run_program
 from utils.core.errors import CheckpointError
 from utils.core.head_outputs import predicted
-from utils.onnx_graph.export import ExportConfig, export_onnx
+from utils.onnx_graph.export import export_onnx
+from utils.onnx_graph.export_config import ExportConfig
 
 HEADS = ("Segment", "DSegment")
 X = torch.rand(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))

@@ -40,8 +40,8 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 FILE = re.compile(
-    r"(?<![\w./-])(?:\./)?((?:docs|models/quantize|utils|scripts|tests|requirements|data/demo)/[\w./-]*"
-    r"(?:\.(?:py|sh|md|txt|pt|png)|/)|models/reparam\.py)(?![\w*])"
+    r"(?<![\w./-])(?:\./)?((?:docs|models/quantize|models/reparam|utils|scripts|tests|requirements|data/demo)/[\w./-]*"
+    r"(?:\.(?:py|sh|md|txt|pt|png)|/))(?![\w*])"
 )
 BARE_FILE = re.compile(r"(?<![\w./-])(\w+\.(?:py|sh))(?![\w.])")
 

@@ -73,11 +73,11 @@ def _serve() -> None:
     sys.path[:] = [os.getcwd(), *(path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent)]
     import qat
     from models.quantize import backend
-    from utils import upstream
+    from utils import upstream_import
     from utils.jobs import calibrate, quantize  # noqa: F401
     from utils.reports import figures
 
-    upstream.ensure()
+    upstream_import.ensure()
     backend.create()
     figures.render(figures.new_figure(1.0, 1.0, 1)[0], "png")
     _say("ready")

@@ -1,17 +1,20 @@
 """What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
 
-options.py   what the command lines of qat.py can say     inputs.py     what a run works on, checked before it writes
+options.py   what a user can choose for qat.py            qat_arguments.py  its command lines
+inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 state_schema.py what such states hold                     dependencies.py what a job needs that may not be installed
 more_epochs.py other --epochs for a resumed run
 file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
 
-quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
+quantize.py           float → PTQ → QAT → the best        quantize_session.py  its steps
+calibrate.py          AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
                                                           plain_artist.py     the same where there is no torch
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
 compare_masks.py      masks of two predictions            compare_detections.py    files with NMS inside
+observed_file.py      a file that also gives what its form is made of
 training.py           QAT's epochs, and their rates       compare_qat.py      forms of QAT by AP, with controls
 report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written

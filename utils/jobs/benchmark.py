@@ -19,7 +19,8 @@ from utils.runners import onnxrt
 from utils.trt import benchmark, onnx_summary
 from utils.trt.benchmark import Candidate, Entry, Opening
 from utils.trt.benchmark_rows import COMPILED, Row
-from utils.trt.build_config import BuildConfig, profile_shapes
+from utils.trt.build_config import BuildConfig
+from utils.trt.decision import profile_shapes
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing import TimingConfig
 

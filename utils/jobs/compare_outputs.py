@@ -14,32 +14,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
-from utils.core.errors import DependencyError
 from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
-from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
+from utils.core.tasks import Prediction, prediction_of, task_of_head
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs.compare_detections import (
-    ROWS,
-    SAME_BOX,
-    BehindPlugin,
-    different_masks,
-    same_detections,
-    table_and_masks,
-)
+from utils.jobs.compare_detections import ROWS, SAME_BOX, different_masks, same_detections, table_and_masks
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare, missed
+from utils.jobs.observed_file import ObservedFile, pixels
 from utils.onnx_graph.best_anchors import ANCHORS
-from utils.onnx_graph.editing import drop_unused
-from utils.onnx_graph.input_forms import input_form
-from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
+from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import metadata_of
-from utils.runners.feeds import as_feed
-from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
 
@@ -123,7 +111,7 @@ def check(
     """
     graph = read_onnx(path)
     form, task = metadata_of(graph), task_of_head(model.model[-1])
-    file = _Session(graph, task)
+    file = ObservedFile(graph, task)
     wrong_masks = 0
     boxes: list[float] = []
     scores: list[float] = []
@@ -134,7 +122,7 @@ def check(
     left: list[float] = []
     size = file.batch or min(len(images), FREE_BATCH)
     if file.form.kind != "float":
-        images = _pixels(images) / 255
+        images = pixels(images) / 255
     for part in images.split(size):
         count = len(part)
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
@@ -239,7 +227,7 @@ def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Pred
 
 
 def _detections(
-    form: dict[str, str], file: _Session, results: dict[str, Tensor], given: Prediction
+    form: dict[str, str], file: ObservedFile, results: dict[str, Tensor], given: Prediction
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """For each image the file's detections `[n, 6]`, the loop's, and the file's masks.
 
@@ -278,64 +266,3 @@ def _different(found: Tensor, expected: Tensor) -> int:
 def _corners(given: Prediction) -> tuple[Tensor, Tensor]:
     """Boxes as corners `[B, anchors, 4]` and scores `[B, anchors, classes]`."""
     return torchvision.ops.box_convert(given.boxes.mT, "cxcywh", "xyxy"), given.scores.mT
-
-
-class _Session:
-    """A graph in ONNX Runtime that also gives its predictions, whatever its form; TensorRT's plugin is left out.
-
-    Attributes:
-        batch: the static batch size, 0 if it is dynamic.
-        form: in which it takes images.
-        behind_plugin: what makes masks of what the plugin keeps; None where there is no plugin, or no masks.
-    """
-
-    def __init__(self, graph: ModelProto, task: Task) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
-        self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
-        self.form = input_form(graph)
-        self._input = graph.graph.input[0].name
-        observed, self._names = _observed(graph, task)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
-        masked = "plugin boxes" in self._names and task.prototypes in self._names
-        self.behind_plugin = BehindPlugin(graph, options) if masked else None
-
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        values = self._session.run(list(self._names.values()), {self._input: self.feed(images)})
-        return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
-
-    def feed(self, images: Tensor) -> np.ndarray:
-        """What the file takes for images `[B, 3, H, W]` in 0..1."""
-        if self.form.kind != "float":
-            images = as_feed(_pixels(images), self.form, "uint8")
-        return np.ascontiguousarray(images.numpy())
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """Images in 0..1 → bytes."""
-    return (images * 255).round().to(torch.uint8)
-
-
-def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]]:
-    """The graph with its predictions among its outputs, and what a result is called here → in the graph."""
-    result = ModelProto()
-    result.CopyFrom(graph)
-    plugin = next((node for node in result.graph.node if node.op_type == PLUGIN), None)
-    names = {value.name: value.name for value in result.graph.output}
-    if plugin is not None:
-        names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
-        result.graph.node.remove(plugin)
-        del result.graph.output[:]
-    written = {name for node in result.graph.node for name in node.output}
-    names |= {name: name for name in (*task.outputs, ANCHORS) if name in written}
-    present = {value.name for value in result.graph.output}
-    for name in (name for name in names.values() if name not in present):
-        kind = TensorProto.INT64 if name == ANCHORS else TensorProto.FLOAT
-        result.graph.output.append(helper.make_tensor_value_info(name, kind, None))
-    drop_unused(result)
-    return result, names

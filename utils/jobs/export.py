@@ -18,7 +18,8 @@ from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph.export import ExportConfig, ExportResult, export_forms
+from utils.onnx_graph.export import ExportResult, export_forms
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import Form
 from utils.onnx_graph.verify import table
 

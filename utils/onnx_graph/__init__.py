@@ -3,7 +3,7 @@
 view.py                look-ups that all need: who produces a tensor, who consumes it, what is constant
 qdq_view.py            what is quantized how, and what the recipe leaves in float
 editing.py             tools of the passes
-export.py              torch network → ONNX file: tracing, the passes, checks, metadata
+export.py              torch network → ONNX file: tracing, the passes, checks, metadata; export_config.py: how
 cleanup.py             passes on any graph; qdq_passes.py: on its quantizers
 int8_kernels.py        passes for INT8 kernels; split_convolutions.py: a convolution for each part of a result that is
                        consumed in parts; pad_channels.py: channels in whole blocks

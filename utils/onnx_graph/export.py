@@ -14,11 +14,10 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import metadata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 import torch
@@ -28,9 +27,9 @@ from torch import nn
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.head_outputs import predicted
-from utils.core.input_form import FLOATS, InputForm
-from utils.core.tasks import DETECT, IMAGES, SEGMENT
+from utils.core.input_form import InputForm
 from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
+from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
 from utils.onnx_graph.input_forms import attach_input, first_quantizer
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
@@ -39,101 +38,6 @@ from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.split_convolutions import separate_parts
 from utils.onnx_graph.verify import Report, verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
-
-logger = logging.getLogger(__name__)
-
-OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20
-Typing = Literal["auto", "weak", "strong"]
-TYPINGS: dict[Typing, range] = {  # the operator sets that each may have
-    "weak": range(13, 18),  # FP32: TensorRT 8.6 to 10.11 choose the types; 8.6 reads no newer operators
-    "strong": range(19, 21),  # FP16 and FP32 as written: TensorRT 10.12 and later; FP16 scales came with 19
-}
-INPUT, OUTPUT = IMAGES, DETECT.prediction
-PROTOTYPES = SEGMENT.prototypes
-Dynamic = Literal["none", "batch", "all"]
-AXES: dict[Dynamic, dict[str, dict[int, str]]] = {
-    "none": {},
-    "batch": {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}, PROTOTYPES: {0: "batch"}},
-    "all": {
-        INPUT: {0: "batch", 2: "height", 3: "width"},
-        OUTPUT: {0: "batch", 2: "anchors"},
-        PROTOTYPES: {0: "batch", 2: "mask_height", 3: "mask_width"},
-    },
-}
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """How a network becomes a file.
-
-    Attributes:
-        imgsz: height and width of the input, pixels.
-        batch_size: images a batch; with a dynamic batch only the one that is traced.
-        dynamic: dynamic axes: none, the batch, or batch, height and width.
-        simplify: run onnxslim.
-        typing: 'weak': FP32, TensorRT chooses; 'strong': the float part in FP16 up to DFL, inputs and
-            outputs FP32; 'auto': what the opset says, else what `resolved` finds.
-        opset: version of the ONNX operators; None: the last that suits a weakly typed file, the first that suits a
-            strongly typed quantized one.
-        inplace: upstream's switch of the same name on the head.
-        int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
-        for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
-            see `split_convolutions.py`, `pad_channels.py` and `int8_kernels.py`.
-        input: the form in which the file takes images; an int8 form gets its scale from the network.
-    """
-
-    imgsz: tuple[int, int] = (640, 640)
-    batch_size: int = 1
-    dynamic: Dynamic = "none"
-    simplify: bool = False
-    typing: Typing = "weak"
-    opset: int | None = None
-    inplace: bool = False
-    int8_weights: bool = False
-    for_int8_kernels: bool = True
-    input: InputForm = FLOATS
-
-    def __post_init__(self) -> None:
-        if self.opset is not None and self.opset not in OPSETS:
-            raise InputError(
-                f"--opset {self.opset} is outside {OPSETS[0]} to {OPSETS[-1]}; 17 suits TensorRT 8.6 and later"
-            )
-        if min(self.imgsz) < 1 or self.batch_size < 1:
-            raise InputError(f"--imgsz {self.imgsz} and --batch-size {self.batch_size} must be positive")
-        if self.dynamic not in AXES:
-            raise InputError(f"--dynamic {self.dynamic!r} is none of {', '.join(AXES)}")
-
-    @property
-    def half(self) -> bool:
-        """Whether the float part is FP16."""
-        return self.typing == "strong"
-
-    def resolved(self, quantized: bool) -> ExportConfig:
-        """Settle typing and opset for a network.
-
-        'auto' is 'strong' for a quantized network, unless the TensorRT that is installed, or the opset, needs 'weak';
-        for a float one it is 'weak', which is FP32.
-
-        Raises:
-            InputError: the typing does not go with the opset, or INT8 input with a float network.
-        """
-        if self.input.kind == "int8" and not quantized:
-            raise InputError("--input int8 is for quantized networks, and this one is float; take --input uint8")
-        typing: Typing = self.typing
-        if typing == "auto" and self.opset is not None:
-            typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"
-        elif typing == "auto":
-            typing = default_typing() if quantized else "weak"
-        suits = TYPINGS[typing] if quantized else OPSETS
-        opset = self.opset if self.opset is not None else (suits[0] if typing == "strong" and quantized else 17)
-        if opset not in suits:
-            why = "FP16 scales came with 19" if typing == "strong" else "TensorRT 8.6 reads nothing newer"
-            raise InputError(f"--typing {typing} takes --opset {suits[0]} to {suits[-1]}, not {opset}: {why}")
-        return replace(self, typing=typing, opset=opset)
-
-    def with_size(self, size: Sequence[int]) -> ExportConfig:
-        """The same for another input: height and width in pixels."""
-        return replace(self, imgsz=(size[0], size[1]))
 
 
 @dataclass(frozen=True)
@@ -155,15 +59,6 @@ class ExportResult:
     dequantize_nodes: int
     report: Report | None
     quantizers: Mapping[str, Traced]
-
-
-def default_typing() -> Typing:
-    """How the TensorRT on this machine wants a quantized network: 'strong' without one, and from 10.12 on."""
-    for name in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"):
-        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
-            major, minor = (int(part) for part in metadata.version(name).split(".")[:2])
-            return "strong" if (major, minor) >= (10, 12) else "weak"
-    return "strong"
 
 
 def export_onnx(

@@ -8,12 +8,8 @@ This module imports neither torch nor anything else that is slow.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import json
 import math
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -38,6 +34,7 @@ from utils.core.files import atomic_path
 from utils.core.resampled import Difference
 from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
+from utils.reports.environment import hardware
 from utils.reports.outlines import outline_rule
 from utils.reports.rows import Row, row_rule
 
@@ -45,54 +42,6 @@ SCHEMA_VERSION = 2  # 2 has masks
 READ = range(1, SCHEMA_VERSION + 1)
 # in JSON only: what follows from a row and the float row
 AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR = "ap_difference_error", "mask_ap_difference_error"
-
-# What is shown for each library, and the distributions that can bring it (the first one found is reported).
-_LIBRARIES = {
-    "torch": ("torch",),
-    "numpy": ("numpy",),
-    "onnx": ("onnx",),
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx"),
-}
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that results depend on, read from package metadata (nothing is imported).
-
-    A library that is not installed has no entry.
-    """
-    found = {"python": platform.python_version()}
-    for name, distributions in _LIBRARIES.items():
-        for distribution in distributions:
-            try:
-                found[name] = importlib.metadata.version(distribution)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return found
-
-
-def hardware() -> dict[str, str]:
-    """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cores)}
-    with contextlib.suppress(
-        ValueError, OSError, AttributeError
-    ):  # some systems do not tell, and nothing depends on it
-        found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
-    return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in {"model name", "Model"} and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
 
 
 @dataclass(frozen=True)

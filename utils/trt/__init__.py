@@ -2,7 +2,7 @@
 
 tensorrt_api.py    the only importer of TensorRT; what its version can do
 onnx_summary.py    what a builder has to know about an ONNX file
-build_config.py    how an engine is built, and whether file, version and GPU go together
+build_config.py    how an engine is built; decision.py: whether file, version and GPU go together
 builder.py         builds with TensorRT's Python module; progress.py: its progress bar
 build_apart.py     builds in a process that can be ended
 tune.py            builds of several options, of which the fastest stays

@@ -18,7 +18,8 @@ from typing import Any
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, Decision, decide
+from utils.trt.build_config import BuildConfig
+from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.progress import build_progress

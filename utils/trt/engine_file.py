@@ -15,7 +15,8 @@ from typing import Any
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import atomic_path
-from utils.trt.build_config import BuildConfig, Decision
+from utils.trt.build_config import BuildConfig
+from utils.trt.decision import Decision
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
 

@@ -19,8 +19,9 @@ from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.input_form import INPUT_FORMATS
 from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, Decision, decide
+from utils.trt.build_config import BuildConfig
 from utils.trt.builder import cache_path
+from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing_figures import Summary
 

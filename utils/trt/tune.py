@@ -22,9 +22,10 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import copy_file
 from utils.trt import candidates, onnx_summary, tensorrt_api
 from utils.trt.build_apart import BuildProcess, limit_of_later
-from utils.trt.build_config import BuildConfig, decide, profile_shapes
+from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build, cache_path
 from utils.trt.candidates import Candidate, Dimension
+from utils.trt.decision import decide, profile_shapes
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api

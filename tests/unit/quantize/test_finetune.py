@@ -1,67 +1,26 @@
-"""QAT on small networks, without upstream: what trains, at which rates, that it learns, that it continues exactly."""
+"""QAT on small networks, without upstream: what trains, at which rates, that it learns, what it tells on the way."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from small_finetuners import CPU, constant, images, make, moved, parts, quantized
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
-from models.quantize import backend, calibration, finetune, placement
+from models.quantize import backend, finetune
 from models.quantize.finetune import DivergedError, Finetuner
-from models.quantize.recipe import Calibration, Finetune, Recipe
+from models.quantize.recipe import Finetune
 from models.quantize.supervision import raw_head, task_loss, task_terms
-from utils.core.errors import CheckpointError
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def teacher() -> Network:
     return detector()
-
-
-def images(batches: int, seed: int = 1) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=generator) for _ in range(batches)]
-
-
-def constant(rate: float) -> Callable[[int], float]:
-    return lambda _step: rate
-
-
-def quantized(teacher: Network, factor: float = 1.0) -> Network:
-    """A copy with quantizers, calibrated; ranges of activations are too large by `factor`."""
-    student = copy.deepcopy(teacher)
-    placement.apply(student, placement.plan(student, Recipe()))
-    calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration("max", batches=2))
-    for quantizer in student.activation_quantizers.values():
-        backend.set_amax(quantizer, backend.get_amax(quantizer) * factor)
-    return student
-
-
-def make(teacher: Network, factor: float = 1.0, **settings: object) -> Finetuner:
-    return Finetuner(quantized(teacher, factor), teacher, Finetune(**settings), device=CPU)
-
-
-def parts(tuner: Finetuner) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Copies of weights, of ranges of activations, and of ranges of weights."""
-    state = {name: value.clone() for name, value in tuner.student.state_dict().items()}
-    amax = {name: value for name, value in state.items() if name.endswith("_amax")}
-    return (
-        {name: value for name, value in state.items() if name not in amax},
-        {name: value for name, value in amax.items() if value.dim() == 0},
-        {name: value for name, value in amax.items() if value.dim() > 0},
-    )
-
-
-def moved(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
-    return {name for name in one if not torch.equal(one[name], other[name])}
 
 
 def test_all_weights_train_except_constants(teacher):
@@ -214,92 +173,6 @@ def test_epochs_are_deterministic(teacher):
     first, second = make(teacher), make(teacher)
     assert first.run_epoch(images(4), constant(1e-3)).loss == second.run_epoch(images(4), constant(1e-3)).loss
     assert not any(moved(one, other) for one, other in zip(parts(first), parts(second), strict=True))
-
-
-@pytest.mark.parametrize("settings", [{}, {"weight_ranges": "learned"}, {"ranges": "fixed"}, {"train": "ranges"}])
-def test_state_continues_exactly(teacher, settings):
-    whole = make(teacher, **settings)
-    whole.run_epoch(images(4, seed=1), constant(1e-5))
-    state, student = copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.student.state_dict())
-    whole.run_epoch(images(4, seed=2), constant(1e-5))
-
-    resumed = make(teacher, factor=2.0, **settings)
-    resumed.student.load_state_dict(student)
-    resumed.load_state_dict(state)
-    resumed.run_epoch(images(4, seed=2), constant(1e-5))
-    assert not any(moved(one, other) for one, other in zip(parts(whole), parts(resumed), strict=True))
-    if whole.ranges.log_amax is not None:
-        assert torch.equal(whole.ranges.log_amax, resumed.ranges.log_amax), "what lies between float16 scales"
-
-
-def changed_group(name: str, value: object) -> Callable:
-    def change(state: dict) -> None:
-        state["optimizer"]["param_groups"][0][name] = value
-
-    return change
-
-
-def changed_moment(name: str, value: object) -> Callable:
-    def change(state: dict) -> None:
-        state["optimizer"]["state"][0][name] = value
-
-    return change
-
-
-def another_parameter(state: dict) -> None:
-    state["optimizer"]["state"][99] = state["optimizer"]["state"].pop(0)
-
-
-def one_group_less(state: dict) -> None:
-    state["optimizer"]["param_groups"].pop()
-
-
-def ranges_are(value: object) -> Callable:
-    return lambda state: state.update(log_amax=value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (one_group_less, r"it has 2 groups of parameters, expected 3"),
-        (changed_group("factor", 2.0), r"factor is 2\.0, expected 1\.0"),
-        (changed_group("betas", (0.5, 0.9)), r"betas is \(0\.5, 0\.9\), expected \(0\.9, 0\.999\)"),
-        (another_parameter, r"parameter 99 is none of \d+"),
-        (changed_moment("exp_avg", torch.zeros(3)), r"exp_avg of parameter 0 is .*, expected finite values \["),
-        (changed_moment("exp_avg", None), r"exp_avg of parameter 0 is None"),
-        (changed_moment("step", torch.tensor(float("nan"))), r"step of parameter 0 is .*, expected finite values \[\]"),
-        (changed_moment("step", torch.tensor(-1.0)), r"step of parameter 0 holds a negative value"),
-        (ranges_are(None), r"log_amax is None, expected finite values \[\d+\]"),
-        (ranges_are(torch.zeros(2)), r"log_amax is Tensor float32 \[2\], expected finite values \[\d+\]"),
-        (ranges_are([1.0]), r"log_amax is \[1\.0\], expected finite values"),
-        (ranges_are("nothing"), r"log_amax is 'nothing', expected finite values"),
-    ],
-)
-def test_a_damaged_state_is_refused_in_words_and_changes_nothing(teacher, change, message):
-    tuner = make(teacher)
-    tuner.run_epoch(images(1), constant(1e-4))
-    state = copy.deepcopy(tuner.state_dict())
-    before, ranges = parts(tuner), tuner.ranges.log_amax.detach().clone()
-    change(state)
-    with pytest.raises(CheckpointError, match=f"does not fit the network: {message}.*; start a new run"):
-        tuner.load_state_dict(state)
-    assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
-    assert torch.equal(tuner.ranges.log_amax, ranges)
-
-
-def test_ranges_that_are_not_finite_are_refused(teacher):
-    tuner = make(teacher)
-    state = tuner.state_dict()
-    state["log_amax"][3] = float("nan")
-    with pytest.raises(CheckpointError, match="log_amax is"):
-        tuner.load_state_dict(state)
-
-
-def test_ranges_of_a_run_that_trained_none_are_refused(teacher):
-    tuner = make(teacher, ranges="fixed")
-    state = {**tuner.state_dict(), "log_amax": torch.zeros(4)}
-    with pytest.raises(CheckpointError, match="expected nothing"):
-        tuner.load_state_dict(state)
 
 
 def test_gradients_are_clipped(teacher, monkeypatch):

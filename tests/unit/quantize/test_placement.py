@@ -15,7 +15,6 @@ from small_networks import (
     RepNBottleneck,
     Unknown,
     chain,
-    detector,
     segmenter,
     segmenter_with_own_input,
 )
@@ -25,7 +24,7 @@ from models.quantize import backend, modules, placement
 from models.quantize.fake_quantize import representable
 from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
-from utils.core.errors import QatError, RecipeError
+from utils.core.errors import QatError
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -155,74 +154,6 @@ def test_float_pattern_frees_tensors_that_nobody_else_reads():
     assert "model.3" not in names
     assert "model.0" in names  # ADown still reads it
     assert "model.5" in names  # the last convolution reads it
-
-
-ALL = ["model.0.conv", "model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv", "model.5.conv",
-       "model.6"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("model.*", ALL),
-        ("model.2.*", ["model.2.cv1.conv", "model.2.cv2.conv"]),
-        ("model.2", ["model.2.cv1.conv", "model.2.cv2.conv"]),
-        ("model.2.cv1", ["model.2.cv1.conv"]),
-        ("*cv1", ["model.1.cv1.conv", "model.2.cv1.conv"]),
-        ("model.[56]", ["model.5.conv", "model.6"]),
-        ("model.?.cv?", ["model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv"]),
-    ],
-)
-def test_patterns_name_subtrees_and_globs(pattern, names):
-    _, plan = placed(chain(), float=(pattern,))
-    assert sorted(plan.convolutions) == ALL
-    assert sorted(plan.float_convolutions) == names
-    assert sorted(plan.left_in_float) == names
-
-
-@pytest.mark.parametrize("pattern", ["cv1", "model.2.c", "*.cv", "Model.2", "model.3", "model.?.conv.weight"])
-def test_patterns_match_whole_paths_of_convolutions(pattern):
-    with pytest.raises(RecipeError, match="matches no convolution"):
-        placement.plan(chain(), Recipe(float=(pattern,)))
-
-
-def test_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(RecipeError, match=r"float holds 'model\.77', which matches no convolution"):
-        placement.plan(chain(), Recipe(float=("model.77",)))
-
-
-def test_head_options_keep_the_last_layer_or_its_plain_convolutions_in_float():
-    for option in ("float", "last-conv-float"):  # the last layer of this one is a plain convolution
-        _, plan = placed(chain(), head=option)
-        assert plan.float_convolutions == {"model.6": f"the recipe's head: {option}"}
-    assert placed(chain(), head="int8")[1].float_convolutions == {}
-    network = Network([(-1, Conv(3, 4)), (-1, nn.Sequential(Conv(4, 4), nn.Conv2d(4, 4, 1)))])
-    assert set(placed(copy.deepcopy(network), head="float")[1].float_convolutions) == {"model.1.0.conv", "model.1.1"}
-    assert set(placed(copy.deepcopy(network), head="last-conv-float")[1].float_convolutions) == {"model.1.1"}
-
-
-def last(plan: placement.Plan) -> set[str]:
-    """What is left in float with the recipe's `head: last-conv-float`."""
-    return set(plan.float_convolutions)
-
-
-@pytest.mark.parametrize(("make", "index", "prototypes"), [
-    (detector, 6, set()), (segmenter, 6, {"proto.cv3.conv"}), (segmenter_with_own_input, 8, {"proto.conv"}),
-])  # fmt: skip
-def test_the_last_convolutions_of_a_head_are_those_of_maps_coefficients_and_prototypes(make, index, prototypes):
-    branches = ("cv2", "cv3", "cv4") if prototypes else ("cv2", "cv3")
-    ends = {f"{branch}.{level}.1" for branch in branches for level in range(2)} | prototypes
-    network, plan = placed(make(), head="last-conv-float")
-    assert last(plan) == {f"model.{index}.{end}" for end in ends}
-    assert set(plan.left_in_float) == last(plan)
-    network, plan = placed(make())
-    assert last(plan) == set()
-    head = network.model[-1]
-    for end in ends:  # what they compute is not rounded
-        owner = head.get_submodule(end.removesuffix(".conv"))
-        assert owner.output_site is None, end
-    assert not any(tensor.name.startswith(f"model.{index}.{end.removesuffix('.conv')}") for tensor in plan.tensors
-                   for end in ends)  # fmt: skip
 
 
 def test_prototypes_are_enlarged_with_one_scale_and_all_read_one_finest_level():

@@ -13,8 +13,8 @@ from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 
 from utils.core.errors import DependencyError, InputError, QatError
-from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig, choose_typing, describe_options, profile_shapes
+from utils.trt import tensorrt_api
+from utils.trt.build_config import BuildConfig, describe_options
 from utils.trt.builder import build
 from utils.trt.engine_file import EngineNote
 
@@ -89,14 +89,6 @@ def test_wrong_typing_or_opset_is_refused_before_the_build(
     assert not (tmp_path / "a.engine").exists()
 
 
-def test_half_scales_without_strong_typing(file, monkeypatch):
-    """Such a file has opset 19; one with a lower opset would be refused for its scales."""
-    api = stand_in(monkeypatch)
-    described = dataclasses.replace(onnx_summary.read(file), half=True, half_scales=True, quantized=True)
-    with pytest.raises(InputError, match="its scales are FP16"):
-        choose_typing(described, api, QUIET)
-
-
 def test_fp32_on_purpose(file, tmp_path, monkeypatch):
     stand_in(monkeypatch, "11.1.0")
     for change in ({"allow_fp32": True}, {"precision": "fp32"}):
@@ -119,36 +111,6 @@ def test_tensorrt_is_not_installed_or_broken(monkeypatch):
     monkeypatch.setattr(tensorrt_api.importlib, "import_module", lambda name: (_ for _ in ()).throw(OSError("libnv")))
     with pytest.raises(DependencyError, match="is installed but cannot be imported: libnv"):
         tensorrt_api.load("tensorrt")
-
-
-@pytest.mark.parametrize(
-    ("shape", "changes", "expected"),
-    [
-        ((2, 3, 64, 96), {}, {}),
-        (("b", 3, 64, 96), {}, {"images": ((1, 3, 64, 96), (8, 3, 64, 96), (16, 3, 64, 96))}),
-        (("b", 3, 64, 96), {"batch": (1, 4, 8)}, {"images": ((1, 3, 64, 96), (4, 3, 64, 96), (8, 3, 64, 96))}),
-        (("b", 3, "h", "w"), {"batch": (1, 2, 4)}, {"images": ((1, 3, 64, 96), (2, 3, 64, 96), (4, 3, 64, 96))}),
-        (("b", 3, "h", "w"), {"height": (32, 64, 128), "width": (32, 96, 160)},
-         {"images": ((1, 3, 32, 32), (8, 3, 64, 96), (16, 3, 128, 160))}),
-    ],
-)  # fmt: skip
-def test_profile(tmp_path, shape, changes, expected):
-    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", shape))
-    assert profile_shapes(file, dataclasses.replace(QUIET, **changes)) == expected
-
-
-@pytest.mark.parametrize(
-    ("shape", "changes", "message"),
-    [
-        ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "static batch of 2, and 1/2/4 was asked for"),
-        (("b", 3, 64, 96), {"height": (32, 32, 32)}, "static height of 64"),
-        (("b", 3, "h", "w"), {"height": (60, 64, 64)}, "height 60/64/64: all must be multiples of 32"),
-    ],
-)
-def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, message):
-    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", shape))
-    with pytest.raises(InputError, match=message):
-        profile_shapes(file, dataclasses.replace(QUIET, **changes))
 
 
 @pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}, {"optimization_level": 6},

@@ -25,9 +25,10 @@ from utils.runners.feeds import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
 from utils.trt import benchmark, onnx_summary, timing
-from utils.trt.build_config import BuildConfig, profile_shapes
+from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
+from utils.trt.decision import profile_shapes
 from utils.trt.engine_file import EngineNote, note_path
 from utils.trt.runner import TensorRTRunner
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from utils import upstream
+from utils import upstream, upstream_import
 from utils.core.errors import CheckpointError
 from utils.core.files import atomic_path
 from utils.core.input_files import read_yaml
@@ -89,7 +89,7 @@ def _epoch(last: Path, best: Path) -> int | None:
 
     A process that is killed while it writes one leaves a damaged file, and a whole one of the epoch before.
     """
-    upstream.ensure()
+    upstream_import.ensure()
     for path in (last, best):
         if not path.exists():
             continue

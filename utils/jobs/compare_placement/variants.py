@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from models.quantize.placement import Plan
     from models.quantize.recipe import Recipe
-    from utils.onnx_graph.export import Typing
+    from utils.onnx_graph.export_config import Typing
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,8 @@ def export(
     import json
 
     from models.quantize.recipe import Recipe
-    from utils.onnx_graph.export import ExportConfig, export_onnx
+    from utils.onnx_graph.export import export_onnx
+    from utils.onnx_graph.export_config import ExportConfig
 
     recipe = Recipe.from_file(recipe_file)
     network = load(model).to(device)

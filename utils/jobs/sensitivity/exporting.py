@@ -39,7 +39,8 @@ class Exporter:
         Args:
             recipe: keeps at least in float what the network of `plan` has there.
         """
-        from utils.onnx_graph.export import ExportConfig, export_onnx
+        from utils.onnx_graph.export import export_onnx
+        from utils.onnx_graph.export_config import ExportConfig
         from utils.trt import tensorrt_api
 
         source, device = self.inputs.source, self.inputs.device

@@ -1,0 +1,19 @@
+"""The environment of a report is told without importing what is slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+
+from utils.reports.environment import versions
+
+
+def test_versions_come_without_importing_the_libraries():
+    code = (
+        "import sys; from utils.reports.environment import versions; print(versions()); print('torch' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[1] == "False"
+    assert versions()["numpy"] == np.__version__

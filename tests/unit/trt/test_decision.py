@@ -1,0 +1,55 @@
+"""What is decided before a build: shapes of profiles, and what is refused. Typing is seen in test_builder.py too."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from one_conv import write_onnx
+from tensorrt_stand_in import stand_in
+
+from utils.core.errors import InputError
+from utils.trt import onnx_summary
+from utils.trt.build_config import BuildConfig
+from utils.trt.decision import choose_typing, profile_shapes
+
+QUIET = BuildConfig(progress=False)
+
+
+def test_half_scales_without_strong_typing(tmp_path, monkeypatch):
+    """Such a file has opset 19; one with a lower opset would be refused for its scales."""
+    api = stand_in(monkeypatch)
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
+    described = dataclasses.replace(onnx_summary.read(file), half=True, half_scales=True, quantized=True)
+    with pytest.raises(InputError, match="its scales are FP16"):
+        choose_typing(described, api, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "expected"),
+    [
+        ((2, 3, 64, 96), {}, {}),
+        (("b", 3, 64, 96), {}, {"images": ((1, 3, 64, 96), (8, 3, 64, 96), (16, 3, 64, 96))}),
+        (("b", 3, 64, 96), {"batch": (1, 4, 8)}, {"images": ((1, 3, 64, 96), (4, 3, 64, 96), (8, 3, 64, 96))}),
+        (("b", 3, "h", "w"), {"batch": (1, 2, 4)}, {"images": ((1, 3, 64, 96), (2, 3, 64, 96), (4, 3, 64, 96))}),
+        (("b", 3, "h", "w"), {"height": (32, 64, 128), "width": (32, 96, 160)},
+         {"images": ((1, 3, 32, 32), (8, 3, 64, 96), (16, 3, 128, 160))}),
+    ],
+)  # fmt: skip
+def test_profile(tmp_path, shape, changes, expected):
+    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", shape))
+    assert profile_shapes(file, dataclasses.replace(QUIET, **changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "static batch of 2, and 1/2/4 was asked for"),
+        (("b", 3, 64, 96), {"height": (32, 32, 32)}, "static height of 64"),
+        (("b", 3, "h", "w"), {"height": (60, 64, 64)}, "height 60/64/64: all must be multiples of 32"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, message):
+    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", shape))
+    with pytest.raises(InputError, match=message):
+        profile_shapes(file, dataclasses.replace(QUIET, **changes))

@@ -1,0 +1,62 @@
+"""The environment that results depend on: the machine, Python and the libraries.
+
+Reports hold it, since times are those of a machine, and AP may differ between versions of a library. Nothing slow is
+imported for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+# What is shown for each library, and the distributions that can bring it (the first one found is reported).
+_LIBRARIES = {
+    "torch": ("torch",),
+    "numpy": ("numpy",),
+    "onnx": ("onnx",),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx"),
+}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that results depend on, read from package metadata (nothing is imported).
+
+    A library that is not installed has no entry.
+    """
+    found = {"python": platform.python_version()}
+    for name, distributions in _LIBRARIES.items():
+        for distribution in distributions:
+            try:
+                found[name] = importlib.metadata.version(distribution)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def hardware() -> dict[str, str]:
+    """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cores)}
+    with contextlib.suppress(
+        ValueError, OSError, AttributeError
+    ):  # some systems do not tell, and nothing depends on it
+        found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    return found
+
+
+def _cpu_name() -> str:
+    """The processor as Linux names it; elsewhere as Python does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in {"model name", "Model"} and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine() or "unknown"

@@ -1,0 +1,204 @@
+"""What is decided before a build: typing, shapes, precision; and what is refused, because the build takes minutes.
+
+How the network is typed follows from the file and from what TensorRT can do ("Strongly Typed Networks", developer
+guide): a file whose float part is FP16 is built in its own types; one in FP32 by flags, where TensorRT has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from utils.core.errors import InputError
+from utils.core.input_form import INPUT_FORMATS
+from utils.trt.build_config import BuildConfig, Range
+from utils.trt.onnx_summary import OnnxFile
+from utils.trt.tensorrt_api import Gpu
+
+DEFAULT_BATCH: Range = (1, 8, 16)
+
+
+class Abilities(Protocol):
+    """What a builder can do: `tensorrt_api.Api`, or trtexec."""
+
+    @property
+    def name(self) -> str:
+        """Name and version, such as 'TensorRT 10.13.0'."""
+
+    @property
+    def weakly_typed(self) -> bool:
+        """Whether builder flags choose the precision; else the ONNX file does."""
+
+    @property
+    def strongly_typed(self) -> bool:
+        """Whether a network can be built in the types that the ONNX file has."""
+
+    @property
+    def max_opset(self) -> int | None:
+        """The last ONNX operator set that is read; None where no file of ours exceeds it."""
+
+    @property
+    def ahead_of_time(self) -> tuple[str, ...]:
+        """Architectures such as 'SM89' that engines can be built for without such a GPU."""
+
+    @property
+    def input_formats(self) -> tuple[str, ...]:
+        """Those of INPUT_FORMATS that it has."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is settled about a build before it begins.
+
+    Attributes:
+        typing: how this TensorRT has to read the file.
+        precision: 'int8', 'fp16' or 'fp32'.
+        shapes: input → min, opt and max shape, see `profile_shapes`.
+    """
+
+    typing: Literal["weak", "strong"]
+    precision: str
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def decide(file: OnnxFile, api: Abilities, gpu: Gpu | None, config: BuildConfig) -> Decision:
+    """Settle what has to be known before a build.
+
+    Raises:
+        InputError: file, TensorRT, GPU and what is asked for do not go together.
+    """
+    typing = choose_typing(file, api, config)
+    check_input_format(file, api, config)
+    check_target(api, gpu, config.targets)
+    return Decision(typing, precision_of(file, config, typing), profile_shapes(file, config))
+
+
+def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Literal["weak", "strong"]:
+    """How this TensorRT has to read this file.
+
+    Raises:
+        InputError: it cannot; the message says how to export the file instead.
+    """
+    if api.max_opset is not None and file.opset > api.max_opset:
+        raise InputError(
+            f"{file.path} has opset {file.opset}, and {api.name} reads up to {api.max_opset}; "
+            "export it with --typing weak --opset 17"
+        )
+    if file.quantized and config.precision != "best":
+        raise InputError(
+            f"{file.path} holds quantizers, so its engine is INT8; an {config.precision.upper()} engine to compare "
+            "with is built from the float model's ONNX"
+        )
+    if file.half_scales and not api.strongly_typed:
+        raise InputError(
+            f"{file.path} is strongly typed (its scales are FP16), which {api.name} does not read; "
+            "export it with --typing weak"
+        )
+    if file.half_scales or not api.weakly_typed or (file.half and file.quantized):
+        if not file.half and not config.allow_fp32 and config.precision != "fp32":
+            raise InputError(
+                f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
+                "export it with --typing strong (a float network too), or give --allow-fp32"
+            )
+        return "strong"
+    return "weak"
+
+
+def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> None:
+    """Check that there is something to build for.
+
+    Raises:
+        InputError: no GPU and no target, or a target that this TensorRT does not know.
+    """
+    known = api.ahead_of_time
+    unknown = [target for target in targets if target not in known]
+    if unknown and not known:
+        raise InputError(f"{api.name} builds only for the GPU it runs on; --target is for TensorRT-RTX")
+    if unknown:
+        raise InputError(f"{api.name} does not know {', '.join(unknown)}; it builds for {', '.join(known)}")
+    if gpu is None and not targets:
+        how = (
+            f"give --target with one of {', '.join(known)}"
+            if known
+            else "TensorRT-RTX builds ahead of time without one (requirements/rtx.txt, then --target SM89)"
+        )
+        raise InputError(f"torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; {how}")
+
+
+def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:
+    """Check that images can lie in the engine's memory as `config` says, and that it reads them right.
+
+    An engine of TensorRT 8.6.0 that took bytes gave other results than the file in ONNX Runtime, without an error.
+
+    Raises:
+        InputError: they cannot, or it does not.
+    """
+    if file.input_form.kind == "uint8" and not api.strongly_typed:
+        raise InputError(
+            f"{file.path} takes bytes, and engines of {api.name} compute something else from them (measured with "
+            "8.6.0); export it with --input int8, which uploads as little, or without --input"
+        )
+    wanted = config.image_format
+    if wanted not in INPUT_FORMATS:
+        raise InputError(f"input format {wanted!r} is none of {', '.join(INPUT_FORMATS)}")
+    if wanted == "linear":
+        return
+    if file.input_form.kind != "int8":
+        raise InputError(
+            f"--input-format {wanted} is for files that take INT8 images, and {file.path} takes {file.input_form}; "
+            "export it with --input int8"
+        )
+    if wanted not in api.input_formats:
+        raise InputError(f"{api.name} has no input format {wanted}; it has {', '.join(api.input_formats)}")
+
+
+def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Input → min, opt and max shape, for the dynamic axes; empty when none is.
+
+    Raises:
+        InputError: a range was asked for where the file's shape is static, or a size is no multiple of the stride.
+    """
+    name, shape = file.image
+    wanted: tuple[Range | None, ...] = (config.batch, None, config.height, config.width)
+    words = ("batch", "channels", "height", "width")
+    stride = int(file.metadata.get("stride", "1")) if file.metadata.get("stride", "1").isdigit() else 1
+    axes: list[Range] = []
+    for size, asked, word in zip(shape, wanted, words, strict=True):
+        if size is not None:
+            if asked is not None and asked != (size, size, size):
+                raise InputError(
+                    f"{file.path} has a static {word} of {size}, and {'/'.join(map(str, asked))} was asked for; "
+                    f"export it for that {word}, or with --dynamic"
+                )
+            axes.append((size, size, size))
+            continue
+        if asked is None and word != "batch":
+            asked = _default_size(file, word)
+        asked = asked or DEFAULT_BATCH
+        if word in ("height", "width") and any(value % stride for value in asked):
+            raise InputError(f"{word} {'/'.join(map(str, asked))}: all must be multiples of {stride}, the stride")
+        axes.append(asked)
+    if None not in shape:
+        return {}
+    min_shape, opt_shape, max_shape = (file.input_form.own(sizes) for sizes in zip(*axes, strict=True))
+    return {name: (min_shape, opt_shape, max_shape)}
+
+
+def _default_size(file: OnnxFile, word: str) -> Range:
+    try:
+        height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
+        side = int(height if word == "height" else width)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file.path} does not say its image size; give --imgsz") from error
+    return (side, side, side)
+
+
+def precision_of(file: OnnxFile, config: BuildConfig, typing: str) -> str:
+    """What the engine computes in: 'int8', 'fp16' or 'fp32'."""
+    if file.quantized:
+        return "int8"
+    if typing == "strong":
+        return "fp16" if file.half else "fp32"
+    return "fp32" if config.precision == "fp32" else "fp16"

@@ -1,0 +1,92 @@
+"""Importing upstream YOLOv9 from the checkout that this file was copied into, with what it needs on a current stack.
+
+Its parser of model descriptions, which evaluates strings, gets nothing unchecked from then on, whoever calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import Any
+
+from utils import upstream_description, upstream_shims
+from utils.core.errors import InputError
+from utils.core.log_levels import at_least
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@lru_cache(maxsize=1)
+def ensure() -> None:
+    """Import upstream with what it needs on a current stack.
+
+    Raises:
+        InputError: this file does not lie in a patched YOLOv9 checkout, or a library of upstream's is missing.
+    """
+    if not (CHECKOUT / "models" / "yolo.py").is_file():
+        raise InputError(
+            f"{CHECKOUT} is not a patched YOLOv9 checkout; run ./patch_yolov9.sh CHECKOUT and start the program there"
+        )
+    if sys.path[0] != str(CHECKOUT):
+        sys.path.insert(0, str(CHECKOUT))
+    upstream_shims.install()
+    try:
+        import models.yolo
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
+        ) from error
+    upstream_shims.after_import()
+    models.yolo.parse_model = _checked_parser(models.yolo.parse_model)
+    models.yolo.model_info = _if_shown(models.yolo.model_info)
+    logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
+
+
+def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Upstream's `parse_model`, which evaluates strings: it gets nothing unchecked, whoever calls it."""
+    import torch
+
+    def parse_model(d: Any, ch: Any) -> Any:
+        description = upstream_description.check(d)
+        with quiet(), torch.device("meta"), _short_ranges_on_the_cpu():  # without memory, to know how large it is
+            layers, _ = parse(deepcopy(description), list(ch))
+        upstream_description.check_cost([layer.np for layer in layers], description)
+        return parse(description, ch)
+
+    return parse_model
+
+
+def _short_ranges_on_the_cpu() -> AbstractContextManager[Any]:
+    """Where tensors have no memory, torch computes the length of a range with its compiler, which takes a second."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class ShortRangesOnTheCpu(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if function is torch.arange and all(isinstance(arg, int) and abs(arg) <= 1024 for arg in args):
+                kwargs.setdefault("device", "cpu")
+            return function(*args, **kwargs)
+
+    return ShortRangesOnTheCpu()
+
+
+def _if_shown(describe: Callable[..., None]) -> Callable[..., None]:
+    """Upstream's summary of a network, which runs a copy of it to count operations: only where its log is shown."""
+
+    @wraps(describe)
+    def model_info(*args: Any, **kwargs: Any) -> None:
+        if logging.getLogger("yolov5").isEnabledFor(logging.INFO):
+            describe(*args, **kwargs)
+
+    return model_info
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Keep upstream's own log lines out of ours."""
+    return at_least("yolov5", logging.ERROR)
