@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 from fork_server import ForkServer, interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,9 +112,28 @@ def test_another_environment_gets_a_real_start(server, tmp_path):
 def test_one_that_takes_too_long_is_ended_and_the_next_runs(server, tmp_path):
     file = written(tmp_path, "import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(60)")
     with pytest.raises(subprocess.TimeoutExpired):
-        server.run([file, tmp_path / "pid"], tmp_path, timeout=1)
+        server.run([file, tmp_path / "pid"], tmp_path, timeout=2)
     assert server.run([written(tmp_path, "print('next')")], tmp_path).stdout == "next\n"
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+def test_what_it_executes_is_measured_where_coverage_asks_for_it(server, tmp_path):
+    """Also of modules that the server has imported before."""
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.arguments import folder_name_argument as name\n"
+    )
+    file = written(tmp_path, code + "name('exp')\n")
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    settings = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": str(tmp_path / "data")}
+    assert server.run([file], ROOT, env=unmeasured).returncode == 0
+    assert not list(tmp_path.glob("data*"))
+    assert server.run([file], ROOT, env=unmeasured | settings).returncode == 0
+    (path,) = tmp_path.glob("data*")
+    data = CoverageData(str(path))
+    data.read()
+    module = ROOT / "utils/core/arguments.py"
+    text = module.read_text().splitlines()
+    assert "return folder_name(text)" in {text[number - 1].strip() for number in data.lines(str(module))}
 
 
 def test_in_the_place_of_an_interpreter(server, tmp_path):
