@@ -12,7 +12,7 @@
 #   --imgsz PX      input size (default: 320 for the demo, else 640)
 #   --batch-size N  images a batch (default: 10)
 #   --epochs N      epochs of QAT (default: 5)
-#   --iters N       iterations an epoch, at most (default: 20; both so that it takes minutes on two CPU cores)
+#   --iters N       iterations an epoch, at most (default: 30; both so that it takes minutes on two CPU cores)
 #   --device D      cpu, or a CUDA device such as 0 (default: 0 if there is one)
 #   --output DIR    where the results go (default: runs/quickstart); an earlier run's results there are replaced
 #   --resume        continue an interrupted run in --output instead
@@ -56,7 +56,7 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=5 iters=20 device='' run=runs/quickstart resume=no segments=no evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters=30 device='' run=runs/quickstart resume=no segments=no evaluated=()
   local option
   while [ $# -gt 0 ]; do
     option=$1

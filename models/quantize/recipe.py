@@ -3,7 +3,7 @@
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
     calibration: {method: percentile, percentile: 99.999, batches: 25, scales: {model.4.cv1: mse}}
-    finetune: {epochs: 10, iters: 200, lr: 3.0e-5, supervision: task, train: all}
+    finetune: {epochs: 10, iters: 200, lr: auto, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
@@ -70,7 +70,7 @@ class Finetune:
 
     epochs: int = 10
     iters: int = 200  # optimizer steps an epoch, at most: an epoch is one pass over the images
-    lr: float | dict[int, float] = 3e-5  # of weights, at its highest; or rates from an epoch (0-based) on, as they are
+    lr: str | float | dict[int, float] = AUTO  # of weights, highest; or rates from an epoch (0-based) on, as they are
     bias_rate: float = 10.0  # times lr
     range_rate: float = 500.0  # times lr, of the logarithm of amax
     train: str = "all"  # all | ranges

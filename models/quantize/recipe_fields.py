@@ -154,10 +154,12 @@ class Schedule:
 
     rate: Number
     epoch: Number
-    expected: str = "a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
+    expected: str = "auto, a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
 
-    def read(self, key: str, value: Any) -> float | dict[int, float]:
-        """Return a single rate, or rates by epoch, of which epoch 0 must have one."""
+    def read(self, key: str, value: Any) -> str | float | dict[int, float]:
+        """Return the word 'auto', a single rate, or rates by epoch, of which epoch 0 must have one."""
+        if isinstance(value, str) and value == AUTO:
+            return AUTO
         if not isinstance(value, Mapping):
             if not _is_number(value, (int, float)):
                 raise misfit(key, value, self.expected)

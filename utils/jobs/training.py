@@ -58,8 +58,9 @@ class Training:
         images = len(self._images.dataset)
         short = "" if steps == settings.iters else f"; an epoch is one pass over {images} images, and no longer"
         logger.info(
-            "QAT: %d epochs x %d steps = %d steps of %d images%s",
-            settings.epochs, steps, settings.epochs * steps, options.batch_size, short,
+            "QAT: %d epochs x %d steps = %d steps of %d images, learning rate up to %.2g%s",
+            settings.epochs, steps, settings.epochs * steps, options.batch_size,
+            self._schedule.highest(settings.epochs - 1), short,
         )  # fmt: skip
 
     def start(self) -> float:

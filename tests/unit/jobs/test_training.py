@@ -108,11 +108,11 @@ def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):
 def test_an_epoch_is_one_pass_and_no_longer_and_the_log_says_so(student, caplog):
     caplog.set_level(logging.INFO)
     training(copy.deepcopy(student), Given(), iters=200)
-    text = "QAT: 3 epochs x 4 steps = 12 steps of 2 images; an epoch is one pass over 8 images, and no longer"
-    assert caplog.messages[-1] == text
+    text = "QAT: 3 epochs x 4 steps = 12 steps of 2 images, learning rate up to 0.0001"
+    assert caplog.messages[-1] == f"{text}; an epoch is one pass over 8 images, and no longer"
     given = Given()
     trains = training(copy.deepcopy(student), given, iters=2)
-    assert caplog.messages[-1] == "QAT: 3 epochs x 2 steps = 6 steps of 2 images"
+    assert caplog.messages[-1] == "QAT: 3 epochs x 2 steps = 6 steps of 2 images, learning rate up to 0.0001"
     trains.epoch(0)
     assert len(given.read) == 4
 

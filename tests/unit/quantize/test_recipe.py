@@ -78,7 +78,7 @@ def test_replace_reaches_into_sections():
         ("calibration:", "calibration is empty; it may hold the keys method"),
         ("finetune: {lr: {1: 1.0e-6}}", "with a rate for epoch 0"),
         ("finetune: {lr: {0: -1}}", "finetune.lr[0] is -1; it may hold a number above 0 and below 1"),
-        ("finetune: {lr: fast}", "finetune.lr is 'fast'; it may hold a learning rate, or rates by the epoch"),
+        ("finetune: {lr: fast}", "finetune.lr is 'fast'; it may hold auto, a learning rate, or rates by the epoch"),
         ("finetune: {epochs: many}", "finetune.epochs is 'many'; it may hold an integer from 0 to 10,000"),
         ("head: half", "head is 'half'; it may hold int8, last-conv-float or float"),
         ("add: none", "add is 'none'; it may hold both or residual"),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from models.quantize.schedule import Schedule
+from models.quantize.schedule import Schedule, rate_for
 
 
 def rates(schedule: Schedule) -> list[float]:
@@ -43,3 +43,14 @@ def test_rates_by_epoch_hold_as_they_are():
     schedule = Schedule({0: 1e-6, 5: 1e-5, 6: 2e-6}, 3, (0, 4, 10))
     assert [schedule.rate(epoch, 2) for epoch in (0, 4, 5, 6, 9)] == [1e-6, 1e-6, 1e-5, 2e-6, 2e-6]
     assert schedule.mean(5) == pytest.approx(1e-5)
+
+
+def test_fewer_steps_want_a_higher_rate():
+    assert [rate_for(steps) for steps in (100_000, 1000, 250, 90, 1)] == pytest.approx([3e-5, 3e-5, 6e-5, 1e-4, 1e-4])
+
+
+def test_auto_is_the_rate_of_each_legs_own_steps():
+    schedule = Schedule("auto", 50, (0, 5, 25))
+    assert rates(schedule) == rates(Schedule(6e-5, 50, (0, 5)))[:250] + rates(Schedule(3e-5, 50, (0, 20)))
+    assert [schedule.highest(epoch) for epoch in (4, 5)] == [6e-5, 3e-5]
+    assert [Schedule(lr, 50, (0, 5)).highest(1) for lr in (2e-4, {0: 1e-6, 4: 1e-5})] == [2e-4, 1e-5]
