@@ -94,8 +94,8 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
 
 # What programs import, now and then in the middle of their work: a network's first look at itself imports sympy.
 WARM = """
-from utils import upstream
-upstream.ensure()
+from utils import upstream, upstream_import
+upstream_import.ensure()
 upstream.load_float("data/demo/gelan-digits.pt")
 from models.quantize import backend
 backend.create()

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from utils.core.device import sent
 from utils.core.errors import DataError
 from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
-from utils.core.tasks import DETECT, SEGMENT, Task
+from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
@@ -39,7 +38,6 @@ from utils.evaluation.statistics import Statistics
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from utils.core.tasks import Prediction
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -133,7 +131,6 @@ def evaluate(
     truth = None
     if config.save_json:
         truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls, masks=stride is not None)
-    if truth:
         truth.check([image.path for image in dataset.images])
     outputs = _Outputs(config, truth, out_dir, [image.path for image in dataset.images])
     if outputs.json and truth:
@@ -166,10 +163,10 @@ def _result(
     coco = mask_coco = None
     if outputs.json and outputs.truth:
         outputs.json.save(outputs.folder / f"{name}_predictions.json")
-        compare = partial(outputs.truth.evaluate, outputs.json.results, statistics.paths)
-        coco = compare(DETECT.iou_type, "pycocotools, boxes:" if mask_scores else "")
+        found = outputs.json.results, statistics.paths
+        coco = outputs.truth.evaluate(*found, DETECT.iou_type, "pycocotools, boxes:" if mask_scores else "")
         if coco and mask_scores:
-            mask_coco = compare(SEGMENT.iou_type, "pycocotools, masks:")
+            mask_coco = outputs.truth.evaluate(*found, SEGMENT.iou_type, "pycocotools, masks:")
     precision, recall, ap50, ap = scores.mean()
     processes = distributed.world().size
     result = EvalResult(
@@ -210,9 +207,7 @@ class _Outputs:
             if self.text:
                 self.text.add(path, rows, size)
             if self.json:
-                masks = None
-                if found.masks is not None:
-                    masks = run_lengths(found.masks, index, batch.shapes[index])
+                masks = None if found.masks is None else run_lengths(found.masks, index, batch.shapes[index])
                 self.json.add(path, rows, masks)
 
 
@@ -281,8 +276,7 @@ def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch
         batch: as the loader gives it.
     """
     config = EvalConfig()
-    iou = config.nms_iou(prediction.task)
-    rows = non_max_suppression(prediction, config.conf_thres, iou, max_det=config.max_det)
+    rows = non_max_suppression(prediction, config.conf_thres, config.nms_iou(prediction.task), max_det=config.max_det)
     height, width = batch.images.shape[2:]
     add_found(statistics, Found(in_images(rows, batch.shapes), Masks.of(prediction, rows, (height, width))), batch)
 

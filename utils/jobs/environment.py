@@ -23,7 +23,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.input_files import check_file
 from utils.core.shown import shown
 from utils.jobs.dependencies import ENGINES
-from utils.reports.schema import hardware, versions
+from utils.reports.machine import hardware, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL_STAMP = "UPSTREAM.md"  # in a checkout that scripts/yolov9_from_wheel.py made

@@ -14,7 +14,8 @@ from utils.serving import checks, repository
 from utils.serving.config import Wishes, check_name, configs
 from utils.serving.served_file import FILE_NAMES, ONNX, PLAN, ServedFile, Tensor
 from utils.trt import onnx_summary
-from utils.trt.build_config import DEFAULT_BATCH, BuildConfig, Range, profile_shapes
+from utils.trt.build_config import BuildConfig, Range
+from utils.trt.decision import DEFAULT_BATCH, profile_shapes
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 from utils.trt.onnx_summary import OnnxFile
 

@@ -34,7 +34,7 @@ from utils.core.files import atomic_path
 from utils.core.resampled import Difference
 from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
-from utils.reports.environment import hardware
+from utils.reports.machine import hardware
 from utils.reports.outlines import outline_rule
 from utils.reports.rows import Row, row_rule
 

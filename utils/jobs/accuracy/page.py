@@ -22,7 +22,7 @@ from utils.jobs.accuracy.results import Results
 from utils.jobs.accuracy.steps import CHECKOUT
 from utils.reports import chart_page, figures
 from utils.reports.chart_page import Table
-from utils.reports.environment import hardware, versions
+from utils.reports.machine import hardware, versions
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from utils.core.resampled import Difference, Resampled, difference_error
 from utils.jobs.sensitivity import engine_report
 from utils.jobs.sensitivity.selection import Selection, rank_correlation
 from utils.reports import chart_page, figures
-from utils.reports.environment import hardware, versions
+from utils.reports.machine import hardware, versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
