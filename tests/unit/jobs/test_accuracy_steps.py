@@ -104,9 +104,6 @@ def test_damaged_notes_are_refused(tmp_path, content):
 class Upstream:
     """Stands in for `utils.upstream`: checkpoints are text files with the number of an epoch."""
 
-    def ensure(self) -> None:
-        pass
-
     def read_checkpoint(self, path):
         from utils.core.errors import CheckpointError
 
@@ -119,6 +116,7 @@ class Upstream:
 @pytest.fixture
 def digits(tmp_path, monkeypatch) -> TrainOptions:
     """A dataset of 1,000 training images, as far as their number is asked for."""
+    monkeypatch.setattr(train.upstream_import, "ensure", lambda: None)
     monkeypatch.setattr(train, "upstream", Upstream())
     monkeypatch.setattr(train, "_training_images", lambda data: 1000)
     monkeypatch.setattr(train, "CHECKOUT", Path(__file__).resolve().parents[3])
