@@ -120,10 +120,10 @@ class _TrainedFakeQuantize(torch.autograd.Function):
 
 
 def _inside(gradient: Tensor, values: Tensor, scale: Tensor, kind: IntegerType) -> Tensor:
-    """The gradient where nothing is clipped, borders included, and zero elsewhere."""
+    """The gradient where nothing is clipped, borders included, and zero elsewhere: NaN where zero times it is NaN."""
     least, most = scale * kind.quant_min, scale * kind.quant_max
     if scale.dim() or values.device.type != "cpu":
-        return torch.where((values >= least) & (values <= most), gradient, 0.0)
-    # one pass instead of three; it leaves borders out, so these are the next numbers beyond
+        return gradient * ((values >= least) & (values <= most))
+    # two passes instead of four; the first leaves borders out, so these are the next numbers beyond
     below, above = (torch.nextafter(one, one * math.inf).item() for one in (least, most))
-    return torch.ops.aten.hardtanh_backward(gradient, values, below, above)
+    return torch.ops.aten.hardtanh_backward(gradient, values, below, above).add_(gradient, alpha=0)
