@@ -70,8 +70,8 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         "--lr",
         type=bounded("lr"),
         metavar="LR",
-        help="highest learning rate, of weights; those of biases and ranges keep their ratio (default: 3e-5 for 1,000 "
-        "steps and more, up to 1e-4 for fewer)",
+        help="highest learning rate, of weights; those of biases and ranges keep their ratio (default: 3e-5; more for "
+        "30 to 1,000 steps, three times as much for 100)",
     )
     recipe.add_argument(
         "--train",

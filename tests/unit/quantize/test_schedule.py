@@ -45,8 +45,9 @@ def test_rates_by_epoch_hold_as_they_are():
     assert schedule.mean(5) == pytest.approx(1e-5)
 
 
-def test_fewer_steps_want_a_higher_rate():
-    assert [rate_for(steps) for steps in (100_000, 1000, 250, 90, 1)] == pytest.approx([3e-5, 3e-5, 6e-5, 1e-4, 1e-4])
+def test_runs_of_a_hundred_steps_want_three_times_the_rate_of_short_and_of_long_ones():
+    found = [rate_for(steps) for steps in (1, 30, 60, 100, 250, 1000, 100_000)]
+    assert found == pytest.approx([3e-5, 3e-5, 6e-5, 9.49e-5, 6e-5, 3e-5, 3e-5], rel=1e-3)
 
 
 def test_auto_is_the_rate_of_each_legs_own_steps():
