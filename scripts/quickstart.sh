@@ -12,7 +12,7 @@
 #   --imgsz PX      input size (default: 320 for the demo, else 640)
 #   --batch-size N  images a batch (default: 10)
 #   --epochs N      epochs of QAT (default: 5)
-#   --iters N       iterations an epoch, at most (default: 30; both so that it takes minutes on two CPU cores)
+#   --iters N       iterations an epoch, at most (default: 30, with --segments 60; it takes minutes on two CPU cores)
 #   --device D      cpu, or a CUDA device such as 0 (default: 0 if there is one)
 #   --output DIR    where the results go (default: runs/quickstart); an earlier run's results there are replaced
 #   --resume        continue an interrupted run in --output instead
@@ -56,7 +56,7 @@ main() {
 }
 
 parse_arguments() {
-  weights='' data='' imgsz='' batch_size=10 epochs=5 iters=30 device='' run=runs/quickstart resume=no segments=no evaluated=()
+  weights='' data='' imgsz='' batch_size=10 epochs=5 iters='' device='' run=runs/quickstart resume=no segments=no evaluated=()
   local option
   while [ $# -gt 0 ]; do
     option=$1
@@ -90,7 +90,8 @@ parse_arguments() {
   [ "$segments" = no ] || [ -z "$weights$data" ] || die 2 "--segments is the demo with masks; leave --weights and --data out"
   [ -z "$weights" ] || [ -n "$data" ] || die 2 "--weights needs --data, the dataset that the model was trained on"
   [ -n "$imgsz" ] || { [ -n "$weights" ] && imgsz=640 || imgsz=320; }
-  if [ "$segments" = yes ]; then weights=data/demo/gelan-digits-seg.pt; fi
+  if [ "$segments" = yes ]; then weights=data/demo/gelan-digits-seg.pt iters=${iters:-60}; fi
+  iters=${iters:-30}
   weights=${weights:-data/demo/gelan-digits.pt}
   cd "$OVERLAY_ROOT"
 }

@@ -85,8 +85,10 @@ def test_the_demo_with_masks_has_a_set_and_weights_of_its_own(folder):
     assert "DRAWN --segments\n" in done.stdout
     called = calls(done)
     assert value(called["qat.py"], "--weights") == "data/demo/gelan-digits-seg.pt"
-    assert value(called["qat.py"], "--imgsz") == "320"
+    assert [value(called["qat.py"], name) for name in ("--imgsz", "--epochs", "--iters")] == ["320", "2", "60"]
     assert {value(arguments, "--data") for arguments in called.values()} == {"build/digits-segments/data.yaml"}
+    assert value(calls(quickstart(folder))["qat.py"], "--iters") == "30"
+    assert value(calls(quickstart(folder, "--segments", "--iters", 7))["qat.py"], "--iters") == "7"
 
 
 def test_a_file_for_each_typing_is_exported(folder):
