@@ -27,10 +27,10 @@ COPY models/ models/
 COPY utils/ utils/
 COPY scripts/ scripts/
 
-# results go to /work, which is to be mounted; nothing else is written
-RUN useradd --create-home --uid 1000 engine && mkdir -p /work && chown engine /work
+# results go to /data, which is to be mounted; nothing else is written
+RUN useradd --create-home --uid 1000 engine && mkdir -p /data && chown engine /data
 USER 1000
-WORKDIR /work
+WORKDIR /data
 ENV PYTHONPATH=/opt/overlay
 ENTRYPOINT ["python3"]
 CMD ["/opt/overlay/val_trt.py", "-h"]
