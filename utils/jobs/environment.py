@@ -13,7 +13,6 @@ import importlib.util
 import json
 import platform
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.input_files import check_file
 from utils.core.shown import shown
 from utils.jobs.dependencies import ENGINES
-from utils.reports.machine import hardware, versions
+from utils.reports.machine import gpus, hardware, output_of, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL_STAMP = "UPSTREAM.md"  # in a checkout that scripts/yolov9_from_wheel.py made
@@ -33,7 +32,6 @@ BROKEN = (ImportError, OSError, RuntimeError, AttributeError, ValueError)  # wha
 # a path from a root on, as far as its last name
 _PATH = re.compile(r"(?<![\w.:/~\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s\"':,;]+)*[/\\](?=[^/\\\s\"':,;]+)")
 _ROOTED = re.compile(r"(?:~|[A-Za-z]:)?[/\\]")  # what begins with a root is a path as a whole
-SECONDS = 20  # that nvidia-smi and git may take
 
 Lines = Iterable[tuple[str, str]]
 
@@ -96,20 +94,9 @@ def _commit() -> str:
     """What git calls the commit of the folder in which this lies, and whether tracked files differ from it."""
     if not (ROOT / ".git").exists():  # else git would look for one in the folders above
         return ""
-    head = _output("git", "-C", str(ROOT), "rev-parse", "HEAD").strip()
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no").strip()
+    head = output_of("git", "-C", str(ROOT), "rev-parse", "HEAD").strip()
+    changed = output_of("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no").strip()
     return f"{head} (with changes)" if head and changed else head
-
-
-def _output(*command: str) -> str:
-    """What a program prints; '' where there is none, it fails, or it does not end."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _machine() -> Iterator[tuple[str, str]]:
@@ -162,13 +149,11 @@ def _imported(name: str) -> str:
 
 def _gpu() -> Iterator[tuple[str, str]]:
     """GPUs and driver as nvidia-smi has them, else as torch or cuda-python do (a Jetson may have no nvidia-smi)."""
-    query = "--query-gpu=name,compute_cap,memory.total,driver_version"
-    listed = _output("nvidia-smi", query, "--format=csv,noheader").strip().splitlines()
-    for line in listed:
-        fields = [field.strip() for field in line.split(",")]
-        yield "GPU", f"{', '.join(fields[:-1])}, driver {fields[-1]}"
+    listed = gpus("name", "compute_cap", "memory.total", "driver_version")
+    for *fields, driver in listed:
+        yield "GPU", f"{', '.join(fields)}, driver {driver}"
     if listed:
-        cuda = re.search(r"CUDA Version\s*:\s*([\d.]+)", _output("nvidia-smi"))
+        cuda = re.search(r"CUDA Version\s*:\s*([\d.]+)", output_of("nvidia-smi"))
         yield "CUDA of the driver", cuda[1] if cuda else "nvidia-smi does not say"
         return
     try:

@@ -10,7 +10,10 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
+
+SECONDS = 20  # that a program which is asked for a version may take
 
 # What is shown for each library, and the distributions that can bring it (the first one found is reported).
 _LIBRARIES = {
@@ -47,6 +50,23 @@ def hardware() -> dict[str, str]:
     ):  # some systems do not tell, and nothing depends on it
         found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
     return found
+
+
+def gpus(*fields: str) -> list[list[str]]:
+    """What nvidia-smi says of each GPU, by the names of its `--query-gpu`; empty without it."""
+    listed = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    return [[value.strip() for value in line.split(",")] for line in listed.strip().splitlines()]
+
+
+def output_of(*command: str) -> str:
+    """What a program prints; '' where there is none, it fails, or it does not end."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _cpu_name() -> str:

@@ -131,7 +131,7 @@ def test_the_plot_has_a_line_for_each_precision(output):
 
 
 def test_the_page_names_nothing_private(output, monkeypatch):
-    monkeypatch.setattr(page, "_driver", lambda: "550.90")
+    monkeypatch.setattr(page, "gpus", lambda field: [["550.90"]])
     monkeypatch.setenv("HOME", f"/home/{SECRET}")
     written = page.write(run.found(output), output, {"data": "coco.yaml: 5,000 validation images"})
     assert [path.name for path in written] == ["accuracy.html", "accuracy.png", "accuracy.md", "accuracy.json"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +21,7 @@ from utils.jobs.accuracy.results import Results
 from utils.jobs.accuracy.steps import CHECKOUT
 from utils.reports import chart_page, figures
 from utils.reports.chart_page import Table
-from utils.reports.machine import hardware, versions
+from utils.reports.machine import gpus, hardware, versions
 
 logger = logging.getLogger(__name__)
 
@@ -85,24 +84,13 @@ def _measured_on(networks: Sequence[Results]) -> list[tuple[str, str]]:
     for one in networks:
         found |= {key: value for key, value in one.device.items() if not key.startswith("Selected")}
         found |= {"device": one.device["Selected Device"]} if one.device else {}
-    driver = _driver()
-    found |= {"NVIDIA driver": driver} if driver else {}
+    for (driver,) in gpus("driver_version")[:1]:  # one driver serves all GPUs
+        found["NVIDIA driver"] = driver
     libraries = versions()
     for one in networks:
         for row in one.rows.values():
             libraries |= row.versions
     return [*found.items(), *libraries.items()]
-
-
-def _driver() -> str:
-    """The version of the GPU's driver; empty without one."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = done.stdout.strip().splitlines()
-    return lines[0].strip() if done.returncode == 0 and lines else ""
 
 
 def _markdown(page: chart_page.ChartPage, drawn: bool) -> str:
