@@ -13,11 +13,10 @@ from torch import Tensor, cuda
 from utils.core.errors import InputError, QatError
 from utils.core.input_form import InputForm
 from utils.runners.base import TensorSpec
-from utils.trt import tensorrt_api
+from utils.trt import engine_shapes, tensorrt_api
 from utils.trt.engine_file import EngineNote, load_engine
+from utils.trt.engine_shapes import Shape
 from utils.trt.tensorrt_api import Api, Log
-
-Shape = tuple[int, ...]
 
 
 class Execution:
@@ -61,7 +60,7 @@ class Execution:
         self._packed = {name: channels for name in names if (channels := self._channels_side_by_side(name))}
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
-        self.limits = {spec.name: self._limits(spec.name) for spec in self.inputs}
+        self.limits = {spec.name: engine_shapes.limits(self.engine, spec.name) for spec in self.inputs}
         self._start()
         if all(None not in spec.shape for spec in self.inputs):
             self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
@@ -75,22 +74,10 @@ class Execution:
         if self.buffers and all(tuple(self.buffers[name].shape) == tuple(shape) for name, shape in shapes.items()):
             return
         for name, shape in shapes.items():
-            min_shape, max_shape = self.limits[name]
-            inside = len(shape) == len(min_shape) and all(
-                a <= b <= c for a, b, c in zip(min_shape, shape, max_shape, strict=True)
-            )
-            if not inside or not self._context.set_input_shape(name, tuple(shape)):
-                raise InputError(
-                    f"{self.path} takes {name} from {list(min_shape)} to {list(max_shape)}, not {list(shape)}; "
-                    "build an engine for that shape"
-                )
+            engine_shapes.set_input_shape(self.path, self._context, name, shape, self.limits[name])
         self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
         for spec in (*self.inputs, *self.outputs):
-            shape = tuple(self._context.get_tensor_shape(spec.name))
-            if any(size < 0 for size in shape):
-                raise InputError(
-                    f"{self.path}: the size of output {spec.name} depends on the data; it is not supported"
-                )
+            shape = engine_shapes.shape_now(self.path, self._context, spec.name)
             self.buffers[spec.name] = self._view(spec, shape)
             self._context.set_tensor_address(spec.name, self.buffers[spec.name].data_ptr())
 
@@ -126,7 +113,7 @@ class Execution:
 
     def opt_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""
-        return self._profile(name)[1]
+        return engine_shapes.profile(self.engine, name)[1]
 
     def run(self) -> None:
         """Enqueue one run on `stream`, without waiting.
@@ -237,18 +224,6 @@ class Execution:
                 "scripts/build_engine.py --input-format linear, chw4 or chw32"
             )
         return channels
-
-    def _limits(self, name: str) -> tuple[Shape, Shape]:
-        min_shape, _, max_shape = self._profile(name)
-        return min_shape, max_shape
-
-    def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
-        """Min, opt and max shape; an input of static shape has one, also where TensorRT has no profile for it."""
-        fixed = tuple(self.engine.get_tensor_shape(name))
-        if min(fixed) >= 0:
-            return fixed, fixed, fixed
-        min_shape, opt_shape, max_shape = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
-        return min_shape, opt_shape, max_shape
 
     def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
         """A tensor of this shape, in memory that is used again for other shapes."""

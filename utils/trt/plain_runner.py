@@ -9,7 +9,7 @@ import numpy as np
 
 from utils.core.errors import InputError, QatError
 from utils.runners.base import Runner, TensorSpec
-from utils.trt import tensorrt_api
+from utils.trt import engine_shapes, tensorrt_api
 from utils.trt.cuda_runtime import CudaRuntime
 from utils.trt.engine_file import EngineNote, load_engine
 from utils.trt.tensorrt_api import Api
@@ -48,7 +48,7 @@ class PlainRunner(Runner):
             device=f"cuda:{device}",
             description=f"{api.name}, {self._cuda.gpu.name}, NumPy",
         )
-        self.limits = {spec.name: self._profile(spec.name) for spec in self.inputs}
+        self.limits = {spec.name: engine_shapes.limits(self._engine, spec.name) for spec in self.inputs}
         self._memory: dict[str, tuple[int, int]] = {}  # address and bytes
 
     def _to_device(self, name: str, feed: np.ndarray) -> np.ndarray:
@@ -57,21 +57,11 @@ class PlainRunner(Runner):
 
     def _infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, feed in feeds.items():
-            low, high = self.limits[name]
-            inside = all(a <= b <= c for a, b, c in zip(low, feed.shape, high, strict=True))
-            if not inside or not self._context.set_input_shape(name, tuple(feed.shape)):
-                raise InputError(
-                    f"{self._path} takes {name} from {list(low)} to {list(high)}, not {list(feed.shape)}; build an "
-                    "engine for that shape"
-                )
+            engine_shapes.set_input_shape(self._path, self._context, name, feed.shape, self.limits[name])
             self._cuda.upload(feed, self._address(name, feed.nbytes))
-        results = {}
+        results: dict[str, np.ndarray] = {}
         for spec in self.outputs:
-            shape = tuple(self._context.get_tensor_shape(spec.name))
-            if min(shape, default=0) < 0:
-                raise InputError(
-                    f"{self._path}: the size of output {spec.name} depends on the data; it is not supported"
-                )
+            shape = engine_shapes.shape_now(self._path, self._context, spec.name)
             results[spec.name] = np.empty(shape, spec.dtype)
             self._address(spec.name, results[spec.name].nbytes)
         if not self._context.execute_async_v3(self._cuda.stream):
@@ -102,11 +92,3 @@ class PlainRunner(Runner):
         if dtype == "bfloat16":
             raise InputError(f"{self._path} has {name} in bfloat16, which NumPy does not have; that needs torch")
         return TensorSpec(name, shape, dtype)
-
-    def _profile(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Min and max shape."""
-        fixed = tuple(self._engine.get_tensor_shape(name))
-        if min(fixed) >= 0:
-            return fixed, fixed
-        low, _, high = (tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, 0))
-        return low, high
