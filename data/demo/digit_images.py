@@ -185,7 +185,7 @@ def _luminance(colour: np.ndarray) -> float:
     return float(colour @ np.array([0.114, 0.587, 0.299]))
 
 
-def draw_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
+def _draw_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
     """Choose a BGR colour that differs from the mean colour ``behind`` by a contrast drawn from 35 to 130 levels."""
     contrast, light = rng.uniform(35, 130), _luminance(behind)
     for _ in range(20):
@@ -193,6 +193,20 @@ def draw_colour(rng: np.random.Generator, behind: np.ndarray) -> np.ndarray:
         if abs(abs(_luminance(colour) - light) - contrast) < 15:
             return colour
     return np.full(3, light + contrast if light < 128 else light - contrast)
+
+
+def paint(
+    rng: np.random.Generator, image: np.ndarray, box: tuple[int, int, int, int], opacity: np.ndarray, faintest: float
+) -> None:
+    """Put a digit's ink into its box of the image, in place, in a colour that differs from what is there.
+
+    opacity: float [h, w] in 0..1. faintest: the least that the ink covers where its opacity is 1; drawn up to 1.
+    """
+    x1, y1, x2, y2 = box
+    place = image[y1:y2, x1:x2]
+    colour = _draw_colour(rng, place.mean(axis=(0, 1))).astype(np.float32)
+    weight = opacity[..., None] * np.float32(rng.uniform(faintest, 1.0))
+    image[y1:y2, x1:x2] = place * (1 - weight) + colour * weight
 
 
 def _find_place(
@@ -230,14 +244,11 @@ def draw_image(rng: np.random.Generator, sources: Sources, keep_ink: bool = Fals
         box = _find_place(rng, boxes, opacity.shape)
         if box is None or not DIGIT_SIZE[0] <= max(opacity.shape) <= DIGIT_SIZE[1]:
             continue
-        x1, y1, x2, y2 = box
-        place = image[y1:y2, x1:x2]
-        colour = draw_colour(rng, place.mean(axis=(0, 1))).astype(np.float32)
-        weight = opacity[..., None] * np.float32(rng.uniform(0.8, 1.0))
-        image[y1:y2, x1:x2] = place * (1 - weight) + colour * weight
+        paint(rng, image, box, opacity, faintest=0.8)
         labels.append(label)
         boxes.append(box)
         if keep_ink:
+            x1, y1, x2, y2 = box
             mask = np.zeros((IMAGE_SIZE, IMAGE_SIZE), bool)
             mask[y1:y2, x1:x2] = opacity >= 0.5
             masks.append(mask)

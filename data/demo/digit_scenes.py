@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
-from digit_images import ImageFile, Sources, cover, draw_background, draw_colour, draw_digit, extent
+from digit_images import ImageFile, Sources, cover, draw_background, draw_digit, extent, paint
 
 SCENE_SIZE = 640  # pixels, width and height
 DIGIT_SIZE = (8, 300)  # pixels, the longer side of the box as drawn, both ends included
@@ -43,11 +43,8 @@ def draw_scene(rng: np.random.Generator, sources: Sources) -> ImageFile:
         box = _find_place(rng, boxes, opacity.shape)
         if box is None or not DIGIT_SIZE[0] <= max(opacity.shape) <= DIGIT_SIZE[1]:
             continue
+        paint(rng, image, box, opacity, faintest=0.75)
         x1, y1, x2, y2 = box
-        place = image[y1:y2, x1:x2]
-        colour = draw_colour(rng, place.mean(axis=(0, 1))).astype(np.float32)
-        weight = opacity[..., None] * np.float32(rng.uniform(0.75, 1.0))
-        image[y1:y2, x1:x2] = place * (1 - weight) + colour * weight
         owner[y1:y2, x1:x2][opacity >= 0.5] = len(boxes)
         labels.append(label)
         boxes.append(box)
