@@ -246,7 +246,7 @@ def test_boxes_are_where_the_image_changed(drawing, monkeypatch: pytest.MonkeyPa
             return np.zeros(size, dtype)
 
     monkeypatch.setattr(drawing, "draw_background", lambda rng, photographs: np.zeros((320, 320, 3), np.float32))
-    monkeypatch.setattr(drawing, "draw_colour", lambda rng, behind: np.full(3, 255.0))
+    monkeypatch.setattr(drawing, "_draw_colour", lambda rng, behind: np.full(3, 255.0))
     monkeypatch.setattr(drawing, "MAX_COVER", 0.0)
     sources = drawing.read_sources("val")
     for seed in range(5):
