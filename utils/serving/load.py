@@ -47,8 +47,7 @@ class Load:
         """Milliseconds that `share` percent of the requests took at most: the nearest rank. NaN without requests."""
         if not self.latencies:
             return float("nan")
-        rank = max(int(np.ceil(share / 100 * len(self.latencies))), 1)
-        return self.latencies[rank - 1]
+        return float(np.percentile(self.latencies, share, method="inverted_cdf"))
 
     @property
     def mean(self) -> float:

@@ -60,7 +60,7 @@ def tensorrt(engine_python: str, data: Path, on_gpu: bool) -> tuple[str, str]:
 
 def evaluate_float(steps: Steps, options: MeasureOptions) -> None:
     """AP of the float network in PyTorch, with AP by size of objects."""
-    command = ["qat.py", "eval", "--weights", _float(steps), *_data(options), "--imgsz", str(options.imgsz),
+    command = ["qat.py", "eval", "--weights", steps.weights, *_data(options), "--imgsz", str(options.imgsz),
                "--save-json", "--project", steps.folder, "--name", "eval-float", "--exist-ok"]  # fmt: skip
     steps.run("eval float", steps.folder / "eval-float" / "report.json", command)
 
@@ -70,7 +70,7 @@ def quantize(steps: Steps, options: MeasureOptions) -> None:
     training = [f"--{name}={value}" for name, value in (("epochs", options.epochs), ("iters", options.iters)) if value]
     for name, arguments in QUANTIZED.items():
         folder = steps.folder / name
-        command = ["qat.py", "quantize", "--weights", _float(steps), *_data(options), "--imgsz", str(options.imgsz),
+        command = ["qat.py", "quantize", "--weights", steps.weights, *_data(options), "--imgsz", str(options.imgsz),
                    "--no-eval-origin", *arguments, *([] if "--ptq-only" in arguments else training),
                    "--project", steps.folder, "--name", name, "--exist-ok"]  # fmt: skip
         if (folder / "weights" / "last.pt").exists():
@@ -80,7 +80,7 @@ def quantize(steps: Steps, options: MeasureOptions) -> None:
 
 def export(steps: Steps, options: MeasureOptions) -> None:
     """The float network and the one after QAT as ONNX files."""
-    weights = {"fp16": _float(steps), "int8": steps.folder / "qat" / "weights" / "qat_best_float.pt"}
+    weights = {"fp16": steps.weights, "int8": steps.folder / "qat" / "weights" / "qat_best_float.pt"}
     for precision in PRECISIONS:
         file = onnx_file(steps, precision)
         command: list[str | Path] = [
@@ -100,11 +100,7 @@ def measure_times(steps: Steps, options: MeasureOptions) -> None:
     if options.no_engines:
         command += ["--device", "cpu"]
     else:
-        command += [
-            "--useCudaGraph",
-            "--useSpinWait",
-            "--noDataTransfers",
-        ]  # the engine alone
+        command += ["--useCudaGraph", "--useSpinWait", "--noDataTransfers"]  # the engine alone
         level = options.optimization_level
         command += [] if level is None else ["--optimization-level", str(level)]
     result = steps.folder / _times(options) / "benchmark.json"
@@ -135,10 +131,6 @@ def onnx_file(steps: Steps, precision: str) -> Path:
 
 def _times(options: MeasureOptions) -> str:
     return "times-onnx" if options.no_engines else "times"
-
-
-def _float(steps: Steps) -> Path:
-    return steps.folder / "float.pt"
 
 
 def _data(options: MeasureOptions) -> list[str | Path]:

@@ -132,8 +132,8 @@ def _run_network(
             take(source.weights, steps)
     for name, step in STEPS.items():
         if name in wanted:
-            if not (steps.folder / "float.pt").exists():
-                raise StepError(f"{source.name} is not trained yet: {steps.folder / 'float.pt'} is missing")
+            if not steps.weights.exists():
+                raise StepError(f"{source.name} is not trained yet: {steps.weights} is missing")
             step(steps, options)
 
 
@@ -143,14 +143,13 @@ def take(weights: Path, steps: Steps) -> None:
     Raises:
         CheckpointError: it is no float checkpoint of a detector.
     """
-    target = steps.folder / "float.pt"
-    if target.exists():
+    if steps.weights.exists():
         return
     network = upstream.load_float(weights, auxiliary=True)
     if type(network.model.model[-1]).__name__ in TRAINING_HEADS:
         convert(weights, steps)
     else:
-        copy_file(weights, target)
+        copy_file(weights, steps.weights)
 
 
 def _about(options: MeasureOptions) -> dict[str, str]:

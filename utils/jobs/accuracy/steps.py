@@ -47,6 +47,11 @@ class Steps:
     environment: Mapping[str, str] = field(default_factory=dict)
     engine_python: str = sys.executable
 
+    @property
+    def weights(self) -> Path:
+        """The float checkpoint of the deployed network, which all later steps begin with."""
+        return self.folder / "float.pt"
+
     def run(self, step: str, result: Path, command: Sequence[str | Path], *, tensorrt: bool = False) -> None:
         """Run a program of the checkout, unless it was run to its end and its result is there.
 

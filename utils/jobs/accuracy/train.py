@@ -57,10 +57,9 @@ def train(network: Network, options: TrainOptions, steps: Steps) -> Path:
     Raises:
         StepError: a program failed.
     """
-    result = steps.folder / "float.pt"
-    if result.exists():
-        logger.info("%s: %s is there", network.name, result.name)
-        return result
+    if steps.weights.exists():
+        logger.info("%s: %s is there", network.name, steps.weights.name)
+        return steps.weights
     trained, weights = steps.folder / "trained.pt", steps.folder / "train" / "weights"
     last, best = weights / "last.pt", weights / "best.pt"  # without validation between epochs, the same
     if not trained.exists():
@@ -71,7 +70,7 @@ def train(network: Network, options: TrainOptions, steps: Steps) -> Path:
         last.replace(trained)
         best.unlink(missing_ok=True)
     convert(trained, steps)
-    return result
+    return steps.weights
 
 
 def convert(weights: Path, steps: Steps) -> None:
@@ -80,8 +79,16 @@ def convert(weights: Path, steps: Steps) -> None:
     Raises:
         StepError: the program failed.
     """
-    result = steps.folder / "float.pt"
-    steps.run("convert", result, ["reparameterization.py", "--weights", weights, "--save", result, "--device", "cpu"])
+    command: list[str | Path] = [
+        "reparameterization.py",
+        "--weights",
+        weights,
+        "--save",
+        steps.weights,
+        "--device",
+        "cpu",
+    ]
+    steps.run("convert", steps.weights, command)
 
 
 def _epoch(last: Path, best: Path) -> int | None:
