@@ -80,14 +80,8 @@ def convert(weights: Path, steps: Steps) -> None:
         StepError: the program failed.
     """
     command: list[str | Path] = [
-        "reparameterization.py",
-        "--weights",
-        weights,
-        "--save",
-        steps.weights,
-        "--device",
-        "cpu",
-    ]
+        "reparameterization.py", "--weights", weights, "--save", steps.weights, "--device", "cpu",
+    ]  # fmt: skip
     steps.run("convert", steps.weights, command)
 
 
