@@ -6,6 +6,9 @@
 
 Several GPUs: python -m torch.distributed.run --nproc_per_node 2 scripts/run_upstream.py train_dual.py --device 0,1 ...
 
+With --fast before the program's name, networks are kept in channels-last, upstream's training does not ask torch for
+deterministic algorithms, and cuDNN measures which of its algorithms is fastest.
+
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
 (pkg_resources); utils/upstream_shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
 and label caches are neither read nor written (SECURITY.md).
@@ -31,6 +34,7 @@ from pathlib import Path
 from utils.core import console
 
 ROOT = Path(__file__).resolve().parents[1]
+FAST = "--fast"
 
 
 def _known(option: str) -> str:
@@ -41,13 +45,16 @@ def _known(option: str) -> str:
 
 def main() -> int:
     console.guard()
-    if len(sys.argv) < 2 or not sys.argv[1]:
+    words = sys.argv[1:]
+    fast = words[:1] == [FAST]
+    program, options = (words[fast:] or [""])[0], words[fast + 1 :]
+    if not program:
         print("error: name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
         return 2
-    if sys.argv[1] in ("-h", "--help"):
+    if program in ("-h", "--help"):
         print(__doc__)
         return 0
-    script = ROOT / sys.argv[1]
+    script = ROOT / program
     if not script.is_file():
         print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
         return 2
@@ -61,10 +68,12 @@ def main() -> int:
         return error.exit_code
     logging.getLogger("yolov5").setLevel(logging.INFO)
     upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    if fast:
+        upstream_shims.prefer_speed()
     if script.parent.name == "panoptic":
         with contextlib.suppress(ImportError):  # the program says what is missing
             upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
-    sys.argv = [str(script), *map(_known, sys.argv[2:])]
+    sys.argv = [str(script), *map(_known, options)]
 
     def work() -> int:
         try:

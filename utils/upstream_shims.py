@@ -94,6 +94,34 @@ def load_safely_by_default(read: Callable[[Any, Any], Any]) -> None:
     torch.load = load
 
 
+def prefer_speed() -> None:
+    """Let upstream's training use the fastest algorithms: it asks torch for deterministic ones, on images in planes.
+
+    Images come in channels-last, which all maps follow, and cuDNN measures its algorithms. Weights stay in planes:
+    upstream's fusing needs them so.
+    """
+    import functools
+
+    import torch
+
+    import models.yolo as yolo
+    import utils.general as general
+
+    init_seeds, forward = general.init_seeds, yolo.DetectionModel.forward
+
+    @functools.wraps(init_seeds)
+    def seeds_alone(seed: int = 0, deterministic: bool = False) -> None:
+        init_seeds(seed)
+        torch.backends.cudnn.benchmark = True
+
+    @functools.wraps(forward)
+    def channels_last(self: torch.nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
+
+    general.init_seeds = seeds_alone
+    yolo.DetectionModel.forward = channels_last
+
+
 def _importable(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
 

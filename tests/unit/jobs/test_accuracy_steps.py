@@ -19,6 +19,7 @@ from utils.jobs.accuracy.networks import NETWORKS, network
 from utils.jobs.accuracy.steps import StepError, Steps
 from utils.jobs.accuracy.train import TrainOptions
 
+CLASSES = ["eight", "nine"]
 PROGRAM = (
     "import os, pathlib, sys\n"
     "print('on', os.environ.get('CUDA_VISIBLE_DEVICES'))\n"
@@ -115,10 +116,14 @@ class Upstream:
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch) -> TrainOptions:
-    """A dataset of 1,000 training images, as far as their number is asked for."""
+    """A dataset of 1,000 training images and 100 for validation, which nobody decodes."""
     monkeypatch.setattr(train.upstream_import, "ensure", lambda: None)
     monkeypatch.setattr(train, "upstream", Upstream())
-    monkeypatch.setattr(train, "_training_images", lambda data: 1000)
+    for split, number in (("train", 1000), ("val", 100)):
+        (tmp_path / split).mkdir()
+        for image in range(number):
+            (tmp_path / split / f"{image:04}.jpg").touch()
+    (tmp_path / "data.yaml").write_text(f"train: train\nval: val\nnames: {CLASSES}\n")
     monkeypatch.setattr(train, "CHECKOUT", Path(__file__).resolve().parents[3])
     return TrainOptions(tmp_path / "data.yaml", 640, None, None, None, workers=6, gpus=1)
 
@@ -151,13 +156,15 @@ def test_a_training_from_the_beginning(recorded, digits, monkeypatch):
     trained(monkeypatch)
     result = train.train(NETWORKS["yolov9-m"], digits, recorded)
     words = recorded.commands["train"]
-    assert words[:2] == ["scripts/run_upstream.py", "train_dual.py"]
-    options = dict(zip(words[2::2], words[3::2], strict=False))
+    assert words[:3] == ["scripts/run_upstream.py", "--fast", "train_dual.py"]
+    options = dict(zip(words[3::2], words[4::2], strict=False))
     assert options["--cfg"] == "models/detect/yolov9-m.yaml"
     assert options["--epochs"] == "220"  # 220,000 images
-    assert options["--close-mosaic"] == "44"
     assert options["--batch-size"] == "64"
     assert "--device" not in words
+    dataset = yaml.safe_load(Path(options["--data"]).read_text())
+    assert (dataset["train"], dataset["names"]) == ([str(digits.data.parent / "train")], dict(enumerate(CLASSES)))
+    assert len(Path(dataset["val"]).read_text().splitlines()) == 64  # upstream's own evaluation is short
     hyper = yaml.safe_load(Path(options["--hyp"]).read_text())
     assert (hyper["lr0"], hyper["warmup_bias_lr"], hyper["fliplr"], hyper["flipud"]) == (0.001, 0.001, 0.0, 0.0)
     assert result == recorded.folder / "float.pt"
@@ -175,8 +182,8 @@ def test_a_training_on_several_gpus_and_one_on_the_cpu(recorded, digits, monkeyp
     trained(monkeypatch)
     train.train(NETWORKS["yolov9-c"], replace(digits, gpus=4, epochs=3, batch_size=256, lr0=0.01), recorded)
     words = recorded.commands["train"]
-    assert words[:7] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4",
-                         "scripts/run_upstream.py", "train_dual.py"]  # fmt: skip
+    assert words[:8] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4",
+                         "scripts/run_upstream.py", "--fast", "train_dual.py"]  # fmt: skip
     assert (words[words.index("--epochs") + 1], words[words.index("--batch-size") + 1]) == ("3", "256")
     on_cpu = train._fresh(NETWORKS["yolov9-c"], replace(digits, gpus=0), recorded.folder)
     assert on_cpu[on_cpu.index("--device") + 1] == "cpu"
@@ -188,7 +195,7 @@ def test_an_interrupted_training_goes_on(recorded, digits, monkeypatch, last, be
     trained(monkeypatch)
     train.train(NETWORKS["yolov9-t"], digits, recorded)
     weights = recorded.folder / "train" / "weights" / "last.pt"
-    assert recorded.commands["train"] == ["scripts/run_upstream.py", "train_dual.py", "--resume", str(weights)]
+    assert recorded.commands["train"][2:] == ["train_dual.py", "--resume", str(weights)]
 
 
 def test_a_finished_training_is_converted_only_and_a_converted_one_is_left_alone(recorded, digits):

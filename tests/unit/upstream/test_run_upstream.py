@@ -1,9 +1,12 @@
-"""scripts/run_upstream.py: options that upstream's parsers call otherwise."""
+"""scripts/run_upstream.py: its own option, and those that upstream's parsers call otherwise."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -26,3 +29,45 @@ def test_the_rank_reaches_a_parser_of_upstreams_kind(program, words):
     parser.add_argument("--name")
     given = [program._known(word) for word in [*words, "--name", "a--local-rank=1"]]
     assert parser.parse_args(given) == argparse.Namespace(local_rank=3, name="a--local-rank=1")
+
+
+def test_fast_is_channels_last_without_deterministic_algorithms(monkeypatch):
+    import torch
+
+    from utils import upstream_shims
+
+    class Network(torch.nn.Module):
+        def forward(self, x: torch.Tensor, augment: bool = False) -> tuple[torch.Tensor, bool]:
+            return x, augment
+
+    asked = []
+    general, yolo = types.ModuleType("utils.general"), types.ModuleType("models.yolo")
+    general.init_seeds = lambda seed=0, deterministic=False: asked.append((seed, deterministic))
+    yolo.DetectionModel = Network
+    for module in (general, yolo):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        package, _, name = module.__name__.partition(".")
+        monkeypatch.setattr(importlib.import_module(package), name, module, raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    upstream_shims.prefer_speed()
+    general.init_seeds(3, deterministic=True)
+    assert asked == [(3, False)]
+    assert torch.backends.cudnn.benchmark
+    image = torch.rand(1, 3, 8, 8)
+    seen, augment = yolo.DetectionModel()(image, augment=True)
+    assert augment
+    assert seen.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(seen, image)
+
+
+@pytest.mark.parametrize("words", [[], [""], ["--fast"], ["--fast", ""]])
+def test_no_program_is_one_line(program, monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["run_upstream.py", *words])
+    assert program.main() == 2
+    assert capsys.readouterr().err.startswith("error: name a program of the checkout")
+
+
+def test_a_program_after_the_option_is_looked_for(program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run_upstream.py", "--fast", "no-such.py", "--epochs", "1"])
+    assert program.main() == 2
+    assert "no-such.py does not exist" in capsys.readouterr().err

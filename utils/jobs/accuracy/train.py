@@ -20,9 +20,9 @@ from utils.jobs.accuracy.steps import CHECKOUT, Steps
 logger = logging.getLogger(__name__)
 
 HYPERPARAMETERS = "data/demo/hyp.digits-640.yaml"
-CLOSED_MOSAIC = 5  # the last of so many parts of the epochs is without mosaic, as validation is
 FINISHED = -1  # what upstream writes for the epoch, when it takes the optimizer out of a checkpoint
-UPSTREAM = "scripts/run_upstream.py"
+VALIDATED = 64  # images, for upstream's own evaluation, which nothing depends on
+UPSTREAM = ("scripts/run_upstream.py", "--fast")
 
 
 @dataclass(frozen=True)
@@ -107,21 +107,33 @@ def _epoch(last: Path, best: Path) -> int | None:
 
 def _launcher(gpus: int) -> list[str]:
     if gpus <= 1:
-        return [UPSTREAM]
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(gpus), UPSTREAM]
+        return [*UPSTREAM]
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(gpus), *UPSTREAM]
 
 
 def _fresh(network: Network, options: TrainOptions, folder: Path) -> list[str | Path]:
-    epochs = options.epochs or max(CLOSED_MOSAIC, round(network.images / _training_images(options.data)))
+    epochs = options.epochs or max(1, round(network.images / _training_images(options.data)))
     batch = options.batch_size or network.batch_size
     device = ["--device", "cpu"] if options.gpus == 0 else []  # upstream would give CUDA_VISIBLE_DEVICES another value
     return [
-        "--data", options.data, "--cfg", network.description, "--weights", "",
+        "--data", _data(options.data, folder), "--cfg", network.description, "--weights", "",
         "--hyp", _hyperparameters(options.lr0 or network.lr0, folder), "--imgsz", str(options.imgsz),
-        "--batch-size", str(batch), "--epochs", str(epochs), "--close-mosaic", str(-(-epochs // CLOSED_MOSAIC)),
+        "--batch-size", str(batch), "--epochs", str(epochs),
         "--optimizer", "AdamW", "--cos-lr", "--cache", "ram", "--workers", str(options.workers), *device,
         "--noval", "--noplots", "--project", folder, "--name", "train", "--exist-ok",
     ]  # fmt: skip
+
+
+def _data(data: Path, folder: Path) -> Path:
+    """The dataset with few validation images: upstream evaluates twice after the last epoch, and so do later steps."""
+    dataset = load_data(data)
+    images, path = folder / "val.txt", folder / "data.yaml"
+    few = "".join(f"{file}\n" for file in find_images(dataset.paths("val"))[:VALIDATED])
+    content = {"train": [str(one) for one in dataset.paths("train")], "val": str(images), "names": dict(dataset.names)}
+    for file, text in ((images, few), (path, yaml.safe_dump(content))):
+        with atomic_path(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 def _training_images(data: Path) -> int:
