@@ -64,7 +64,8 @@ def narrow(file: Path, by: int = 4) -> dict[str, Any]:
     def less(argument: Any) -> Any:
         if isinstance(argument, list):
             return [less(one) for one in argument]
-        return argument // by if type(argument) is int and argument >= 32 else argument
+        channels = type(argument) is int and argument >= 32  # upstream rounds some of them to multiples of 8
+        return max(argument // by // 8, 1) * 8 if channels else argument
 
     layers = [*content["backbone"], *content["head"]]
     for layer in layers[:-1]:  # the last one is the head, whose numbers are of masks and classes
