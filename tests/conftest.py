@@ -28,16 +28,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
 LONGEST = (
-    *("test_rtx_builds.py", "test_sensitive_program.py", "test_hostile_kills.py", "test_export.py"),
-    *("test_distributed.py", "test_resume.py", "test_input_forms.py", "test_qat_program.py", "test_gelan_c.py"),
-    *("test_forms.py", "test_reparameterization.py", "test_evaluation.py", "test_hostile_upstream.py"),
-    *("test_setup_on_upstream.py", "test_networks.py", "test_segmentation_networks.py", "test_mask_forms.py"),
-    *("test_segmentation_evaluation.py", "test_hostile_resume.py", "test_demo_masks.py", "test_segmenters.py"),
-    *("test_hostile_allowed_names.py", "test_hostile_output.py", "test_start_up.py", "test_quickstart.py"),
-    *("test_segmentation_programs.py", "test_check_masks.py", "test_hostile_fuzz.py"),
-    *("test_install_dependencies.py", "test_patch_killed.py", "test_fused_cuda.py", "test_engine_programs.py"),
-    *("test_segmentation_loop.py", "test_patch_yolov9.py", "test_interrupts.py", "test_upstream_shims.py"),
-    *("test_calibration.py", "test_finetune.py", "test_shared_batch.py", "test_demo_data.py"),
+    *("test_sensitive_program.py", "test_rtx_builds.py", "test_export.py", "test_input_forms.py", "test_resume.py"),
+    *("test_qat_program.py", "test_gelan_c.py", "test_evaluation.py", "test_distributed.py", "test_networks.py"),
+    *("test_hostile_kills.py", "test_accuracy.py", "test_segmentation_evaluation.py", "test_reparameterization.py"),
+    *("test_mask_forms.py", "test_demo_masks.py", "test_forms.py", "test_segmenters.py", "test_hostile_resume.py"),
+    *("test_quickstart.py", "test_hostile_upstream.py", "test_setup_on_upstream.py", "test_hostile_recipes.py"),
+    *("test_hostile_allowed_names.py", "test_check_masks.py", "test_segmentation_networks.py", "test_start_up.py"),
+    *("test_val_trt.py", "test_time_qat_step.py", "test_hostile_fuzz.py", "test_hostile_interrupts.py"),
+    *("test_hostile_output.py", "test_compare_placement.py", "test_hostile_weights.py", "test_fork_server.py"),
+    *("test_install_dependencies.py", "test_engine_programs.py", "test_patch_killed.py", "test_interrupts.py"),
+    *("test_benchmark.py", "test_calibration.py", "test_segmentation_loop.py", "test_patch_yolov9.py"),
+    *("test_finetune.py", "test_fused_cuda.py", "test_overwriting.py", "test_build_apart.py", "test_tune.py"),
 )
 
 

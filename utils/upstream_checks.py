@@ -18,6 +18,7 @@ from utils.core.bounds import BOUNDS
 from utils.core.errors import CheckpointError
 from utils.core.file_schema import Mismatch, Rule, check, damaged, integer, listing, mapping, plain, record, text
 from utils.core.head_outputs import predicted
+from utils.core.shapes_only import ShapesOnly
 from utils.core.shown import shown
 from utils.upstream_heads import WITH_MASKS
 
@@ -191,7 +192,7 @@ def _check_computes(model: Any) -> None:
     handle = head.register_forward_pre_hook(look)
     try:
         empty = {name: value.to("meta") for name, value in model.state_dict().items()}
-        with torch.no_grad():
+        with torch.no_grad(), ShapesOnly():
             output = torch.func.functional_call(model, empty, (torch.empty(1, 3, side, side, device="meta"),))
     finally:
         handle.remove()

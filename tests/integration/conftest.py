@@ -92,8 +92,9 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
     return find
 
 
-# What programs import, now and then in the middle of their work: a network's first look at itself imports sympy.
+# What programs import, now and then in the middle of their work: torch's optimizers import its compiler.
 WARM = """
+import torch._dynamo
 from utils import upstream, upstream_import
 upstream_import.ensure()
 upstream.load_float("data/demo/gelan-digits.pt")

@@ -31,7 +31,7 @@ from utils.onnx_graph.verify import verify_file
 from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from random_networks import TINY, convolutions_in, random_network, save_float, save_quantized
+from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized
 
 SIDE = 64
 CPU = torch.device("cpu")
@@ -200,10 +200,12 @@ def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Netwo
         np.testing.assert_array_equal(without_zero_blocks(stored, module), expected)
 
 
-@pytest.mark.parametrize(("name", "side"), [("demo", 320), ("gelan-c", 160), ("gelan-e", 160)])
+@pytest.mark.parametrize(("name", "side"), [("demo", 320), ("gelan-c", 160), ("gelan-e, narrow", 160)])
 def test_networks(name: str, side: int, checkout: Path, upstream_yaml: Callable[[str], Path], tmp_path: Path):
     """Every convolution is quantized, every property holds, and tensors are one step apart at most."""
-    config = checkout / "data/demo/gelan-digits.yaml" if name == "demo" else upstream_yaml(name)
+    network, _, is_narrow = name.partition(", ")
+    config = checkout / "data/demo/gelan-digits.yaml" if name == "demo" else upstream_yaml(network)
+    config = narrow(config) if is_narrow else config
     floating = save_float(tmp_path / "network.pt", random_network(config, nc=3))
     quantized = load_network(save_quantized(tmp_path / "network-int8.pt", floating), CPU)
     size = ExportConfig((side, side), 1)

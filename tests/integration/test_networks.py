@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from golden import check_golden
-from random_networks import TINY, random_network, save_float, save_quantized
+from random_networks import TINY, narrow, random_network, save_float, save_quantized
 from torch import nn
 
 from models.quantize import backend, checkpoint, graph, placement, rules
@@ -80,7 +80,9 @@ SEGMENTERS = ["segment/gelan-c-seg", "segment/gelan-c-dseg", "segment/yolov7-af-
 
 @pytest.mark.parametrize("name", [*DEPLOYED, *SEGMENTERS])
 def test_upstreams_network_without_rounding_is_the_float_network_bit_for_bit(name, upstream_yaml, tmp_path):
-    check(upstream_yaml(name), tmp_path / "int8.pt", f"placement/{Path(name).name}.txt")
+    """gelan-c with all of its channels, others with a quarter: no quantizer depends on how many there are."""
+    config = upstream_yaml(name) if name == "gelan-c" else narrow(upstream_yaml(name))
+    check(config, tmp_path / "int8.pt", f"placement/{Path(name).name}.txt")
 
 
 def test_a_network_with_relu_is_placed_as_with_silu(upstream_yaml, tmp_path):
@@ -103,7 +105,7 @@ def test_every_class_in_upstreams_yamls_has_a_row_or_a_reason(checkout):
         name = f"{file.parent.name}/{file.stem}".removeprefix("detect/")
         if name in (*DEPLOYED, *SEGMENTERS) or name.startswith("hub/"):  # hub: see below
             continue
-        model = upstream.fuse(random_network(file))
+        model = upstream.fuse(random_network(narrow(file)))
         without = set(graph.read(model).unknown.values())
         assert without <= set(rules.NO_ROW), f"{file.name}: {without} has no row in rules.py"
         seen |= {type(module).__name__ for module in model.modules()}

@@ -15,6 +15,8 @@ from utils import upstream
 from utils.jobs import {job}
 from models.quantize import placement
 from models.quantize.recipe import Recipe
+for weights in ("gelan-digits.pt", "gelan-digits-seg.pt"):
+    upstream.load_float(f"data/demo/{weights}")
 model = upstream.fuse(upstream.build_model("data/demo/gelan-digits.yaml"))
 placement.apply(model, placement.plan(model, Recipe()))
 with torch.no_grad():
@@ -25,7 +27,7 @@ print(" ".join(name for name, module in sys.modules.items() if type(module).__na
 
 
 def imported(job: str, more: str = "") -> set[str]:
-    command = [sys.executable, "-c", START.format(job=job, more=more)]
+    command = [sys.executable, "-c", START.replace("{job}", job).replace("{more}", more)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return set(done.stdout.split())
 

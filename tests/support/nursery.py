@@ -6,6 +6,7 @@ writes how it ended (an exit code, or the signal's number below 0). `Nursery` is
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -71,15 +72,20 @@ class Nursery:
 
 def _serve() -> None:
     sys.path[:] = [os.getcwd(), *(path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent)]
+    import torch._dynamo  # noqa: F401  # by torch's optimizers
+
     import qat
     from models.quantize import backend
     from utils import upstream_import
     from utils.jobs import calibrate, quantize  # noqa: F401
+    from utils.jobs.sensitivity import run  # noqa: F401
     from utils.reports import figures
 
     upstream_import.ensure()
     backend.create()
     figures.render(figures.new_figure(1.0, 1.0, 1)[0], "png")
+    gc.collect()
+    gc.freeze()  # collections in the children look at their own objects
     _say("ready")
     for line in iter(sys.stdin.readline, ""):
         job = json.loads(line)

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import torch
+import yaml
 from torch import nn
 
 from models.quantize import checkpoint, placement
@@ -18,7 +19,7 @@ from utils import upstream
 from utils.jobs.compare_placement.variants import random_network
 from utils.onnx_graph.qdq_view import Context
 
-__all__ = ["TINY", "convolutions_in", "random_network", "save_float", "save_quantized", "tiny_with"]
+__all__ = ["TINY", "convolutions_in", "narrow", "random_network", "save_float", "save_quantized", "tiny_with"]
 
 # Every construct of the demo network, in a few layers: 10 classes, strides 8, 16 and 32.
 TINY: dict[str, Any] = {
@@ -54,6 +55,22 @@ def tiny_with(head: str) -> dict[str, Any]:
         "DualDSegment": [*_ENLARGED, [[3, 8, 6, 3, 8, 6, 10, 10], 1, "DualDSegment", ["nc", 8, 16]]],
     }
     return {**TINY, "head": [*TINY["head"][:-1], *rows[head]]}
+
+
+def narrow(file: Path, by: int = 4) -> dict[str, Any]:
+    """An upstream network with a fraction of its channels: every layer and every connection, in less time."""
+    content = yaml.safe_load(file.read_text())
+
+    def less(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [less(one) for one in argument]
+        channels = type(argument) is int and argument >= 32  # upstream rounds some of them to multiples of 8
+        return max(argument // by // 8, 1) * 8 if channels else argument
+
+    layers = [*content["backbone"], *content["head"]]
+    for layer in layers[:-1]:  # the last one is the head, whose numbers are of masks and classes
+        layer[3] = less(layer[3])
+    return content
 
 
 def save_float(path: Path, model: nn.Module) -> Path:

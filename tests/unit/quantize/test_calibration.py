@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,7 @@ def test_mse_finds_what_brute_force_on_the_values_finds(name):
     assert squared_error(raw, found) <= best * 1.03
 
 
+@functools.cache
 def entropy_of_modelopt(values: torch.Tensor, stride: int, first: int) -> float:
     """ModelOpt's amax of the same values on as many bins: candidates are every `stride`-th edge from `first`."""
     from modelopt.torch.quantization.calib import HistogramCalibrator
