@@ -159,8 +159,8 @@ def test_a_training_from_the_beginning(recorded, digits, monkeypatch):
     assert words[:3] == ["scripts/run_upstream.py", "--fast", "train_dual.py"]
     options = dict(zip(words[3::2], words[4::2], strict=False))
     assert options["--cfg"] == "models/detect/yolov9-m.yaml"
-    assert options["--epochs"] == "220"  # 220,000 images
-    assert options["--batch-size"] == "64"
+    assert options["--epochs"] == "110"  # 110,000 images
+    assert options["--batch-size"] == "48"
     assert "--device" not in words
     dataset = yaml.safe_load(Path(options["--data"]).read_text())
     assert (dataset["train"], dataset["names"]) == ([str(digits.data.parent / "train")], dict(enumerate(CLASSES)))

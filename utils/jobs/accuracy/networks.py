@@ -32,10 +32,10 @@ class Network:
 NETWORKS = {
     network.name: network
     for network in (
-        Network("yolov9-t", 400_000, 128, 0.002),
-        Network("yolov9-s", 350_000, 128, 0.002),
-        Network("yolov9-m", 220_000, 64, 0.001),
-        Network("yolov9-c", 150_000, 64, 0.001),
+        Network("yolov9-t", 130_000, 64, 0.0015),
+        Network("yolov9-s", 110_000, 64, 0.0015),
+        Network("yolov9-m", 110_000, 48, 0.001),
+        Network("yolov9-c", 110_000, 48, 0.001),
     )
 }
 
