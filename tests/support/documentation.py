@@ -157,7 +157,9 @@ def parser_of(program: str) -> argparse.ArgumentParser:
 def python_flags(program: str, arguments: tuple[str, ...] = ()) -> frozenset[str]:
     """The flags of a program, or of the subcommand that stands first in `arguments`; without arguments, all of them."""
     if program == PASSES_ON:
-        return frozenset()
+        return frozenset(
+            re.findall(r'^[A-Z]+ = "(--[a-z-]+)"$', (ROOT / program).read_text(encoding="utf-8"), re.MULTILINE)
+        )
     parsers = [parser_of(program)]
     for action in parsers[0]._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -96,7 +96,7 @@ def test_what_is_not_so_is_found(text, problem):
     "text",
     [
         bash("python qat.py quantize --weights a.pt --debug   # a comment\ncd a && ./patch_yolov9.sh . --dry-run"),
-        bash("python scripts/run_upstream.py train.py --cfg a.yaml"),
+        bash("python scripts/run_upstream.py train.py --cfg a.yaml") + "`run_upstream.py --fast`, `--fast`",
         bash("scripts/benchmark_trt.sh a.onnx 640 --baseline b.onnx --duration 1"),
         bash("./scripts/test.sh --unit -- -k recipe -x"),
         "`python qat.py sensitive`, `val_trt.py --source`, `scripts/val_trt.sh`, `--keep-layers`, `train.py`",

@@ -208,7 +208,7 @@ def test_a_finished_training_is_converted_only_and_a_converted_one_is_left_alone
 
 
 def test_an_unknown_network_is_refused():
-    assert network("yolov9-s").batch_size == 128
+    assert network("yolov9-s").batch_size == 64
     with pytest.raises(InputError, match="yolov9-x: there is no such network; expected some of yolov9-t"):
         network("yolov9-x")
 
