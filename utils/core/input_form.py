@@ -24,6 +24,7 @@ KINDS: tuple[Kind, ...] = ("float", "uint8", "int8")
 LAYOUTS: tuple[Axes, ...] = ("nchw", "nhwc")
 # How INT8 images lie in an engine's memory; the latter two lay channels side by side.
 INPUT_FORMATS: tuple[InputFormat, ...] = ("linear", "chw4", "chw32")
+DEFAULT_BATCH = (1, 8, 16)  # images at a time, at least, mostly and at most: of a file that takes any number
 KIND_KEY, LAYOUT_KEY, SCALE_KEY = "input_form", "input_layout", "input_scale"  # of a file's metadata
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, is_regular
+from utils.core.input_form import DEFAULT_BATCH
 from utils.serving import checks, repository
 from utils.serving.config import Wishes, check_name, configs
 from utils.serving.served_file import FILE_NAMES, ONNX, PLAN, ServedFile, Tensor
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig, Range
-from utils.trt.decision import DEFAULT_BATCH, profile_shapes
+from utils.trt.decision import profile_shapes
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 from utils.trt.onnx_summary import OnnxFile
 

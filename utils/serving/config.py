@@ -18,13 +18,13 @@ from typing import Any
 
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError
+from utils.core.input_form import DEFAULT_BATCH
 from utils.core.tasks import DETECT, SEGMENT
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.serving.served_file import PLAN, ServedFile, Tensor
 
 ENSEMBLE, PYTHON = "ensemble", "python"
 LABELS = "labels.txt"
-DEFAULT_BATCH = 16  # of an ONNX file with a dynamic batch size: the largest of build_engine.py's default profile
 # What a client has to know and the protocol does not say; see `runner.py`.
 SAID = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "input_scale", "nms", "mask_resolution")
 LIMITS = "limits"
@@ -112,7 +112,7 @@ def largest_batch(file: ServedFile, wished: int | None) -> int:
     most = file.profile[1][0] if file.profile else None
     if wished is not None and most is not None and wished > most:
         raise InputError(f"--max-batch-size is {wished}, and {file.path} takes up to {most} images at a time")
-    return wished or most or DEFAULT_BATCH
+    return wished or most or DEFAULT_BATCH[-1]  # what build_engine.py builds for
 
 
 def about(file: ServedFile, **more: str) -> dict[str, str]:

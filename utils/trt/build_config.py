@@ -27,7 +27,7 @@ class BuildConfig:
     """How an engine is built.
 
     Attributes:
-        batch: images, min, opt and max; for a file of dynamic batch (default: `decision.DEFAULT_BATCH`).
+        batch: images, min, opt and max; for a file of dynamic batch (default: `input_form.DEFAULT_BATCH`).
         height, width: pixels, min, opt and max; for a file of dynamic size.
         precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
             network has the precision of its file.

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from utils.core.errors import InputError
-from utils.core.input_form import INPUT_FORMATS
+from utils.core.input_form import DEFAULT_BATCH, INPUT_FORMATS
 from utils.trt.build_config import BuildConfig, Range
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Gpu
-
-DEFAULT_BATCH: Range = (1, 8, 16)
 
 
 class Abilities(Protocol):
