@@ -81,7 +81,7 @@ def ptq(weights: Path, data: Path, project: Path, *words: str) -> dict[str, floa
 def ranked(tmp_path_factory: pytest.TempPathFactory, demo_data: Path, demo_weights: Path) -> Path:
     """A run that measures AP with every layer in float, and looks for no recipe."""
     project = tmp_path_factory.mktemp("ranked")
-    words = (*DEMO_SIZE, *HARSH, "--num-image", "40", "--metric", "ap", "--target-drop", "1")
+    words = (*DEMO_SIZE, *HARSH, "--num-image", "60", "--metric", "ap", "--target-drop", "1")
     assert sensitive(demo_weights, demo_data, project, *words) == 0
     return project / "exp"
 
