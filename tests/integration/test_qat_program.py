@@ -501,19 +501,19 @@ class TestMistakes:
 
 
 class TestInterruption:
-    def test_ctrl_c_says_how_to_resume(self, data, demo_weights, tmp_path, capsys, scores, monkeypatch):
+    def test_ctrl_c_says_how_to_resume(self, data, small, tmp_path, capsys, scores, monkeypatch):
         scores(0.7, 0.6)
 
         def stop(*_args: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Finetuner, "_step", stop)
-        assert quantize(demo_weights, data, tmp_path) == 130
+        assert quantize(small, data, tmp_path) == 130
         assert f"qat.py quantize --resume {tmp_path / 'exp'}" in capsys.readouterr().out
         assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
 
     def test_a_full_disk_is_one_line_and_spares_what_is_there(
-        self, data, demo_weights, tmp_path, capsys, scores, losses, monkeypatch
+        self, data, small, tmp_path, capsys, scores, losses, monkeypatch
     ):
         scores(0.7, 0.6, 0.61, 0.62)
         losses(5.0, 4.0, 3.0)
@@ -526,7 +526,7 @@ class TestInterruption:
             return write(path, content)
 
         monkeypatch.setattr(Path, "write_bytes", full)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 1
+        assert quantize(small, data, tmp_path, "--epochs", "3") == 1
         error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert len(error) == 1
         assert "no space left" in error[0]
