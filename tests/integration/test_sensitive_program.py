@@ -32,7 +32,7 @@ from utils.trt.timing import TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from builds_here import Here
-from qat_runs import SMALL_RUN, quantize, report_of, write_small_set
+from qat_runs import SETTLED, SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
 from tensorrt_stand_in import stand_in
 
 SUMMARY = "summary-sensitive-analysis.json"
@@ -40,8 +40,6 @@ SIDE = "192"
 DEMO_SIZE = ("--imgsz", SIDE, "--batch-size", "10", "--workers", "0", "--device", "cpu", "--calib-batches", "4")
 TINY = SMALL_RUN[:-2]  # without --iters
 HARSH = ("--calib-method", "percentile", "--percentile", "99")  # layers differ by more than AP's noise
-# Half of the network's layers, which a recipe has in float where a run need not look at all of them.
-SETTLED = tuple(f"model.{layer}" for layer in (5, 6, 7, 8, 11, 14, 17, 18))
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +55,7 @@ def few(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The option of a recipe that leaves half of the layers to look at."""
-    path = tmp_path_factory.mktemp("half") / "half.yaml"
-    path.write_text(yaml.safe_dump({"float": list(SETTLED)}))
-    return "--recipe", str(path)
+    return half_of_layers(tmp_path_factory.mktemp("half"))
 
 
 def sensitive(weights: Path, data: Path, project: Path, *words: str) -> int:
