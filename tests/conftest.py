@@ -28,9 +28,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
 LONGEST = (
-    *("test_sensitive_program.py", "test_rtx_builds.py", "test_export.py", "test_input_forms.py", "test_resume.py"),
-    *("test_qat_program.py", "test_gelan_c.py", "test_evaluation.py", "test_distributed.py", "test_networks.py"),
-    *("test_hostile_kills.py", "test_accuracy.py", "test_segmentation_evaluation.py", "test_reparameterization.py"),
+    *("test_sensitive_program.py", "test_rtx_builds.py", "test_export.py", "test_gelan_c.py", "test_hostile_kills.py"),
+    *("test_evaluation.py", "test_input_forms.py", "test_distributed.py", "test_resume.py", "test_networks.py"),
+    *("test_qat_program.py", "test_accuracy.py", "test_segmentation_evaluation.py", "test_reparameterization.py"),
     *("test_mask_forms.py", "test_demo_masks.py", "test_forms.py", "test_segmenters.py", "test_hostile_resume.py"),
     *("test_quickstart.py", "test_hostile_upstream.py", "test_setup_on_upstream.py", "test_hostile_recipes.py"),
     *("test_hostile_allowed_names.py", "test_check_masks.py", "test_segmentation_networks.py", "test_start_up.py"),

@@ -81,6 +81,18 @@ def demo_weights(checkout: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The float checkpoint of a network of few layers, under the demo's name.
+
+    Its weights are random; what it finds in the demo set gives a small AP, which differs from state to state.
+    """
+    from forms import lively
+    from random_networks import TINY, random_network, save_float
+
+    return save_float(tmp_path_factory.mktemp("small") / "gelan-digits.pt", lively(random_network(TINY)))
+
+
+@pytest.fixture(scope="session")
 def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
     """Path of an upstream YAML by name: gelan-c, segment/gelan-c-seg."""
 

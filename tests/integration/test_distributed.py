@@ -16,7 +16,7 @@ import torch
 import qat
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import checkpoints, quantize, report_of, write_small_set
+from qat_runs import checkpoints, half_of_layers, quantize, report_of, write_small_set
 
 RUN = ("--epochs", "2", "--iters", "4", "--batch-size", "5")
 
@@ -107,7 +107,7 @@ def worker(launcher: int, rank: int) -> int:
 
 
 def test_sensitive_by_two_finds_what_one_finds(data, demo_weights, tmp_path):
-    few = ("--batch-size", "4", "--num-image", "6", "--calib-batches", "2", "--metric", "ap")
+    few = ("--batch-size", "4", "--num-image", "6", "--calib-batches", "2", "--metric", "ap", *half_of_layers(tmp_path))
     common = ("--weights", str(demo_weights), "--data", str(data), "--device", "cpu", "--workers", "0", "--imgsz", "96")
     assert qat.main(["sensitive", *common, *few, "--project", str(tmp_path / "one")]) == 0
     assert torchrun(demo_weights, data, tmp_path / "two", "sensitive", *few).wait() == 0, said(tmp_path / "two", 0)

@@ -23,7 +23,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from nursery import Nursery
-from qat_runs import SMALL_RUN, write_small_set
+from qat_runs import SMALL_RUN, half_of_layers, write_small_set
 
 KILLS = int(os.environ.get("HOSTILE_KILLS", "2"))
 STATE = {"quantize": "weights/last.pt", "sensitive": "state.json"}
@@ -55,12 +55,14 @@ class Whole:
 
 
 @pytest.fixture(scope="module", params=sorted(STATE))
-def whole(request, tmp_path_factory, nursery, demo_data, demo_weights) -> Whole:
+def whole(request, tmp_path_factory, nursery, demo_data, demo_weights, small_weights) -> Whole:
     folder = tmp_path_factory.mktemp(request.param)
     data = write_small_set(folder / "set", demo_data, train=4, val=4)
     small = SMALL_RUN if request.param == "quantize" else SMALL_RUN[:-2]  # without --iters
-    start = [request.param, "--weights", demo_weights, "--data", data, "--project", folder, *small]
-    start = [*map(str, start), *WORDS[request.param]]
+    few_layers = request.param == "quantize"  # and the other looks at half of them
+    weights, words = (small_weights, ()) if few_layers else (demo_weights, half_of_layers(folder))
+    start = [request.param, "--weights", weights, "--data", data, "--project", folder, *small]
+    start = [*map(str, start), *WORDS[request.param], *words]
     began = time.monotonic()
     assert nursery.run(start, folder / "log", writes=folder / "writes") == 0, (folder / "log").read_text()
     seconds = time.monotonic() - began

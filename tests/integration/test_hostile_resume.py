@@ -67,12 +67,12 @@ def data(tmp_path: Path, demo_data: Path) -> Path:
 
 
 @pytest.fixture
-def start(data: Path, demo_weights: Path, tmp_path: Path) -> Callable[..., int]:
+def start(data: Path, small_weights: Path, tmp_path: Path) -> Callable[..., int]:
     """Start a command of qat.py in `tmp_path/exp`."""
 
     def run(command: str, *words: str) -> int:
         small = SMALL_RUN if command == "quantize" else SMALL_RUN[:-2]
-        common = ["--weights", demo_weights, "--data", data, "--project", tmp_path]
+        common = ["--weights", small_weights, "--data", data, "--project", tmp_path]
         return qat.main([command, *map(str, common), *small, *words])
 
     return run
@@ -132,9 +132,11 @@ class TestDataset:
 
 class TestTwoAtOnce:
     @pytest.mark.parametrize("command", ["quantize", "sensitive", "calibrate", "eval"])
-    def test_no_command_writes_into_a_folder_that_is_in_use(self, command, start, data, demo_weights, tmp_path, capsys):
+    def test_no_command_writes_into_a_folder_that_is_in_use(
+        self, command, start, data, small_weights, tmp_path, capsys
+    ):
         (tmp_path / "exp").mkdir()
-        words = ["eval", "--weights", str(demo_weights), "--data", str(data), "--project", str(tmp_path)]
+        words = ["eval", "--weights", str(small_weights), "--data", str(data), "--project", str(tmp_path)]
         with held(tmp_path / "exp"):
             before = sorted(tmp_path.rglob("*"))
             assert (qat.main([*words, "--exist-ok"]) if command == "eval" else start(command, "--exist-ok")) == 2
@@ -144,11 +146,11 @@ class TestTwoAtOnce:
         assert "choose another --name" in text
 
     @pytest.mark.parametrize("words", [(), ("--source",)])
-    def test_val_trt_does_not_either(self, words, data, demo_weights, tmp_path, capsys):
+    def test_val_trt_does_not_either(self, words, data, small_weights, tmp_path, capsys):
         (tmp_path / "exp").mkdir()
         command = [
             "--engine-file",
-            demo_weights,
+            small_weights,
             "--data",
             data,
             "--project",
@@ -236,8 +238,8 @@ class TestNothingIsLeftOut:
 
 @pytest.mark.usefixtures("blank_plots")
 class TestAnotherRunInTheSameFolder:
-    def test_its_report_does_not_go_into_the_new_one(self, start, data, demo_weights, tmp_path):
-        assert quantize(demo_weights, data, tmp_path, "--no-eval-ptq", "--epochs", "1") == 0
+    def test_its_report_does_not_go_into_the_new_one(self, start, data, small_weights, tmp_path):
+        assert quantize(small_weights, data, tmp_path, "--no-eval-ptq", "--epochs", "1") == 0
         report = Report.load(tmp_path / "exp/report.json")
         report.created = "2001-01-01T00:00:00+00:00"
         report.save(tmp_path / "exp/report.json")

@@ -172,32 +172,32 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable:
 @pytest.mark.usefixtures("blank_plots")
 class TestWhatIsKept:
     def test_the_epoch_with_the_smallest_loss_on_held_out_images_is_the_best_whatever_its_ap(
-        self, scores, losses, data, demo_weights, tmp_path, capsys
+        self, scores, losses, data, small_weights, tmp_path, capsys
     ):
         scores(0.7, 0.6, 0.71, 0.65, 0.72)
         losses(3.0, 2.0, 1.0, 1.5)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_1_ap_0.6500_{NAME}.pt")
         assert report_of(tmp_path / "exp")["rows"][2]["ap"] == 0.65
         assert "epoch 1, AP 0.6500" in capsys.readouterr().out
 
     def test_if_no_epoch_beats_ptq_the_best_is_ptq_and_the_log_says_so(
-        self, scores, losses, data, demo_weights, tmp_path, capsys
+        self, scores, losses, data, small_weights, tmp_path, capsys
     ):
         scores(0.7, 0.6, 0.65, 0.69)
         losses(3.0, 3.0, 3.1)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "2") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "2") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"ptq_ap_0.6000_{NAME}.pt")
         text = f"no epoch of QAT beat PTQ on the held-out images: qat_best_{NAME}.pt is the PTQ state"
         assert text in capsys.readouterr().out
         assert text in report_of(tmp_path / "exp")["notes"]
 
-    def test_a_collapse_stops_and_restores_the_best(self, scores, losses, data, demo_weights, tmp_path, capsys):
+    def test_a_collapse_stops_and_restores_the_best(self, scores, losses, data, small_weights, tmp_path, capsys):
         scores(0.7, 0.6, 0.61, 0.29)
         losses(3.0, 2.0, 1.0)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "5") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "5") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
         assert "epoch 1: AP fell to 0.2900, below 0.5 of 0.6000" in capsys.readouterr().out
@@ -205,7 +205,7 @@ class TestWhatIsKept:
         assert len(report_of(tmp_path / "exp")["history"]) == 2
 
     def test_a_loss_that_is_not_finite_stops_and_restores_the_best(
-        self, scores, losses, data, demo_weights, tmp_path, capsys, monkeypatch
+        self, scores, losses, data, small_weights, tmp_path, capsys, monkeypatch
     ):
         scores(0.7, 0.6, 0.61)
         losses(3.0, 2.0)
@@ -218,25 +218,25 @@ class TestWhatIsKept:
             return step(self, *args)
 
         monkeypatch.setattr(Finetuner, "_step", fail_in_the_second_epoch)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "5") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "5") == 0
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
         assert "epoch 1: the supervision loss is nan" in capsys.readouterr().out
 
-    def test_patience_ends_a_run_that_does_not_improve(self, scores, losses, data, demo_weights, tmp_path):
+    def test_patience_ends_a_run_that_does_not_improve(self, scores, losses, data, small_weights, tmp_path):
         scores(0.7, 0.6, 0.61, 0.62, 0.63, 0.9)
         losses(3.0, 2.0, 2.5, 2.0, 1.0)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "5", "--patience", "2") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "5", "--patience", "2") == 0
         report = report_of(tmp_path / "exp")
         assert len(report["history"]) == 3
         assert any("patience 2" in note for note in report["notes"])
 
     def test_more_epochs_after_patience_go_on_with_a_warm_up_of_their_own(
-        self, scores, losses, data, demo_weights, tmp_path, capsys
+        self, scores, losses, data, small_weights, tmp_path, capsys
     ):
         scores(0.7, 0.6, 0.61, 0.6, 0.6)
         losses(3.0, 2.0, 2.5, 2.5)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "4", "--patience", "2") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "4", "--patience", "2") == 0
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
         assert "no better state in 2 epochs (patience 2); a higher --epochs goes on" in capsys.readouterr().out
         before = report_of(tmp_path / "exp")["history"]
@@ -253,20 +253,20 @@ class TestWhatIsKept:
         weights = tmp_path / "exp/weights"
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_4_ap_0.6000_{NAME}.pt")
 
-    def test_ranges_trained_alone_leave_weights_bit_for_bit(self, scores, data, demo_weights, tmp_path):
+    def test_ranges_trained_alone_leave_weights_bit_for_bit(self, scores, data, small_weights, tmp_path):
         scores(0.7, 0.6, 0.6)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--train", "ranges") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--train", "ranges") == 0
         before, after = (state_of(tmp_path / f"exp/weights/{name}_ap_0.6000_{NAME}.pt") for name in ("ptq", "qat_ep_0"))
         moved = {name for name in before if not torch.equal(before[name], after[name])}
         assert moved
         assert all(name.endswith("_amax") for name in moved)
 
     def test_a_network_that_is_taught_by_its_own_float_weights_is_taught_as_without_teacher(
-        self, scores, data, demo_weights, tmp_path
+        self, scores, data, small_weights, tmp_path
     ):
-        for name, words in (("a", []), ("b", ["--teacher", str(demo_weights)])):
+        for name, words in (("a", []), ("b", ["--teacher", str(small_weights)])):
             scores(0.7, 0.6, 0.6)
-            assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--name", name, *words) == 0
+            assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--name", name, *words) == 0
         files = [tmp_path / name / f"weights/qat_ep_0_ap_0.6000_{NAME}.pt" for name in ("a", "b")]
         assert same_state(*files)
         assert qat.main(["quantize", "--resume", str(tmp_path / "b")]) == 0
@@ -278,22 +278,22 @@ class TestWhatIsKept:
         teacher.write_bytes(save_float(tmp_path / "other.pt", random_network(TINY, seed=1)).read_bytes())
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "2"]) == 2
 
-    def test_another_teacher_teaches_otherwise(self, scores, data, demo_weights, tmp_path):
-        content = torch.load(demo_weights, weights_only=False)
+    def test_another_teacher_teaches_otherwise(self, scores, data, small_weights, tmp_path):
+        content = torch.load(small_weights, weights_only=False)
         for parameter in (content.get("ema") or content["model"]).parameters():
             parameter.data *= 1.01
         other = tmp_path / "other.pt"
         torch.save(content, other)
         for name, words in (("a", []), ("b", ["--teacher", str(other)])):
             scores(0.7, 0.6, 0.6)
-            assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--name", name, *words) == 0
+            assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--name", name, *words) == 0
         a, b = (tmp_path / name / "weights" for name in ("a", "b"))
         assert same_state(a / f"ptq_ap_0.6000_{NAME}.pt", b / f"ptq_ap_0.6000_{NAME}.pt")
         assert not same_state(a / f"qat_ep_0_ap_0.6000_{NAME}.pt", b / f"qat_ep_0_ap_0.6000_{NAME}.pt")
 
-    def test_more_epochs_after_a_collapse_are_refused(self, scores, data, demo_weights, tmp_path, capsys):
+    def test_more_epochs_after_a_collapse_are_refused(self, scores, data, small_weights, tmp_path, capsys):
         scores(0.7, 0.6, 0.61, 0.1)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 0
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "6"]) == 2
         line = capsys.readouterr().err.strip().splitlines()[-1]
         assert "--epochs 6: the training in" in line
@@ -301,22 +301,22 @@ class TestWhatIsKept:
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
         assert "QAT stopped. epoch 1: AP fell to 0.1000" in capsys.readouterr().out
 
-    def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, scores, data, demo_weights, tmp_path):
+    def test_the_two_no_flags_disable_and_an_unknown_score_is_not_made_up(self, scores, data, small_weights, tmp_path):
         scores(0.6)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--no-eval-ptq") == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--no-eval-ptq") == 0
         assert checkpoints(tmp_path / "exp") == [
             "last.pt", f"ptq_{NAME}.pt", f"qat_best_{NAME}.pt", f"qat_ep_0_ap_0.6000_{NAME}.pt"
         ]  # fmt: skip
         rows = {row["stage"]: row["ap"] for row in report_of(tmp_path / "exp")["rows"]}
         assert rows == {"PTQ": None, "QAT": 0.6}
 
-    def test_ptq_only_stops_after_ptq(self, scores, data, demo_weights, tmp_path, capsys):
+    def test_ptq_only_stops_after_ptq(self, scores, data, small_weights, tmp_path, capsys):
         scores(0.7, 0.6)
-        assert quantize(demo_weights, data, tmp_path, "--ptq-only") == 0
+        assert quantize(small_weights, data, tmp_path, "--ptq-only") == 0
         assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
         assert f"ptq_ap_0.6000_{NAME}.pt" in capsys.readouterr().out.splitlines()[-1]
 
-    def test_augmentation_reaches_upstreams_data_set(self, scores, data, demo_weights, tmp_path, monkeypatch):
+    def test_augmentation_reaches_upstreams_data_set(self, scores, data, small_weights, tmp_path, monkeypatch):
         scores(0.7, 0.6, 0.6)
         asked = []
         original = upstream.make_dataset
@@ -330,21 +330,21 @@ class TestWhatIsKept:
         hyp.write_text(yaml.safe_dump(dict.fromkeys(
             ("mosaic", "mixup", "copy_paste", "degrees", "translate", "scale", "shear", "perspective", "hsv_h", "hsv_s",
              "hsv_v", "flipud", "fliplr"), 0.1)))  # fmt: skip
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--hyp", str(hyp)) == 0
+        assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--hyp", str(hyp)) == 0
         assert [(kwargs["augment"], kwargs["hyp"]["mosaic"]) for kwargs in asked] == [(True, 0.1)]
 
-    def test_the_same_seed_gives_the_same_weights(self, scores, data, demo_weights, tmp_path):
+    def test_the_same_seed_gives_the_same_weights(self, scores, data, small_weights, tmp_path):
         for name in ("a", "b"):
             scores(0.6, 0.6)
-            assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--name", name) == 0
+            assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--no-eval-origin", "--name", name) == 0
         files = [tmp_path / name / f"weights/qat_ep_0_ap_0.6000_{NAME}.pt" for name in ("a", "b")]
         assert same_state(*files)
 
-    def test_the_recipe_is_printed_and_stored(self, scores, data, demo_weights, tmp_path, capsys):
+    def test_the_recipe_is_printed_and_stored(self, scores, data, small_weights, tmp_path, capsys):
         scores(0.7, 0.6)
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text("calibration: {method: max}\nhead: last-conv-float\n")
-        assert quantize(demo_weights, data, tmp_path, "--ptq-only", "--recipe", str(recipe)) == 0
+        assert quantize(small_weights, data, tmp_path, "--ptq-only", "--recipe", str(recipe)) == 0
         assert "head: last-conv-float" in capsys.readouterr().out
         stored = checkpoint.load(tmp_path / f"exp/weights/ptq_ap_0.6000_{NAME}.pt").recipe
         assert (stored.calibration.method, stored.calibration.batches, stored.head) == ("max", 2, "last-conv-float")
@@ -494,19 +494,19 @@ class TestMistakes:
 
 
 class TestInterruption:
-    def test_ctrl_c_says_how_to_resume(self, data, demo_weights, tmp_path, capsys, scores, monkeypatch):
+    def test_ctrl_c_says_how_to_resume(self, data, small_weights, tmp_path, capsys, scores, monkeypatch):
         scores(0.7, 0.6)
 
         def stop(*_args: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Finetuner, "_step", stop)
-        assert quantize(demo_weights, data, tmp_path) == 130
+        assert quantize(small_weights, data, tmp_path) == 130
         assert f"qat.py quantize --resume {tmp_path / 'exp'}" in capsys.readouterr().out
         assert checkpoints(tmp_path / "exp") == ["last.pt", f"ptq_ap_0.6000_{NAME}.pt"]
 
     def test_a_full_disk_is_one_line_and_spares_what_is_there(
-        self, data, demo_weights, tmp_path, capsys, scores, losses, monkeypatch
+        self, data, small_weights, tmp_path, capsys, scores, losses, monkeypatch
     ):
         scores(0.7, 0.6, 0.61, 0.62)
         losses(5.0, 4.0, 3.0)
@@ -519,7 +519,7 @@ class TestInterruption:
             return write(path, content)
 
         monkeypatch.setattr(Path, "write_bytes", full)
-        assert quantize(demo_weights, data, tmp_path, "--epochs", "3") == 1
+        assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 1
         error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert len(error) == 1
         assert "no space left" in error[0]

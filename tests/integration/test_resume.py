@@ -34,10 +34,12 @@ def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights: Path) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, data: Path, small_weights: Path) -> Path:
     """A run that was never interrupted."""
     project = tmp_path_factory.mktemp("whole")
-    assert quantize(demo_weights, data, project, *LONGER) == 0
+    assert quantize(small_weights, data, project, *LONGER) == 0
+    found = [entry["ap"] for entry in (*report_of(project / "exp")["rows"][:2], *report_of(project / "exp")["history"])]
+    assert len({*found, 0.0}) == 5  # so that a comparison with it can fail
     return project / "exp"
 
 
@@ -100,18 +102,18 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_that_dies_continues_to_the_same_end(moment, whole, data, demo_weights, tmp_path, monkeypatch):
+def test_a_run_that_dies_continues_to_the_same_end(moment, whole, data, small_weights, tmp_path, monkeypatch):
     owner, name, call, after = MOMENTS[moment]
     with monkeypatch.context() as patch:
         at_call(patch, owner, name, call, after=after)
         with pytest.raises(Killed):
-            quantize(demo_weights, data, tmp_path, *LONGER)
+            quantize(small_weights, data, tmp_path, *LONGER)
     assert resume(tmp_path / "exp") == 0
     assert_equal_runs(tmp_path / "exp", whole)
 
 
-def test_sigkill_during_an_epoch(whole, data, demo_weights, tmp_path, checkout):
-    words = ["quantize", "--weights", demo_weights, "--data", data, "--project", tmp_path, *SMALL_RUN, *LONGER]
+def test_sigkill_during_an_epoch(whole, data, small_weights, tmp_path, checkout):
+    words = ["quantize", "--weights", small_weights, "--data", data, "--project", tmp_path, *SMALL_RUN, *LONGER]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "qat.py", *map(str, words)], cwd=checkout, stdout=log, stderr=log, start_new_session=True
@@ -119,7 +121,7 @@ def test_sigkill_during_an_epoch(whole, data, demo_weights, tmp_path, checkout):
         weights = tmp_path / "exp/weights"
         deadline = time.monotonic() + 200
         while not list(weights.glob("qat_ep_0*")) and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.02)
+            time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert not list(weights.glob("qat_best*"))
@@ -127,9 +129,9 @@ def test_sigkill_during_an_epoch(whole, data, demo_weights, tmp_path, checkout):
     assert_equal_runs(tmp_path / "exp", whole)
 
 
-def test_ctrl_c_in_a_process_of_its_own(data, demo_weights, tmp_path, checkout):
+def test_ctrl_c_in_a_process_of_its_own(data, small_weights, tmp_path, checkout):
     # a worker process, since the signal reaches those too
-    words = ["quantize", "--weights", demo_weights, "--data", data, "--project", tmp_path, *SMALL_RUN]
+    words = ["quantize", "--weights", small_weights, "--data", data, "--project", tmp_path, *SMALL_RUN]
     words += ["--workers", "1", "--epochs", "1000"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
@@ -167,10 +169,10 @@ def test_a_finished_run_is_only_shown_again(whole, capsys):
 
 
 def test_more_epochs_begin_a_leg_of_their_own_that_dies_and_continues_to_the_same_end(
-    data, demo_weights, tmp_path, monkeypatch
+    data, small_weights, tmp_path, monkeypatch
 ):
     for name in ("whole", "dies"):
-        assert quantize(demo_weights, data, tmp_path / name, "--epochs", "1") == 0
+        assert quantize(small_weights, data, tmp_path / name, "--epochs", "1") == 0
     before = report_of(tmp_path / "whole/exp")["history"]
     assert resume(tmp_path / "whole/exp", "--epochs", "3") == 0
     with monkeypatch.context() as patch:
@@ -189,10 +191,10 @@ def test_resume_alone_finds_the_last_run(whole, capsys):
     assert str(whole) in capsys.readouterr().out
 
 
-def test_what_would_make_it_another_run_is_refused(whole, capsys, demo_weights):
+def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights):
     assert resume(whole, "--batch-size", "3") == 2
     assert "--batch-size is 3 here and 2 in the run" in capsys.readouterr().err
-    assert resume(whole, "--weights", str(demo_weights), "--batch-size", "2") == 0
+    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2") == 0
 
 
 def test_no_run_to_resume(tmp_path, capsys):
@@ -201,9 +203,9 @@ def test_no_run_to_resume(tmp_path, capsys):
     assert qat.main(["quantize", "--resume", "--project", str(tmp_path)]) == 2
 
 
-def test_other_weights_under_the_same_name_are_refused(data, demo_weights, tmp_path, capsys):
+def test_other_weights_under_the_same_name_are_refused(data, small_weights, tmp_path, capsys):
     weights = tmp_path / "gelan-digits.pt"
-    weights.write_bytes(demo_weights.read_bytes())
+    weights.write_bytes(small_weights.read_bytes())
     assert quantize(weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
     content = torch.load(weights, weights_only=False)
     content["epoch"] = 12345
@@ -212,8 +214,8 @@ def test_other_weights_under_the_same_name_are_refused(data, demo_weights, tmp_p
     assert "has changed since" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_was_deleted_is_named(data, demo_weights, tmp_path, capsys):
-    assert quantize(demo_weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
+def test_a_checkpoint_that_was_deleted_is_named(data, small_weights, tmp_path, capsys):
+    assert quantize(small_weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
     (tmp_path / "exp/weights/ptq_gelan-digits.pt").unlink()
     assert resume(tmp_path / "exp") == 2
     assert "is gone" in capsys.readouterr().err

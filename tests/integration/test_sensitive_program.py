@@ -32,7 +32,7 @@ from utils.trt.timing import TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from builds_here import Here
-from qat_runs import SMALL_RUN, quantize, report_of, write_small_set
+from qat_runs import SETTLED, SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
 from tensorrt_stand_in import stand_in
 
 SUMMARY = "summary-sensitive-analysis.json"
@@ -44,12 +44,18 @@ HARSH = ("--calib-method", "percentile", "--percentile", "99")  # layers differ 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("set"), demo_data, train=80, val=80, spread=True)
+    return write_small_set(tmp_path_factory.mktemp("set"), demo_data, train=40, val=40, spread=True)
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
     return write_small_set(tmp_path_factory.mktemp("few"), demo_data, train=4, val=6)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The option of a recipe that leaves half of the layers to look at."""
+    return half_of_layers(tmp_path_factory.mktemp("half"))
 
 
 def sensitive(weights: Path, data: Path, project: Path, *words: str) -> int:
@@ -168,7 +174,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory, demo_weights: Path) -> Pat
 def mended(tmp_path_factory: pytest.TempPathFactory, planted: Path, data: Path) -> Path:
     """The run that looks for the problem."""
     project = tmp_path_factory.mktemp("mended")
-    assert sensitive(planted, data, project, *DEMO_SIZE, "--num-image", "50") == 0
+    assert sensitive(planted, data, project, *DEMO_SIZE, "--num-image", "30") == 0
     return project / "exp"
 
 
@@ -217,8 +223,8 @@ class TestAPlantedProblem:
         row = json.loads((tmp_path / "onnx/report.json").read_text())["rows"][0]
         assert row["ap"] == pytest.approx(found["PTQ"], abs=0.005)
 
-    def test_single_quantizers_point_to_the_scale(self, planted, few, tmp_path):
-        words = (*TINY, "--num-image", "2", "--granularity", "quantizer", "--target-drop", "1")
+    def test_single_quantizers_point_to_the_scale(self, planted, few, half, tmp_path):
+        words = (*TINY, "--num-image", "2", "--granularity", "quantizer", "--target-drop", "1", *half)
         assert sensitive(planted, few, tmp_path, *words) == 0
         rows = summary_of(tmp_path / "exp")["rows"]
         assert max(rows, key=lambda row: row["score"])["unit"] == PLANTED
@@ -249,28 +255,30 @@ class TestResume:
     words = (*TINY, *HARSH, "--float-budget", "0.1")
 
     @pytest.fixture(scope="class")
-    def whole(self, tmp_path_factory: pytest.TempPathFactory, few: Path, demo_weights: Path) -> tuple[Path, int]:
+    def whole(
+        self, tmp_path_factory: pytest.TempPathFactory, few: Path, half: tuple[str, str], demo_weights: Path
+    ) -> tuple[Path, int]:
         """A run that was never interrupted, and how many times it ran the network."""
         project = tmp_path_factory.mktemp("whole")
         with pytest.MonkeyPatch.context() as patch:
             calls = counted(patch, Layerwise, "run")
-            assert sensitive(demo_weights, few, project, *self.words) == 0
+            assert sensitive(demo_weights, few, project, *self.words, *half) == 0
         return project / "exp", len(calls)
 
-    # of about 130 runs of the network: 3 batches of 2 + 32 while screening, then AP
-    @pytest.mark.parametrize("moment", ["calibration", 40, 105, "state"])
-    def test_a_killed_run_loses_at_most_one_unit(self, moment, whole, few, demo_weights, tmp_path, monkeypatch):
+    # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP
+    @pytest.mark.parametrize("moment", ["calibration", 25, 58, "state"])
+    def test_a_killed_run_loses_at_most_one_unit(self, moment, whole, few, half, demo_weights, tmp_path, monkeypatch):
         run, total = whole
         with monkeypatch.context() as patch:
             if moment == "calibration":
                 calls = counted(patch, calibration, "collect", 1)
             elif moment == "state":
-                counted(patch, AnalysisState, "save", 30)
+                counted(patch, AnalysisState, "save", 16)
                 calls = counted(patch, Layerwise, "run")
             else:
                 calls = counted(patch, Layerwise, "run", moment)
             with pytest.raises(Killed):
-                sensitive(demo_weights, few, tmp_path, *self.words)
+                sensitive(demo_weights, few, tmp_path, *self.words, *half)
             before = 0 if moment == "calibration" else len(calls) - (moment != "state")
         again = counted(monkeypatch, Layerwise, "run")
         assert qat.main(["sensitive", "--resume", str(tmp_path / "exp")]) == 0
@@ -295,8 +303,8 @@ class TestResume:
 
 @pytest.mark.usefixtures("blank_plots")
 class TestBudget:
-    def test_no_time_gives_what_is_known_and_can_go_on(self, few, demo_weights, tmp_path, capsys):
-        assert sensitive(demo_weights, few, tmp_path, *TINY, "--budget", "0.0001") == 0
+    def test_no_time_gives_what_is_known_and_can_go_on(self, few, half, demo_weights, tmp_path, capsys):
+        assert sensitive(demo_weights, few, tmp_path, *TINY, *half, "--budget", "0.0001") == 0
         assert "--budget ended" in capsys.readouterr().out
         cut = summary_of(tmp_path / "exp")
         assert all(row["ap"] is None for row in cut["rows"])
@@ -306,8 +314,10 @@ class TestBudget:
         assert not whole["notes"]
         assert all(row["score"] is not None for row in whole["rows"])
 
-    def test_what_a_budget_left_out_is_screened_and_confirmed_later(self, few, demo_weights, tmp_path, monkeypatch):
-        words = (*TINY, *HARSH, "--float-budget", "0.4")
+    def test_what_a_budget_left_out_is_screened_and_confirmed_later(
+        self, few, half, demo_weights, tmp_path, monkeypatch
+    ):
+        words = (*TINY, *HARSH, *half, "--float-budget", "0.4")
         monkeypatch.setattr(screening, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
         with monkeypatch.context() as patch:
             asked: list[float] = []
@@ -329,25 +339,27 @@ class TestBudget:
 
 class TestCalibrate:
     @pytest.fixture(scope="class")
-    def swept(self, tmp_path_factory: pytest.TempPathFactory, few: Path, demo_weights: Path) -> Path:
+    def swept(
+        self, tmp_path_factory: pytest.TempPathFactory, few: Path, half: tuple[str, str], demo_weights: Path
+    ) -> Path:
         project = tmp_path_factory.mktemp("swept")
         words = ["calibrate", "--weights", str(demo_weights), "--data", str(few), "--project", str(project), *TINY]
-        assert qat.main(words) == 0
+        assert qat.main([*words, *half]) == 0
         return project / "exp"
 
-    def test_every_method_has_the_ap_that_quantize_gets(self, swept, few, demo_weights, tmp_path):
+    def test_every_method_has_the_ap_that_quantize_gets(self, swept, few, half, demo_weights, tmp_path):
         found = json.loads((swept / "calibration.json").read_text())
         assert list(found["methods"]) == list(calibrate.METHODS)
         for name, words in {"mse": ("mse",), "percentile 99.9": ("percentile", "--percentile", "99.9")}.items():
-            words = ("--calib-method", *words, "--ptq-only", "--no-eval-origin", "--name", name)
+            words = ("--calib-method", *words, "--ptq-only", "--no-eval-origin", "--name", name, *half)
             assert quantize(demo_weights, few, tmp_path, *words) == 0
             assert report_of(tmp_path / name)["rows"][0]["ap"] == pytest.approx(found["methods"][name], abs=1e-9)
         recipe = Recipe.from_file(swept / "recipe.yaml")
         assert found["chosen_ap"] == max(found["chosen_ap"], *found["methods"].values())
         assert recipe.calibration.method == found["chosen"]["method"]
 
-    def test_method_auto_is_the_same_sweep(self, swept, few, demo_weights, tmp_path):
-        words = ("--ptq-only", "--no-eval-origin", "--calib-method", "auto")
+    def test_method_auto_is_the_same_sweep(self, swept, few, half, demo_weights, tmp_path):
+        words = ("--ptq-only", "--no-eval-origin", "--calib-method", "auto", *half)
         assert quantize(demo_weights, few, tmp_path, *words) == 0
         report = report_of(tmp_path / "exp")
         found = json.loads((swept / "calibration.json").read_text())
@@ -412,14 +424,15 @@ def milliseconds(model: onnx.ModelProto) -> int:
     entries = {entry.key: entry.value for entry in model.metadata_props}
     if "recipe" not in entries:
         return 300
-    return 100 + sum(-5 if name == "model.2" else 7 for name in json.loads(entries["recipe"])["float"])
+    more = [name for name in json.loads(entries["recipe"])["float"] if name not in SETTLED]
+    return 100 + sum(-5 if name == "model.2" else 7 for name in more)
 
 
 class TestEngines:
     """With a stand-in of TensorRT, whose engines take as long as what they have in float says."""
 
     words = (*TINY, *HARSH, "--target-drop", "1", "--engine", "--engine-batch", "2")
-    candidates = 4  # that are built in the beginning, FP16 among them
+    candidates = 3  # that are built in the beginning, FP16 among them
 
     @pytest.fixture(autouse=True)
     def builds(self, monkeypatch: pytest.MonkeyPatch) -> Here:
@@ -436,12 +449,12 @@ class TestEngines:
         return tmp_path_factory.mktemp("engines")
 
     def test_a_killed_run_goes_on_with_the_engines_that_it_has(
-        self, project, few, demo_weights, builds, monkeypatch, capsys
+        self, project, few, half, demo_weights, builds, monkeypatch, capsys
     ):
         with monkeypatch.context() as patch:
             counted(patch, engines.Exporter, "write", 5)
             with pytest.raises(Killed):
-                sensitive(demo_weights, few, project, *self.words)
+                sensitive(demo_weights, few, project, *self.words, *half)
         assert len(builds.asked) == 4  # INT8 twice, FP16, and one with a part in float
         assert qat.main(["sensitive", "--resume", str(project / "exp")]) == 0
         assert len(builds.asked) == self.candidates + 2
@@ -473,7 +486,8 @@ class TestEngines:
     def test_an_engine_is_the_network_whose_ap_is_told(self, project, few, tmp_path):
         """The stand-in's engines are ONNX files behind a line."""
         points = summary_of(project / "exp")["engine"]["points"]
-        point = next(point for point in points if point["measured"] and point["kind"] == "mixed")
+        mixed = [point for point in points if point["measured"] and point["kind"] == "mixed"]
+        point = max(mixed, key=lambda point: point["ap"])
         whole = next(point for point in points if point["kind"] == "INT8")
         for one in (point, whole):
             content = (project / "exp/engines" / one["engine"]).read_bytes()
@@ -491,8 +505,8 @@ class TestEngines:
             ]
             assert run_program(val_trt.make_parser(), val_trt.main, [*command, "--device", "cpu"]) == 0
             row = json.loads((tmp_path / one["kind"] / "report.json").read_text())["rows"][0]
-            assert row["ap"] == pytest.approx(one["ap"], abs=0.005)
-        assert abs(point["ap"] - whole["ap"]) > 0.005  # so that the comparison can fail
+            assert row["ap"] == pytest.approx(one["ap"], abs=0.01)  # of six images
+        assert abs(point["ap"] - whole["ap"]) > 0.02  # so that the comparison can fail
 
     def test_resumed_with_more_time_it_builds_what_is_left(self, project, builds, monkeypatch):
         run = project / "exp"
@@ -500,11 +514,11 @@ class TestEngines:
         assert qat.main(["sensitive", "--resume", str(run)]) == 0
         assert builds.asked == []
         assert summary_of(run)["engine"]["points"] == before
-        monkeypatch.setattr(type(self), "candidates", 6)
+        monkeypatch.setattr(type(self), "candidates", 4)
         assert qat.main(["sensitive", "--resume", str(run), "--engine-minutes", "60"]) == 0
-        assert len(builds.asked) == 2
+        assert len(builds.asked) == 1
         after = summary_of(run)["engine"]["points"]
-        assert sum(point["measured"] for point in after) == sum(point["measured"] for point in before) + 2
+        assert sum(point["measured"] for point in after) == sum(point["measured"] for point in before) + 1
 
     def test_without_a_gpu_nothing_is_computed(self, few, demo_weights, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
