@@ -221,7 +221,7 @@ def _become(job: dict[str, Any], streams: Sequence[int], path: list[str], added:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     vars(warnings)["_filters_mutated"]()  # a warning that came while the server imported comes again
-    if any(_of_coverage(name) for name in os.environ):
+    if any(name.startswith("COVERAGE_PROCESS") for name in os.environ):  # others only say where results go
         import coverage
 
         coverage.process_startup(force=True)

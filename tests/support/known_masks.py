@@ -84,10 +84,11 @@ class KnowingMasks(KnowingModel):
     def __init__(self, samples: Sequence[OutlinedSample], names: Sequence[str], imgsz: int) -> None:
         super().__init__(samples, names, imgsz)
         self.model = nn.Sequential(_Head(len(names)))
+        self._drawn: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # index, height, width →
 
     def forward(self, images: Tensor, augment: bool = False) -> tuple[Tensor, tuple[list[Tensor], Tensor, Tensor]]:
         raw = super().forward(images)
-        known = [self._masks(image) for image in images]
+        known = [self._masks(self.index(image), *image.shape[1:]) for image in images]
         coefficients, prototypes = (torch.stack(parts).to(images) for parts in zip(*known, strict=True))
         return torch.cat([raw, coefficients], 1), ([], coefficients, prototypes)
 
@@ -95,9 +96,15 @@ class KnowingMasks(KnowingModel):
         """Which sample this is; an image without a colour, as it is asked about its prototypes with, counts as one."""
         return max(super().index(image), 0)
 
-    def _masks(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        index = self.index(image)
-        sample, shape = self.samples[index], image.shape[1:]
+    def _masks(self, index: int, *shape: int) -> tuple[Tensor, Tensor]:
+        """Coefficients and prototypes of a sample in an input of this height and width."""
+        place = (index, *shape)
+        if place not in self._drawn:
+            self._drawn[place] = self._draw(index, shape)
+        return self._drawn[place]
+
+    def _draw(self, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        sample = self.samples[index]
         rng = np.random.default_rng(index)
         coefficients = torch.from_numpy(rng.normal(0, 0.3, (PROTOTYPES, self.anchors))).float()
         coefficients[:, :PROTOTYPES] = torch.eye(PROTOTYPES, self.anchors)[:, :PROTOTYPES]
@@ -106,7 +113,7 @@ class KnowingMasks(KnowingModel):
         for place, answer in enumerate(sample.answers[:PROTOTYPES]):
             points = _fitted(rng, sample, answer) * scale + offset
             filled = cv2.fillPoly(np.zeros(shape, np.uint8), [points.astype(np.int32)], 1).astype(np.float64)
-            blocks = filled.reshape(shape[0] // STRIDE, STRIDE, -1, STRIDE).mean((1, 3))
+            blocks = cv2.resize(filled, prototypes.shape[:0:-1], interpolation=cv2.INTER_AREA)  # means, exactly
             prototypes[place] = blocks * 8 - 4 + rng.normal(0, 1, blocks.shape)
         return coefficients, torch.from_numpy(prototypes).float()
 

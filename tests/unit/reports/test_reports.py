@@ -538,7 +538,14 @@ class _Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
+@pytest.fixture
+def unrendered(monkeypatch):
+    """Charts are made, and not rendered, which takes 0.2 s each: for tests of a page's words."""
+    monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
+
+
 class TestPage:
+    @pytest.mark.usefixtures("unrendered")
     def test_the_page_holds_every_number(self, report):
         text = " ".join(_Page(page(report)).words)
         for number in ("0.7412", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81 MB", "18.21"):
@@ -556,6 +563,7 @@ class TestPage:
         ):
             assert word in text
 
+    @pytest.mark.usefixtures("unrendered")
     def test_differences_within_their_error_have_no_colour(self, compared):
         compared.rows.append(make_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
         compared.rows.append(make_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))
@@ -598,6 +606,7 @@ class TestPage:
         assert nasty.tags.count("script") == plain.tags.count("script") == 1
         assert NASTY in "".join(nasty.words)
 
+    @pytest.mark.usefixtures("unrendered")
     def test_only_pages_with_masks_speak_of_them(self, report):
         assert "Masks are filled" not in page(report)
         assert "outline" not in json.dumps(report.to_dict())
@@ -605,10 +614,12 @@ class TestPage:
         report.samples = [dataclasses.replace(sample, truth=[Box((5, 5, 25, 30), "seven", None, ("6,6 20,6 20,28",))])]
         assert "Masks are filled, and outlined, in the colour of their box." in page(report)
 
+    @pytest.mark.usefixtures("unrendered")
     def test_precision_and_recall_are_explained_where_they_are_shown(self, report, segmented):
         assert "P and R: precision" in page(report)
         assert "P and R: precision" not in page(segmented)
 
+    @pytest.mark.usefixtures("unrendered")
     def test_a_missing_image_costs_its_panels_only(self, report, image):
         image[0].unlink()
         text = page(report)
@@ -620,6 +631,7 @@ class TestPage:
         assert "nothing was run" in path.read_text()
         assert list(tmp_path.iterdir()) == [path]
 
+    @pytest.mark.usefixtures("unrendered")
     def test_several_versions_are_all_named(self, report):
         report.add(make_row("QAT", versions={"torch": "2.8.0"}))
         assert "2.11.0, 2.8.0" in page(report)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -50,6 +51,12 @@ def write_wheel(folder: Path, name: str, version: str, modules: list[str]) -> No
             wheel.writestr(path, text)
 
 
+def plain_environment() -> dict[str, str]:
+    """Without what the caller has set for Python and its installers, such as another place for compiled modules."""
+    ours = ("PYTHON", "VIRTUAL_ENV", "PIP_", "UV_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 class Project:
     """A copy of the script with requirements that are met by a folder of small wheels."""
 
@@ -79,8 +86,7 @@ class Project:
         return path
 
     def install(self, *arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        ours = ("PYTHON", "VIRTUAL_ENV", "PIP_", "UV_")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {
+        environment = plain_environment() | {
             "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": sys.executable,
             "PIP_CONFIG_FILE": os.devnull,
@@ -108,9 +114,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Path, 
     return project, folder, project.install(cwd=folder)
 
 
-def pip(venv: Path, *arguments: str | Path) -> str:
-    command = [venv / "bin/python", "-m", "pip", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def pip(environment: Path, *arguments: str | Path) -> str:
+    command = [environment / "bin/python", "-m", "pip", "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=plain_environment(), check=True).stdout
+
+
+@pytest.fixture
+def with_pip(installed, tmp_path: Path) -> Path:
+    """`.venv` in the test's folder: an environment with nothing but pip, copied, since venv takes 4 s for it."""
+    folder, python = tmp_path / ".venv", "lib/python{}.{}/site-packages".format(*sys.version_info)
+    venv.create(folder, symlinks=True)
+    for package in (installed[1] / ".venv" / python).glob("pip*"):
+        shutil.copytree(package, folder / python / package.name)
+    return folder
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -290,14 +306,15 @@ class TestInstalling:
         assert "torch 2.4.0" in project.install("--runtime", cwd=folder).stdout
         assert "torch 2.11.0" in project.install(cwd=folder).stdout
 
-    def test_a_package_that_cannot_be_had(self, project: Project, tmp_path: Path):
+    def test_a_package_that_cannot_be_had(self, project: Project, with_pip: Path, tmp_path: Path):
         (project.wheels / "libraries-1.0-py3-none-any.whl").unlink()
         result = project.install(cwd=tmp_path)
+        assert "using the virtual environment .venv" in result.stdout
         assert result.returncode == 1
         assert "requirements/quantize.txt could not be installed" in result.stderr
         assert "libraries" in result.stderr
 
-    def test_what_is_installed_and_does_not_import_is_named(self, project: Project, tmp_path: Path):
+    def test_what_is_installed_and_does_not_import_is_named(self, project: Project, with_pip: Path, tmp_path: Path):
         write_wheel(project.wheels, "libraries", "1.1", ["torchvision", "cv2"])
         result = project.install(cwd=tmp_path)
         assert result.returncode == 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[3]
+DYING = ROOT / "tests/support/dying_patch.py"
 FILES = {
     "models/__init__.py": "",
     "models/yolo.py": "def parse_model(d, ch): ...\n",
@@ -22,8 +23,7 @@ FILES = {
 }
 OLD = {"qat.py": "1\n", "same.py": "the same in both\n", "models/quantize/rules.py": "1\n", "data/demo/old.sh": ""}
 NEW = {"qat.py": "2\n", "same.py": "the same in both\n", "models/quantize/rules.py": "2\n", "utils/new/deep/a.py": ""}
-# What changes files, as Python's audit events name it; `open` only when it writes.
-CHANGES = {"os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.chmod", "os.utime"}
+WARM = f"import sys; sys.path.append({str(ROOT / 'scripts')!r}); import patch_overlay"
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -56,11 +56,17 @@ def patch_overlay(monkeypatch: pytest.MonkeyPatch):
     return patch_overlay
 
 
-class Scene:
-    """A checkout, two versions of an overlay, and how a run is started: in a fork, which can be killed."""
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer(ROOT / "scripts", WARM) as started:
+        yield started
 
-    def __init__(self, program, root: Path) -> None:
-        self.program, self.root, self.checkout = program, root, root / "checkout"
+
+class Scene:
+    """A checkout, two versions of an overlay, and how a run is started: in a process of its own, which can die."""
+
+    def __init__(self, program, root: Path, server: ForkServer | None = None) -> None:
+        self.program, self.server, self.root, self.checkout = program, server, root, root / "checkout"
         self.overlays = {"1.0": overlay(root / "1.0", OLD), "2.0": overlay(root / "2.0", NEW)}
 
     def fresh(self, template: Path | None = None) -> None:
@@ -79,21 +85,9 @@ class Scene:
 
     def run_and_kill(self, version: str, *arguments: str, kill_at: int) -> bool:
         """Run the patch in a process that dies before its n-th change; returns whether it lived."""
-        child = os.fork()
-        if child == 0:
-            count = 0
-
-            def die(event: str, details: tuple[object, ...]) -> None:
-                nonlocal count
-                writes = event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR)
-                if event in CHANGES or writes:
-                    count += 1
-                    if count == kill_at:
-                        os._exit(9)
-
-            sys.addaudithook(die)
-            os._exit(self._main(version, *arguments))
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert self.server is not None
+        words = [DYING, self.overlays[version], kill_at, self.checkout, *arguments]
+        code = self.server.run(words, self.root).returncode
         assert code in (0, 9), f"{version} {arguments} ends with {code}"
         return code == 0
 
@@ -108,8 +102,8 @@ SCENES = {
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_killed_before_any_change_and_run_again_or_reverted(name, patch_overlay, tmp_path):
-    scene = Scene(patch_overlay, tmp_path)
+def test_killed_before_any_change_and_run_again_or_reverted(name, server, patch_overlay, tmp_path):
+    scene = Scene(patch_overlay, tmp_path, server)
     before, last = SCENES[name]
     scene.fresh()
     clean = tree(scene.checkout)
@@ -138,8 +132,8 @@ def test_killed_before_any_change_and_run_again_or_reverted(name, patch_overlay,
 
 
 @pytest.mark.parametrize("number", range(2, 40, 7))
-def test_killed_twice(number, patch_overlay, tmp_path):
-    scene = Scene(patch_overlay, tmp_path)
+def test_killed_twice(number, server, patch_overlay, tmp_path):
+    scene = Scene(patch_overlay, tmp_path, server)
     for second in range(1, 40, 6):
         scene.fresh()
         clean = tree(scene.checkout)

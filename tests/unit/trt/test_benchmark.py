@@ -22,6 +22,7 @@ from utils.core.input_form import InputForm
 from utils.jobs import benchmark_report
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
+from utils.reports import figures
 from utils.trt import tensorrt_api, timing, trtexec, tune, turns
 from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
@@ -35,6 +36,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
 
 CPU = torch.device("cpu")
+RENDER = figures.render
 QUICK = TimingConfig(warm_up=1, duration=0.02, rounds=2)
 
 
@@ -191,8 +193,12 @@ def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, capsys):
-    """The program on a float and a quantized file of dynamic batch; returns (code, output, errors, builds)."""
+    """The program on a float and a quantized file of dynamic batch; returns (code, output, errors, builds).
+
+    Its charts are made, and not rendered, which takes 0.3 s each: `test_int8_against_fp16_over_batches` does that.
+    """
     api = stand_in(monkeypatch)
+    monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
     monkeypatch.setattr(
         benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"}
     )
@@ -218,7 +224,8 @@ def program(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_int8_against_fp16_over_batches(program, tmp_path):
+def test_int8_against_fp16_over_batches(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "render", RENDER)
     code, out, _, builds = program("--useCudaGraph", "--noDataTransfers")
     assert code == 0
     assert builds == [["FP16"], ["FP16", "INT8"]] * 2
