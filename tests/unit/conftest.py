@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +28,6 @@ UNMEASURED = (
     *("test_overwriting.py", "test_run_folder.py", "test_segmentation_loop.py", "test_shares.py"),
     *("test_shared_batch.py", "test_upstream_shims.py"),
 )
-MEASURED_SECONDS = 0.5  # of the cases of a parametrized test: long ones that follow execute much the same lines
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,26 +38,3 @@ def _unmeasured_programs(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with unmeasured():
         yield
-
-
-@pytest.fixture(autouse=True)
-def _unmeasured_cases(request: pytest.FixtureRequest, _seconds_so_far: Counter[str]) -> Iterator[None]:
-    """Coverage looks at the cases of a test until they have taken `MEASURED_SECONDS`."""
-    test = request.node.nodeid.partition("[")[0]
-    began = _cpu_seconds()
-    if _seconds_so_far[test] < MEASURED_SECONDS:
-        yield
-        _seconds_so_far[test] += _cpu_seconds() - began
-        return
-    with unmeasured():
-        yield
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of those that it has started and that have ended."""
-    return sum(os.times()[:4])
-
-
-@pytest.fixture(scope="session")
-def _seconds_so_far() -> Counter[str]:
-    return Counter()
