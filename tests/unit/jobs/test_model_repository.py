@@ -105,10 +105,10 @@ def test_raw_predictions_alone(tmp_path):
     assert parameters(config)["task"] == "detect"
 
 
-@pytest.mark.parametrize("form", [None, end2end(NmsSettings("onnx", 100), 28), end2end(NmsSettings("onnx", 100), 0)])
-def test_segmentation_has_masks(form, tmp_path):
+@pytest.mark.parametrize(("resolution", "shape"), [(None, (-1, 16, 24)), (28, (100, 784)), (0, (100, 16, 24))])
+def test_segmentation_has_masks(resolution, shape, tmp_path):
+    form = None if resolution is None else end2end(NmsSettings("onnx", 100), resolution)
     found = made(write_boxes(tmp_path / "a.onnx", form, masks=True), tmp_path)
-    shape = (-1, 16, 24) if form is None else (100, 784) if "28" in str(form) else (100, 16, 24)
     assert io(found["m"]) == {**IMAGES, **DETECTED, "det_masks": ("TYPE_FP32", shape)}
     if form is None:
         raw = {"output0": ("TYPE_FP32", (11, 96)), "output1": ("TYPE_FP32", (4, 16, 24))}
