@@ -6,7 +6,7 @@
 
 Several GPUs: python -m torch.distributed.run --nproc_per_node 2 scripts/run_upstream.py train_dual.py --device 0,1 ...
 
-With --fast before the program's name, networks are kept in channels-last, upstream's training does not ask torch for
+With --fast before the program's name, maps are in channels-last layout, upstream's training does not ask torch for
 deterministic algorithms, and cuDNN measures which of its algorithms is fastest.
 
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
