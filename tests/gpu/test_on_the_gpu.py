@@ -11,6 +11,7 @@ import torch
 from one_conv import reference, write_onnx
 from onnx import TensorProto, helper
 
+from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import Prediction
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import ahead
@@ -68,6 +69,30 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
     one, other = (statistics[name].scores() for name in ("cpu", "cuda"))
     assert one.mean() == pytest.approx(other.mean(), abs=1e-6)
     assert 0.1 < one.mean()[3] < 0.9
+
+
+def test_rounding_is_what_torch_rounds_and_waits_for_nothing():
+    x, weight = torch.randn(4, 8, 50, 50, device="cuda") * 3, torch.randn(64, 8, 3, 3, device="cuda")
+    amax = torch.tensor(4.0, device="cuda"), weight.abs().amax((1, 2, 3), keepdim=True) * 0.8
+    scales = [float16_scale(one / 127) for one in amax]
+    ranges = [scale * 127 for scale in scales]
+    with torch.inference_mode():
+        fake_quantize(x, ranges[0]), fake_quantize(weight, ranges[1])
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = fake_quantize(x, ranges[0]), fake_quantize(weight, ranges[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    by_torch = (
+        torch.fake_quantize_per_tensor_affine(x, float(scales[0]), 0, -128, 127),
+        torch.fake_quantize_per_channel_affine(
+            weight, scales[1].reshape(-1), torch.zeros(64, dtype=torch.int32, device="cuda"), 0, -128, 127
+        ),
+    )
+    for one, same in zip(found, by_torch, strict=True):
+        assert torch.equal(one, same)
+        assert len(one.unique()) > 100
 
 
 def test_outputs_of_several_types(tmp_path):
