@@ -115,8 +115,8 @@ def ap_against_latency(networks: Sequence[Results]) -> Figure | None:
             below = (6, -11) if precision == "fp16" else (-4, 7)
             axes.annotate(name, (latency, ap), textcoords="offset points", xytext=below, fontsize=8, color=colour)
     axes.set(xlabel=f"milliseconds an image, at batch size {PLOTTED_BATCH}", ylabel="AP")
-    axes.margins(x=0.15, y=0.15)
-    axes.set_xlim(0, None)
+    axes.margins(y=0.15)
+    axes.set_xlim(0, 1.2 * max(point[0] for points in lines.values() for point in points))  # names need room
     title(axes, "AP against latency")
-    axes.legend(frameon=False, loc="lower right")
+    figure.legend(loc="outside lower center", ncols=len(lines), frameon=False)
     return figure
