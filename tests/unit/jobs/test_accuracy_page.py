@@ -14,6 +14,7 @@ import pytest
 from utils.core.errors import InputError
 from utils.core.resampled import Resampled
 from utils.jobs.accuracy import page, results, run, tables
+from utils.jobs.accuracy.measure import MeasureOptions
 from utils.jobs.accuracy.steps import Steps
 from utils.reports.rows import Row
 from utils.reports.schema import Report
@@ -115,6 +116,16 @@ def test_sizes_and_times(output):
     assert table.headers[2:6] == ("FP16, ms", "p99", "INT8, ms", "p99")
     assert table.rows[1] == ("yolov9-t", "8", "4.00", "6.00", "3.00", "4.50", "2,000", "2,667", "+33%")
     assert "NVIDIA H200, TensorRT 8.6.0" in table.remarks[0]
+
+
+def test_engines_that_lie_there_are_not_denied(output, tmp_path):
+    """The page may be written again where there is no GPU."""
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "1.jpg").touch()
+    (tmp_path / "data.yaml").write_text(f"path: {tmp_path}\ntrain: val\nval: val\nnames: [a, b]\n")
+    options = MeasureOptions(tmp_path / "data.yaml", 640, 0, False, None, None, None, "weak", "engines need a GPU")
+    assert list(run._about(options, run.found(output))) == ["data", "size"]
+    assert run._about(options, [])["engines"] == "no engines: engines need a GPU"
 
 
 def test_a_larger_network_in_int8_that_beats_a_smaller_one_in_fp16(output):

@@ -303,7 +303,7 @@ def test_a_network_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
         (one.folder / "steps.json").write_text(json.dumps([{"step": "convert", "command": ["x"], "seconds": 1.0}]))
 
     monkeypatch.setattr(run, "take", taken)
-    monkeypatch.setattr(run, "_about", lambda options: {})
+    monkeypatch.setattr(run, "_about", lambda options, networks: {})
     pages = []
     monkeypatch.setattr(run.page, "write", lambda found, output, about: pages.append([one.name for one in found]) or [])
     with pytest.raises(StepError, match="not all steps of a succeeded"):

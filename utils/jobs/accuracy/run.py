@@ -103,7 +103,8 @@ def run(
             except StepError as error:
                 logger.error("%s", error)
                 failures.append(source.name)
-    written = page.write(found(output), output, _about(options))
+    networks = found(output)
+    written = page.write(networks, output, _about(options, networks))
     logger.info("%s", " ".join(map(str, written)))
     if failures:
         raise StepError(f"not all steps of {', '.join(failures)} succeeded, see above; the page has the others")
@@ -152,10 +153,11 @@ def take(weights: Path, steps: Steps) -> None:
         copy_file(weights, steps.weights)
 
 
-def _about(options: MeasureOptions) -> dict[str, str]:
-    """What was measured on, for the page's head."""
+def _about(options: MeasureOptions, networks: Sequence[Results]) -> dict[str, str]:
+    """What was measured on, for the page's head; engines may be those of another machine."""
     data = load_data(options.data)
     images = len(find_images(data.paths("val")))
     found = {"data": f"{data.file.name}: {images:,} validation images, {data.nc} classes",
              "size": f"{options.imgsz}x{options.imgsz} pixels"}  # fmt: skip
-    return found | ({"engines": f"no engines: {options.no_engines}"} if options.no_engines else {})
+    built = any(stage in network.rows for network in networks for stage in results.ENGINES)
+    return found | ({"engines": f"no engines: {options.no_engines}"} if options.no_engines and not built else {})
