@@ -31,8 +31,8 @@ STAGES: dict[str, tuple[str, str | None]] = {
     "INT8 engine": ("eval-int8-engine", None),
     "INT8 ONNX": ("eval-int8-onnx", None),
 }
-ENGINES = ("FP16 engine", "INT8 engine")
 DEPLOYED = {"fp16": ("FP16 engine", "float ONNX"), "int8": ("INT8 engine", "INT8 ONNX")}
+ENGINES = tuple(engine for engine, _ in DEPLOYED.values())
 
 
 @dataclass(frozen=True)
