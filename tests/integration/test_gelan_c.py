@@ -132,7 +132,8 @@ def test_every_convolution_reads_quantized_tensors_and_weights_per_channel(expor
         source = values[(quantize or weight).input[0]]
         assert values[weight.input[1]].shape == (source.shape[0],)
         assert (values[weight.input[1]] > 0).all()
-    assert len(convolutions) == 145 + 8 + 5  # the first one of each ELAN block is two; the average pools of ADown
+    # the first one of each ELAN block is two, and that of the image; the average pools of ADown
+    assert len(convolutions) == 145 + 8 + 1 + 5
     assert [exported_path(conv) for conv in outside] == ["dfl"]  # a fixed sum, part of the decoding
 
 
@@ -152,5 +153,5 @@ def test_concats_have_one_scale_for_inputs_and_result(exported):
         assert quantize.op_type == "QuantizeLinear"
         assert len({float(values[node.input[1]]) for node in (*sources, quantize)}) == 1
         checked += 1
-    assert checked == 34
+    assert checked == 34 + 1  # the image's convolution in two parts
     assert all(np.isfinite(value).all() for value in values.values() if value.dtype.kind == "f")
