@@ -113,6 +113,21 @@ def test_the_first_convolution_is_cut_into_32_channels():
     assert verify(result).ok
 
 
+def test_two_convolutions_that_read_the_image():
+    """As gelan-e has them."""
+    b = Network()
+    image = b.pair("images", 1 / 127, "images")
+    both = [b.convolve(image, name, (3, 64), kernel=3) for name in ("a", "b")]
+    model = b.finish(b.quantized("Concat", "/concat", *both, axis=1), 128)
+    result, parts = separate_first(model)
+    assert [conv.name for conv in nodes(result, "Conv")] == [
+        "/a/conv/Conv.0", "/a/conv/Conv.1", "/b/conv/Conv.0", "/b/conv/Conv.1", "/last/conv/Conv"
+    ]  # fmt: skip
+    assert len(parts) == 4
+    np.testing.assert_array_equal(run(result), run(model))
+    assert verify(result).ok
+
+
 @pytest.mark.parametrize("channels", [16, 32, 80])
 def test_a_first_convolution_that_stays(channels):
     model = first(channels)
