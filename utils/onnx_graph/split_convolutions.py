@@ -15,7 +15,7 @@ three channels as they lie; for more the image is copied to 32 channels first. S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from utils.onnx_graph.view import QDQ, QUANTIZE, GraphView, attribute, channel_b
 
 @dataclass(frozen=True)
 class _Cut:
-    """A convolution with a quantized result that Concats read whole and others in parts.
+    """A convolution whose quantized result is computed in parts.
 
     Attributes:
         nodes: the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order.
@@ -66,14 +66,10 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     made = {cut.nodes[0].output[0]: _parts(cut, result, context.view) for cut in cuts}
     renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
     whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
-    nodes: list[NodeProto] = []
     for node in result.graph.node:
-        nodes += [*made.get(node.output[0], []), node]
-    for node in nodes:
         if node.op_type == "Concat":
             node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
-        rename_inputs(node, renamed)
-    set_nodes(result, nodes)
+    _put_in(result, made, renamed)
     result = merge_quantizers(result)  # a part that had a quantizer of its own
     drop_unused(result)
     return result, _origins(cuts)
@@ -97,25 +93,24 @@ def separate_first(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     result.CopyFrom(model)
     if not cuts:
         return result, {}
-    made, joined = {}, {}
+    made, renamed = {}, {}
     for cut in cuts:
-        nodes, count = _parts(cut, result, context.view), len(cut.bounds) - 1
-        quantizer = cut.nodes[-2]
-        name = f"{quantizer.input[0]}.joined"
-        parts = [f"{cut.result}.{index}" for index in range(count)]
-        made[quantizer.output[0]] = [
-            *nodes,
-            helper.make_node("Concat", parts, [name], f"{cut.nodes[0].name}/Concat", axis=1),
-        ]
-        joined[quantizer.output[0]] = name
-    nodes = []
-    for node in result.graph.node:
-        nodes += [*made.get(node.output[0], []), node]
-        if node.output[0] in joined:
-            node.input[0] = joined[node.output[0]]
-    set_nodes(result, nodes)
+        whole = cut.nodes[-2].input[0]
+        renamed[whole] = f"{whole}.joined"
+        parts = [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)]
+        join = helper.make_node("Concat", parts, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
+        made[cut.nodes[0].output[0]] = [*_parts(cut, result, context.view), join]
+    _put_in(result, made, renamed)
     drop_unused(result)
     return result, _origins(cuts)
+
+
+def _put_in(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], renamed: Mapping[str, str]) -> None:
+    """Put nodes in front of those whose result is named, and have all nodes read other tensors."""
+    nodes = [new for node in model.graph.node for new in (*made.get(node.output[0], ()), node)]
+    for node in nodes:
+        rename_inputs(node, renamed)
+    set_nodes(model, nodes)
 
 
 def _origins(cuts: Sequence[_Cut]) -> dict[str, tuple[str, slice]]:
