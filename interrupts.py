@@ -233,7 +233,7 @@ def _children() -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            with open(f"/proc/self/task/{task}/children", "rb") as file:  # a codec might have to be imported
                 found += map(int, file.read().split())
     except OSError:
         pass

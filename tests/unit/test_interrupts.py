@@ -334,3 +334,18 @@ def test_programs_look_for_cycles_seldom(tmp_path):
     output, _ = Program(tmp_path, run).process.communicate(timeout=60)
     before, inside = map(int, output.split())
     assert inside > 50 * before
+
+
+def test_children_are_found_where_nothing_can_be_imported_any_more():
+    """As in a program that a signal met while it imported."""
+    program = (
+        "import subprocess, sys, interrupts\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "sys.modules.pop('encodings.ascii', None)\n"
+        "sys.meta_path.clear()\n"
+        "found = interrupts._children()\n"
+        "child.kill()\n"
+        "sys.exit(found != [child.pid])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
