@@ -1,12 +1,13 @@
 """Find amax of activations: statistics are gathered once, then any method is computed from them.
 
 The float network runs over some batches; for each tensor, a histogram of magnitudes, and for each scale the exact
-maximum are kept on the device. All searches work on all scales at once.
+maximum of every image are kept. All searches work on all scales at once.
 
 Methods (Wu et al., "Integer Quantization for Deep Learning Inference", 2020, section 3):
 max: the largest magnitude; percentile: the magnitude below which p percent of the values lie; mse: the smallest mean
 squared error of rounding and clipping; entropy: the smallest Kullback-Leibler divergence (Migacz, "8-bit Inference with
-TensorRT", GTC 2017).
+TensorRT", GTC 2017). The last three are limited by the median image: a few images with activations unlike those of
+all others would decide the range, and leave most values of the rest in a few of its steps (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -47,11 +49,13 @@ class Histogram:
         counts: float64 `[tensors, BINS]` over 0..top.
         top: upper edge of the last bin; it doubles when a larger value comes, and pairs of bins merge.
         largest: the exact maximum over all tensors.
+        of_images: the exact maximum of each image.
     """
 
     counts: Tensor
     top: float
     largest: float
+    of_images: list[float] = field(default_factory=list)
 
     @classmethod
     def empty(cls, top: float, device: torch.device) -> Histogram:
@@ -72,6 +76,19 @@ class Histogram:
             self.counts[tensor] += torch.histc(part, BINS, 0, self.top)
         self.largest = max(self.largest, largest)
 
+    def add_images(self, largest: list[float], tensor: int = 0) -> None:
+        """Take the largest magnitude of each image of a forward, of the tensor with this number."""
+        if tensor == 0:
+            self.of_images += largest
+        elif largest:
+            before = self.of_images[-len(largest) :]
+            self.of_images[-len(largest) :] = map(max, before, largest)
+
+    def limit(self, times_median: float) -> float:
+        """The largest amax: `times_median` times the median of `of_images`; infinite for 0, or where that is 0."""
+        median = median_low(self.of_images) if self.of_images else 0.0
+        return times_median * median or math.inf
+
 
 @dataclass
 class Statistics:
@@ -79,7 +96,7 @@ class Statistics:
 
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
-    def amax(self, method: str, percentile: float = 99.999) -> dict[str, Tensor]:
+    def amax(self, method: str, percentile: float = 99.999, median_limit: float = 0.0) -> dict[str, Tensor]:
         """Find amax (a float32 scalar) of every scale.
 
         A tensor counts for what it is and not for its size: percentile is the largest over the tensors of a scale, so
@@ -88,6 +105,8 @@ class Statistics:
         Args:
             method: max, percentile, mse or entropy.
             percentile: of the magnitudes, 50..100.
+            median_limit: amax is at most so many times the largest magnitude of the median image; 0 is no limit, and
+                max has none.
         """
         names, histograms = list(self.histograms), list(self.histograms.values())
         top = torch.tensor([one.top for one in histograms], dtype=torch.float64)
@@ -105,18 +124,30 @@ class Statistics:
             found = _mse(counts, top, largest) if method == "mse" else _entropy(counts, top, largest)
         else:
             raise ValueError(f"no calibration method {method!r}")
+        if method != "max":
+            limits = torch.tensor([one.limit(median_limit) for one in histograms], dtype=top.dtype, device=device)
+            largest = torch.minimum(largest, limits)
         found = torch.minimum(found, largest).float()
         return {name: found[index] for index, name in enumerate(names)}
 
     def settled(self, settings: Calibration) -> dict[str, Tensor]:
         """Find amax of every scale by the method of `settings`, and of its exceptions by their own methods."""
-        amax = self.amax(settings.method, settings.percentile)
+        amax = self.amax(settings.method, settings.percentile, settings.median_limit)
         for text in set(settings.scales.values()):
-            other = self.amax(*parse_method(text))
+            other = self.amax(*parse_method(text), settings.median_limit)
             for name, method in settings.scales.items():
                 if method == text:
                     amax[scale_key(name)] = other[scale_key(name)]
         return amax
+
+    def limited(self, amax: dict[str, Tensor], settings: Calibration) -> int:
+        """How many of these ranges the median image limits."""
+        exceptions = {scale_key(name): method for name, method in settings.scales.items()}
+        return sum(
+            exceptions.get(name, settings.method) != "max"
+            and float(value) >= self.histograms[name].limit(settings.median_limit) * (1 - 1e-6)  # float32
+            for name, value in amax.items()
+        )
 
 
 def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
@@ -157,9 +188,20 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     unseen = [name for name in quantizers if name not in statistics.histograms]
     for histogram in statistics.histograms.values():
         histogram.counts = distributed.all_sum(histogram.counts)
+    _share_maxima(statistics)
     if unseen:
         raise QatError(f"calibration never reached {', '.join(unseen)}: a rule in rules.py does not match the network")
     return statistics
+
+
+def _share_maxima(statistics: Statistics) -> None:
+    """Let every process know the maxima of all images."""
+    parts = distributed.gather([one.of_images for one in statistics.histograms.values()])
+    whole = distributed.from_main(
+        lambda: [[value for part in scale for value in part] for scale in zip(*parts, strict=True)]
+    )
+    for histogram, maxima in zip(statistics.histograms.values(), whole, strict=True):
+        histogram.of_images = maxima
 
 
 def load(model: Any, amax: dict[str, Tensor]) -> None:
@@ -188,7 +230,14 @@ def calibrate(
 ) -> Statistics:
     """Gather statistics and set every activation scale by the method of `settings`; the statistics are returned."""
     statistics = collect(model, batches, settings.batches, progress=progress)
-    load(model, statistics.settled(settings))
+    amax = statistics.settled(settings)
+    load(model, amax)
+    limited = statistics.limited(amax, settings)
+    if limited:
+        logger.info(
+            "calibration: %d of %d ranges are at most %g times the largest magnitude of the median image, since a few "
+            "images have far larger ones (calibration.median_limit)", limited, len(amax), settings.median_limit,
+        )  # fmt: skip
     return statistics
 
 
@@ -208,9 +257,10 @@ class _Part:
 def _counter(statistics: Statistics, calls: Counter[str], name: str, part: _Part) -> Any:
     def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         magnitude = inputs[0].detach().float().abs()
+        images = magnitude.flatten(1).amax(1).tolist()
         largest = float(magnitude.max())  # NaN if there is one
         if not part.counts:
-            magnitude, largest = magnitude.flatten()[:0], 0.0
+            magnitude, images, largest = magnitude.flatten()[:0], [], 0.0
         each = [value for (value,) in distributed.all_numbers([largest])]
         largest = max(each) if all(map(math.isfinite, each)) else math.nan
         if not math.isfinite(largest):
@@ -220,6 +270,7 @@ def _counter(statistics: Statistics, calls: Counter[str], name: str, part: _Part
         if name not in statistics.histograms:
             statistics.histograms[name] = Histogram.empty(largest, magnitude.device)
         statistics.histograms[name].add(magnitude, largest, calls[name])
+        statistics.histograms[name].add_images(images, calls[name])
         calls[name] += 1
 
     return count

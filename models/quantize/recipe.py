@@ -2,7 +2,7 @@
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: percentile, percentile: 99.999, batches: 25, scales: {model.4.cv1: mse}}
+    calibration: {method: percentile, percentile: 99.999, median_limit: 4, batches: 25, scales: {model.4.cv1: mse}}
     finetune: {epochs: 10, iters: 200, lr: auto, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
@@ -45,6 +45,7 @@ class Calibration:
     percentile: float = 99.999  # of the magnitudes; used by method 'percentile'
     batches: int = 25
     scales: dict[str, str] = field(default_factory=dict)  # name of a scale → the method that it has instead
+    median_limit: float = 4.0  # amax is at most so many times the largest magnitude of the median image; 0: no limit
 
     def __post_init__(self) -> None:
         _settle(self, recipe_fields.CALIBRATION.read("calibration", vars(self)))

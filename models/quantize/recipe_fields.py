@@ -208,6 +208,7 @@ CALIBRATION = Section(
     {
         "method": Choice((*CALIBRATION_METHODS, AUTO)),
         "percentile": Number(BOUNDS["percentile"]),
+        "median_limit": Number(BOUNDS["median_limit"]),
         "batches": Number(BOUNDS["calib_batches"]),
         "scales": Table(
             "a mapping from names of scales to methods",

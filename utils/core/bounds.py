@@ -86,6 +86,7 @@ BOUNDS = {
     "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
     "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
     "percentile": Bounds(50, 100, whole=False, open_="least"),
+    "median_limit": Bounds(0, 1_000_000, whole=False),  # times the median image's largest magnitude
     "build_limit": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "tune": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes

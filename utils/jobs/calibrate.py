@@ -144,7 +144,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=limit)
     measurer = Measurer(inputs.data, inputs.device, config)
     began = time.perf_counter()
-    ranges = {text: statistics.amax(*parse_method(text)) for text in METHODS}
+    ranges = {text: statistics.amax(*parse_method(text), recipe.calibration.median_limit) for text in METHODS}
     _wait(inputs.device)
     seconds = time.perf_counter() - began
 

@@ -114,7 +114,8 @@ class Comparison:
     def measure(self, run: Run) -> Result:
         """Train as `run` says, and measure."""
         recipe = Recipe().replace(**FORMS[run.form])
-        calibration.load(self._placed, self._statistics.amax(*parse_method(run.start)))
+        limit = recipe.calibration.median_limit
+        calibration.load(self._placed, self._statistics.amax(*parse_method(run.start), limit))
         student = copy.deepcopy(self._placed)
         origin = copy.deepcopy(student)
         tuner = Finetuner(student, self._teacher, recipe.finetune, device=self._inputs.device)

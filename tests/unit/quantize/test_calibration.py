@@ -199,6 +199,58 @@ def test_statistics_are_of_the_float_network_and_each_scale_sees_all_its_tensors
     assert backend.get_amax(network.activation_quantizers[shared]) == representable(max(seen))
 
 
+def of_images(*maxima: float) -> Statistics:
+    """A scale of one tensor whose images have these largest magnitudes, and normal values otherwise."""
+    images = [NORMAL[:20_000] / NORMAL[:20_000].abs().max() * largest for largest in maxima]
+    result = histogram(torch.cat(images))
+    result.add_images(list(maxima))
+    return Statistics({"t": result})
+
+
+@pytest.mark.parametrize("method", ["percentile", "mse", "entropy"])
+def test_a_few_unusual_images_do_not_decide_a_range(method):
+    usual, spoilt = of_images(*[1.0] * 20), of_images(*[1.0] * 18, 100.0, 300.0)
+    assert float(spoilt.amax(method)["t"]) > 8
+    assert float(spoilt.amax(method, median_limit=4)["t"]) == 4
+    assert float(usual.amax(method, median_limit=4)["t"]) == float(usual.amax(method)["t"]) <= 1
+
+
+def test_max_has_no_limit_and_neither_has_a_scale_that_is_zero_for_most_images():
+    assert float(of_images(1.0, 1.0, 100.0).amax("max", median_limit=4)["t"]) == 100
+    zero = of_images(1e-30, 1e-30, 100.0)
+    zero.histograms["t"].of_images = [0.0, 0.0, 100.0]
+    assert float(zero.amax("percentile", median_limit=4)["t"]) == float(zero.amax("percentile")["t"]) > 4
+
+
+def test_a_scale_looks_at_the_largest_of_its_tensors_in_each_image():
+    one = Histogram.empty(1.0, torch.device("cpu"))
+    for forward in ([[1.0, 5.0], [2.0, 3.0]], [[4.0], [0.0]], [[], []]):  # the last: a part of a batch without images
+        for tensor, largest in enumerate(forward):
+            one.add_images(largest, tensor)
+    assert one.of_images == [2.0, 5.0, 4.0]
+    assert (one.limit(2), one.limit(0)) == (8, float("inf"))
+
+
+def test_the_limit_is_the_recipes_and_the_log_says_where_it_holds(caplog):
+    usual, unusual = torch.rand(1, 3, 32, 32, generator=GENERATOR), torch.rand(1, 3, 32, 32, generator=GENERATOR) * 50
+    amax = {}
+    for limit in (0.0, 4.0):
+        network = chain()
+        placement.apply(network, placement.plan(network, Recipe()))
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            calibration.calibrate(
+                network, [usual, usual, usual, unusual], Calibration(median_limit=limit), progress=False
+            )
+        amax[limit] = {name: float(backend.get_amax(one)) for name, one in network.activation_quantizers.items()}
+        scales = len(amax[limit])
+        said = f"{scales} of {scales} ranges are at most 4 times" if limit else ""
+        assert (said in caplog.text) if said else not caplog.text
+    assert amax[4.0]["images"] == float(representable(4 * usual.max()))
+    assert all(amax[4.0][name] < amax[0.0][name] for name in amax[0.0])
+    assert Recipe().calibration.median_limit == 4
+
+
 def test_statistics_are_gathered_in_full_float32(monkeypatch):
     network = chain()
     placement.apply(network, placement.plan(network, Recipe()))

@@ -44,6 +44,7 @@ WHOLE = [*NUMBERS, "2.5", "2.0", "1e3", "-1", "10000000000"]
 ENTRIES: dict[str, tuple[list[str], str]] = {  # entry → what it may not hold, and what the message says that it may
     "calibration.method": (["median", "MAX", "1", "true", "[max]", ""], "max, percentile, mse, entropy or auto"),
     "calibration.percentile": ([*NUMBERS, "50", "100.1", "-99.9"], "a number above 50 and at most 100"),
+    "calibration.median_limit": ([*NUMBERS, "-1", "1000001"], "a number from 0 to 1,000,000"),
     "calibration.batches": ([*WHOLE, "0", "1000001"], "an integer from 1 to 1,000,000"),
     "calibration.scales": (["mse", "[mse]", "3", ""], "a mapping from names of scales to methods"),
     "finetune.epochs": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
