@@ -38,7 +38,7 @@ LONGEST = (
     *("test_hostile_output.py", "test_compare_placement.py", "test_hostile_weights.py", "test_fork_server.py"),
     *("test_install_dependencies.py", "test_engine_programs.py", "test_patch_killed.py", "test_interrupts.py"),
     *("test_benchmark.py", "test_calibration.py", "test_segmentation_loop.py", "test_patch_yolov9.py"),
-    *("test_reports.py", "test_pages_in_a_browser.py", "test_finetune.py", "test_fused_cuda.py", "test_loop.py"),
+    *("test_page.py", "test_pages_in_a_browser.py", "test_finetune.py", "test_fused_cuda.py", "test_loop.py"),
     *("test_recipe_fields.py", "test_upstream_shims.py", "test_overwriting.py", "test_build_apart.py", "test_tune.py"),
 )
 

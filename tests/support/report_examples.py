@@ -1,0 +1,32 @@
+"""Rows and reports for tests of them."""
+
+from __future__ import annotations
+
+from utils.core.resampled import Resampled
+from utils.reports.schema import Row
+
+NASTY = '<script>alert("x")</script>'
+ROW_KEYS = ["stage", "file", "ap", "ap50", "precision", "recall", "seconds", "device", "versions"]
+ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on", "ap_with", "ap_resampled", "ap_difference_error"]
+
+
+def make_row(stage: str = "float", **changes) -> Row:
+    values = {
+        "stage": stage,
+        "file": f"runs/{stage}.pt",
+        "ap": 0.7412,
+        "ap50": 0.9521,
+        "precision": 0.9432,
+        "recall": 0.9018,
+        "seconds": 12.25,
+        "device": "CPU",
+        "versions": {"torch": "2.11.0"},
+        "size_bytes": 1_812_345,
+        "ms_per_image": 18.21,
+        "measured_on": "PyTorch 2.11.0, CPU, 2 threads, batch 10",
+    }
+    return Row(**{**values, **changes})
+
+
+def resampled(*ap: float, images: str = "a" * 32) -> str:
+    return Resampled.of(images, ap).to_text()

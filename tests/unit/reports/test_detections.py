@@ -1,0 +1,108 @@
+"""Pictures of detections beside the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from matplotlib.patches import PathPatch
+from PIL import Image
+
+from utils.core.errors import InputError
+from utils.reports import detections, figures
+from utils.reports.outlines import outline_of
+from utils.reports.schema import Box, Sample
+
+
+def test_images_are_drawn_with_their_boxes_where_they_are(report, image):
+    figure = detections.detection_panel(report.samples[0], "float", "INT8")
+    (axes,) = figure.axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
+    frames = {tuple(patch.get_bbox().extents) for patch in axes.patches}
+    assert frames == {(5, 5, 25, 30), (40, 20, 70, 55)}
+    assert [text.get_text() for text in axes.texts] == ["seven 0.90", "one 0.60"]
+    styles = {tuple(patch.get_bbox().extents): patch.get_linestyle() for patch in axes.patches}
+    assert styles == {(5, 5, 25, 30): "-", (40, 20, 70, 55): "--"}, "only what INT8 lacks is dashed"
+
+
+def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
+    figure = detections.detections(report.samples * 2)
+    assert [axes.get_title() for axes in figure.axes] == ["truth", "float", "INT8", "", "", ""]
+    image = Image.open(io.BytesIO(figures.render(figure, "png", dpi=50)))
+    assert image.size == (3 * 180, 2 * 180)
+
+
+def test_unmatched_pairs_one_to_one_and_by_class():
+    box = Box((0, 0, 10, 10), "a", 0.9)
+    moved = Box((1, 0, 11, 10), "a", 0.8)
+    far = Box((8, 0, 18, 10), "a", 0.7)
+    assert detections.unmatched([box, moved], [box]) == [False, True]
+    assert detections.unmatched([moved, far], [box]) == [False, True]
+    assert detections.unmatched([box], [dataclasses.replace(box, name="b")]) == [True]
+    assert detections.unmatched([], [box]) == []
+
+
+def test_the_first_stage_is_compared_with_the_second_and_others_with_the_first():
+    sample = Sample("x", {"float": [], "PTQ": [], "QAT": []})
+    pairs = {stage: detections.counterpart(sample, stage) for stage in ("float", "PTQ", "QAT", "truth")}
+    assert pairs == {"float": "PTQ", "PTQ": "float", "QAT": "float", "truth": None}
+
+
+def test_masks_are_filled_under_their_boxes_and_outlined(report, image):
+    inside = np.zeros((60, 80), bool)
+    inside[10:30, 8:24] = True
+    inside[15:25, 12:20] = False  # a hole
+    other = np.zeros((60, 80), bool)
+    other[28:34, 20:30] = True  # two pixels of it lie on the first
+    both = Box((5, 5, 25, 30), "seven", 0.9, outline_of(inside))
+    only = Box((40, 20, 70, 55), "one", 0.6, outline_of(other))
+    sample = dataclasses.replace(report.samples[0], predictions={"float": [both, only], "INT8": [both]})
+    figure = detections.detection_panel(sample, "float", "INT8")
+    (axes,) = figure.axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
+    layer = axes.images[1]
+    assert layer.get_alpha() == 0.35
+    np.testing.assert_array_equal(layer.get_array()[..., 3] == 255, inside | other)
+    assert {tuple(colour) for colour in layer.get_array()[inside].tolist()} == {(0, 114, 178, 255)}
+    assert {tuple(colour) for colour in layer.get_array()[other & ~inside].tolist()} == {(213, 94, 0, 255)}
+    rings = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
+    corners = {tuple(np.concatenate([ring.get_path().vertices.min(0), ring.get_path().vertices.max(0)]))
+               for ring in rings}  # fmt: skip
+    assert corners == {(8.5, 10.5, 23.5, 29.5), (11.5, 14.5, 20.5, 25.5), (20.5, 28.5, 29.5, 33.5)}
+    (truth,) = detections.detection_panel(sample, "truth").axes
+    assert len(truth.images) == 1, "it has no mask"
+
+
+def test_a_mask_on_a_panel_is_its_colour_over_the_image(tmp_path):
+    path = tmp_path / "grey.png"
+    Image.new("RGB", (100, 100), (200, 200, 200)).save(path)
+    inside = np.zeros((100, 100), bool)
+    inside[20:80, 20:80] = True
+    inside[40:60, 40:60] = False
+    sample = Sample(str(path), {"float": [Box((5, 5, 95, 95), "a", 0.9, outline_of(inside))]})
+    drawn = np.asarray(Image.open(io.BytesIO(
+        figures.render(detections.detection_panel(sample, "float"), "png", dpi=100)
+    )).convert("RGB"))  # fmt: skip
+    assert drawn.shape == (340, 340, 3)
+    blue = np.array([0, 114, 178])
+    for x, y in ((30, 30), (70, 50), (50, 70)):
+        np.testing.assert_allclose(drawn[int(y * 3.4), int(x * 3.4)], 0.65 * 200 + 0.35 * blue, atol=1)
+    for x, y in ((50, 50), (12, 50)):
+        assert drawn[int(y * 3.4), int(x * 3.4)].tolist() == [200, 200, 200]
+
+
+def test_masks_of_large_images_are_filled_in_fewer_pixels():
+    (axes,) = figures.new_figure(3, 2, 1)[1]
+    box = Box((0, 0, 9000, 6000), "a", 0.9, ("0,0 4499,0 4499,5999 0,5999",))
+    detections._draw_masks(axes, (6000, 9000), [box], ["#0072B2"])
+    covered = axes.images[0].get_array()[..., 3] > 0
+    assert covered.shape == (933, 1400)
+    assert abs(covered.mean() - 0.5) < 0.01
+    assert axes.images[0].get_extent() == [0, 9000, 6000, 0]
+
+
+def test_a_image_that_is_gone_is_a_clear_error(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.png"):
+        detections.read_image(tmp_path / "gone.png")

@@ -1,0 +1,101 @@
+"""Charts of a report."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from report_examples import make_row
+
+from utils.reports import detections, figures
+from utils.reports.schema import Report
+
+
+def test_ap_per_epoch_plots_the_history_and_the_lines(report):
+    report.history.insert(1, {"epoch": 7, "ap": None, "loss": None})
+    axes = figures.ap_per_epoch(report).axes[0]
+    curve, *_ = axes.lines
+    assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1, 2], [0.7365, 0.7399])
+    assert [line.get_ydata()[0] for line in axes.lines[2:]] == [0.7412, 0.7361]
+    assert {text.get_text() for text in axes.texts} == {"chosen 0.7399", "float 0.7412", "PTQ 0.7361"}
+    assert axes.get_xlabel()
+    assert axes.get_ylabel()
+
+
+def test_masks_have_a_panel_of_their_own(report, segmented):
+    report.rows = segmented.rows
+    for entry, ap in zip(report.history, (0.42, 0.41), strict=True):
+        entry["mask_ap"] = ap
+    boxes, masks = figures.ap_per_epoch(report).axes
+    assert (list(boxes.lines[0].get_ydata()), list(masks.lines[0].get_ydata())) == ([0.7365, 0.7399], [0.42, 0.41])
+    assert {"float 0.4412", "PTQ 0.4300"} <= {text.get_text() for text in masks.texts}
+    assert ["boxes" in boxes.get_title(loc="left"), "masks" in masks.get_title(loc="left")] == [True, True]
+    del report.history[0]["mask_ap"]
+    assert len(figures.ap_per_epoch(report).axes) == 1
+
+
+def test_no_epoch_is_marked_where_ptq_is_the_result(report):
+    report.rows = [make_row(), make_row("PTQ", ap=0.7401), make_row("QAT", ap=0.7401)]
+    axes = figures.ap_per_epoch(report).axes[0]
+    assert not any("chosen" in text.get_text() for text in axes.texts)
+    report.rows[-1] = make_row("QAT", ap=0.7365)
+    for entry, loss in zip(report.history, (0.1, 0.2), strict=True):
+        entry["held_out"] = loss
+    axes = figures.ap_per_epoch(report).axes[0]
+    assert "chosen 0.7365" in {text.get_text() for text in axes.texts}, "the loss chooses, and not AP"
+
+
+def test_labels_do_not_overlap(report):
+    report.rows = [make_row(), make_row("PTQ", ap=0.74119)]
+    axes = figures.ap_per_epoch(report).axes[0]
+    low, high = axes.get_ylim()
+    heights = sorted(text.get_position()[1] for text in axes.texts)
+    assert min(np.diff(heights)) >= 0.05 * (high - low)
+
+
+def test_ranges_plot_amax_on_a_log_axis_with_one_panel_per_kind(report):
+    activations, weights = figures.ranges_per_layer(report.ranges).axes
+    assert list(activations.lines[0].get_ydata()) == [2.5, 2.5], "a zero amax is drawn at the smallest one"
+    assert list(weights.lines[0].get_ydata()) == [0.75]
+    assert activations.get_yscale() == weights.get_yscale() == "log"
+    assert [text.get_text() for text in weights.get_xticklabels()] == ["0"]
+
+
+def test_ranges_stand_in_the_order_of_the_network():
+    names = ["model.12.conv", "images", "model.2.conv"]
+    rows = [{"name": name, "kind": "activation", "amax": 1.0 + i} for i, name in enumerate(names)]
+    (axes,) = figures.ranges_per_layer(rows).axes
+    assert list(axes.lines[0].get_ydata()) == [2.0, 3.0, 1.0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["", "2", "12"]
+
+
+def test_many_layers_do_not_write_over_each_other():
+    rows = [{"name": f"model.{i}.conv", "kind": "weight", "amax": 1.0 + i, "min": 1.0, "max": 2.0} for i in range(250)]
+    (axes,) = figures.ranges_per_layer(rows).axes
+    assert 20 < len(axes.get_xticklabels()) < 60
+    assert len(axes.lines[0].get_ydata()) == 250
+
+
+@pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
+def test_images_have_the_expected_size(report, kind, format_, tmp_path):
+    path = figures.save(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
+    image = Image.open(path)
+    assert (image.format, image.size) == (format_, (900, 340))
+    assert np.asarray(image.convert("L")).std() > 5, "the image is blank"
+
+
+def test_svg_is_valid_keeps_its_text_and_is_reproducible(report):
+    one, two = (figures.render(figures.ap_per_epoch(report), "svg") for _ in range(2))
+    assert one == two
+    assert "chosen 0.7399" in "".join(ElementTree.fromstring(one).itertext())
+
+
+def test_nothing_to_draw_is_an_error():
+    with pytest.raises(ValueError, match="no epoch"):
+        figures.ap_per_epoch(Report("x"))
+    with pytest.raises(ValueError, match="no ranges"):
+        figures.ranges_per_layer([])
+    with pytest.raises(ValueError, match="no samples"):
+        detections.detections([])

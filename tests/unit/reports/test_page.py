@@ -1,0 +1,139 @@
+"""The page of a report: it holds every number, and nothing in it is markup or a link."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html.parser
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from PIL import Image
+from report_examples import NASTY, make_row
+
+from utils.reports.html import page, write_html
+from utils.reports.schema import Box, Report
+
+
+class _Page(html.parser.HTMLParser):
+    """Tags, attributes and text of a page, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [
+            value for name, value in attrs if name in {"src", "href", "srcset", "action"} or "url(" in (value or "")
+        ]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_page_holds_every_number(report):
+    text = " ".join(_Page(page(report)).words)
+    for number in ("0.7412", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81 MB", "18.21"):
+        assert number in text
+    for number in ("0.7365", "0.7399", "1.0e-05", "2.500", "0.7500", "0.1250", "16"):
+        assert number in text
+    for word in (
+        "A report",
+        "python qat.py quantize",
+        "somewhere else",
+        "2.11.0",
+        "a CPU",
+        "a note",
+        "runs/PTQ.pt",
+    ):
+        assert word in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_differences_within_their_error_have_no_colour(compared):
+    compared.rows.append(make_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
+    compared.rows.append(make_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))
+    text = page(compared)
+    assert re.findall(r'<td class="(up|down)">(.*?)</td>', text) == [
+        ("up", "+0.0088"), ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
+    ]  # fmt: skip
+    assert "-0.0051 ± 0.0058 to float" in text
+    assert "±: the standard error of the difference" in text
+    assert "Not compared, since" in text
+
+
+def test_the_page_fetches_nothing(report):
+    text = page(report)
+    parsed = _Page(text)
+    assert len(parsed.links) == 5, "two charts and three panels"
+    assert all(link.startswith("data:image/") for link in parsed.links)
+    assert not {"link", "iframe", "object", "embed"} & set(parsed.tags)
+    written = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", written)
+
+
+def test_the_images_inside_are_images(report):
+    for link in _Page(page(report)).links:
+        kind, data = link.removeprefix("data:image/").split(";base64,")
+        content = base64.b64decode(data, validate=True)
+        if kind == "svg+xml":
+            assert ElementTree.fromstring(content).tag.endswith("svg")
+        else:
+            assert Image.open(io.BytesIO(content)).size[0] > 300
+
+
+def test_markup_in_names_is_shown_and_not_run(report):
+    plain = _Page(page(report))
+    report.title = report.command = report.data = NASTY
+    report.notes = [NASTY]
+    report.rows = [make_row(NASTY, file=NASTY, device=NASTY, measured_on=NASTY, versions={NASTY: NASTY})]
+    report.ranges[0]["name"] = NASTY
+    report.samples = [
+        dataclasses.replace(report.samples[0], predictions={NASTY: [Box((1, 1, 9, 9), "$" + NASTY, 0.5)]})
+    ]
+    nasty = _Page(page(report))
+    assert nasty.tags.count("script") == plain.tags.count("script") == 1
+    assert NASTY in "".join(nasty.words)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_only_pages_with_masks_speak_of_them(report):
+    assert "Masks are filled" not in page(report)
+    assert "outline" not in json.dumps(report.to_dict())
+    (sample,) = report.samples
+    report.samples = [dataclasses.replace(sample, truth=[Box((5, 5, 25, 30), "seven", None, ("6,6 20,6 20,28",))])]
+    assert "Masks are filled, and outlined, in the colour of their box." in page(report)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_precision_and_recall_are_explained_where_they_are_shown(report, segmented):
+    assert "P and R: precision" in page(report)
+    assert "P and R: precision" not in page(segmented)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_missing_image_costs_its_panels_only(report, image):
+    image[0].unlink()
+    text = page(report)
+    assert "cannot read the image" in text
+    assert "0.7412" in text
+
+
+def test_an_empty_report_is_a_page(tmp_path):
+    path = write_html(Report("nothing was run", hardware={}), tmp_path / "report.html")
+    assert "nothing was run" in path.read_text()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_several_versions_are_all_named(report):
+    report.add(make_row("QAT", versions={"torch": "2.8.0"}))
+    assert "2.11.0, 2.8.0" in page(report)

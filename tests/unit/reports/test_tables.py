@@ -1,0 +1,84 @@
+"""Tables of a report: what is shown is what was measured, and what compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from report_examples import NASTY, make_row
+
+from utils.core.text_tables import code, columns, markdown
+from utils.reports.schema import Report
+from utils.reports.tables import remarks, terminal_table
+
+
+def test_ap_of_another_set_of_images_is_not_compared():
+    rows = [make_row(), make_row("ONNX", ap=0.9, ap_with="30 images"), make_row("INT8", ap=0.75)]
+    report = Report("x", rows=rows)
+    assert [line.split()[2] for line in terminal_table(report).splitlines()[3:5]] == ["-", "+0.0088"]
+
+
+def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
+    report.add(make_row("ONNX", ap=None, size_bytes=50_000, ms_per_image=None, measured_on="ONNX Runtime"))
+    lines = terminal_table(report).splitlines()
+    assert lines[0].split() == ["stage", "AP", "vs", "float", "AP50", "P", "R", "size", "ms/image", "on"]
+    assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[a]"]
+    assert lines[3].split() == [
+        "PTQ",
+        "0.7361",
+        "-0.0051",
+        "0.9521",
+        "0.9432",
+        "0.9018",
+        "1.81",
+        "MB",
+        "18.21",
+        "[b]",
+    ]
+    assert lines[4].split() == ["ONNX", "-", "-", "0.9521", "0.9432", "0.9018", "50.0", "kB", "-", "[c]"]
+    assert lines[5:] == ["[a] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[b] somewhere else", "[c] ONNX Runtime"]
+    assert len({len(line) for line in lines[:5]}) == 1
+    assert max(map(len, lines)) <= 80
+
+
+def test_masks_have_their_columns(segmented):
+    lines = [line.split() for line in terminal_table(segmented).splitlines()]
+    assert " ".join(lines[0]) == "stage AP vs float AP50 mask AP vs float mask AP50 size ms/image on"
+    assert lines[2][1:5] == ["0.7412", "0.9521", "0.4412", "0.7000"]
+    assert lines[3][1:] == ["0.7361", "-0.0051", "±", "0.0058", "0.9521", "0.4300", "-0.0112", "±", "0.0100",
+                            "0.7000", "1.81", "MB", "18.21", "[a]"]  # fmt: skip
+    assert lines[4][1:6] == ["0.7412", "+0.0000", "0.9521", "-", "-"]  # a detector beside them
+
+
+def test_differences_have_standard_errors_where_the_images_are_the_same(compared):
+    lines = terminal_table(compared).splitlines()
+    assert [" ".join(line.split()[2:5]) for line in lines[3:5]] == ["-0.0051 ± 0.0058", "+0.0008 ± 0.0100"]
+    assert [line.split()[2] for line in lines[5:7]] == ["-", "+0.0088"]
+    assert lines[7].split()[3] == "-"
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines[8:])
+    assert "±: the standard error of the difference" in words
+    assert "not those of the float row: ONNX" in words
+    assert words.endswith("or a single image gave AP: old")
+
+
+def test_nothing_is_said_of_errors_where_no_row_has_one(compared):
+    rows = [dataclasses.replace(row, ap_resampled="") for row in compared.rows]
+    assert remarks(dataclasses.replace(compared, rows=rows)) == []
+
+
+def test_the_widest_table_fits(compared):
+    wide = dataclasses.replace(compared.rows[1], stage="TensorRT FP16", size_bytes=231_456_789, ms_per_image=1234.5)
+    compared.rows.append(wide)
+    assert max(map(len, terminal_table(compared).splitlines())) <= 80
+
+
+def test_a_markdown_table_escapes_markup():
+    lines = markdown(columns(("stage", "file", "measured on")), [("a|b*", code("x|y`.pt"), NASTY)])
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in lines)
+    assert r"a\|b\*" in lines[-1]
+    assert "<script>" not in lines[-1].replace(r"\<", "")
+
+
+def test_no_rows():
+    assert "no results" in terminal_table(Report("x"))
