@@ -93,30 +93,35 @@ class Candidate:
         return {"options": self.config.options, "seconds": round(self.seconds, 1), **measured, "error": self.error}
 
 
-def table(candidates: Sequence[Candidate], kept: Candidate) -> str:
-    """Aligned columns; the first two candidates are what was asked for and its control."""
-    return "\n".join(aligned(COLUMNS, _rows(candidates, kept)))
+def table(candidates: Sequence[Candidate], kept: Candidate, *, asked: bool = True) -> str:
+    """Aligned columns; the first two candidates are what was asked for, or what took its place, and its control."""
+    return "\n".join(aligned(COLUMNS, _rows(candidates, kept, asked)))
 
 
-def _rows(candidates: Sequence[Candidate], kept: Candidate) -> Iterator[tuple[str, ...]]:
+def _first(asked: bool) -> str:
+    return "as asked for" if asked else "instead of what was asked for, which took too long"
+
+
+def _rows(candidates: Sequence[Candidate], kept: Candidate, asked: bool) -> Iterator[tuple[str, ...]]:
     for number, one in enumerate(candidates):
         words = f"{one.words}, built again" if number == 1 else one.words
-        remark = one.error or ("kept" if one is kept else "as asked for" if number == 0 else "")
+        remark = one.error or ("kept" if one is kept else _first(asked) if number == 0 else "")
         times = ("", "", "")
         if one.turns is not None and one.against is not None:
             times = f"{one.turns.ms:.3f}", f"{one.turns.spread:.3f}", f"{one.against:+.1%}"
         yield words, f"{one.seconds:.0f} s", *times, remark
 
 
-def verdict(candidates: Sequence[Candidate], kept: Candidate, noise: float) -> str:
+def verdict(candidates: Sequence[Candidate], kept: Candidate, noise: float, *, asked: bool = True) -> str:
     """What was decided, in a sentence; `noise` in milliseconds."""
-    first = candidates[0]
+    first, so = candidates[0], _first(asked)
     others = candidates[2:]
     if not any(one.turns for one in others):
         if all(one.late for one in others):
-            return f"{kept.words}, as asked for: no other engine was built in the time; give --tune more minutes"
-        return f"{kept.words}, as asked for: no other engine could be built and timed; the table says why"
+            return f"{kept.words}, {so}: no other engine was built in the time; give --tune more minutes"
+        return f"{kept.words}, {so}: no other engine could be built and timed; the table says why"
     share = f"{noise / first.ms:.1%}"
     if kept is first:
-        return f"{kept.words}, as asked for: nothing is faster by more than the noise, {share}"
-    return f"{kept.words}: {-(kept.against or 0.0):.1%} less time than as asked for; the noise is {share}"
+        return f"{kept.words}, {so}: nothing is faster by more than the noise, {share}"
+    than = "as asked for" if asked else first.words
+    return f"{kept.words}: {-(kept.against or 0.0):.1%} less time than {than}; the noise is {share}"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FINALISTS = 3  # candidates that are timed once more at the end
+LEVEL = "optimization_level"  # the option with which a build takes less time
 
 
 def build_or_tune(
@@ -105,8 +106,8 @@ def tune(
                 logger.info("%s is the best so far: %s", engine, search.kept.words)
             raise
     kept = search.kept or search.default
-    logger.info("%s", candidates.table(search.candidates, kept))
-    logger.info("%s: %s", engine, candidates.verdict(search.candidates, kept, search.noise))
+    logger.info("%s", candidates.table(search.candidates, kept, asked=search.asked))
+    logger.info("%s: %s", engine, candidates.verdict(search.candidates, kept, search.noise, asked=search.asked))
     return BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
 
 
@@ -138,6 +139,7 @@ class _Search:
     best: Candidate | None = None  # of the last timing
     kept: Candidate | None = None  # what lies at `engine`
     noise: float = 0.0  # milliseconds
+    asked: bool = True  # whether the first candidate is what was asked for
 
     def __post_init__(self) -> None:
         self.began = self.shown = time.monotonic()
@@ -147,7 +149,7 @@ class _Search:
 
     @property
     def default(self) -> Candidate:
-        """What was asked for, with TensorRT's own choice of everything else."""
+        """What was asked for, with TensorRT's own choice of everything else, or of a lower level in its place."""
         return self.candidates[0]
 
     def left(self) -> float:
@@ -165,12 +167,19 @@ class _Search:
         self._keep(complete=True)
 
     def _first(self) -> None:
-        """What was asked for, and that once more."""
-        first, exit_code = self._build(self.base)
+        """What was asked for, and that once more; what takes more than half of the time is built at a lower level."""
+        levels = [one for one in candidates.left_to_try(self.file, self.api, self.config) if one.field == LEVEL]
+        first, exit_code = self._build(self.base, self.left() / 2 if levels else float("inf"))
+        if first.late and levels:
+            self.base, self.asked = replace(self.base, optimization_level=min(levels[0].values)), False
+            self.candidates.clear()
+            first, exit_code = self._build(self.base)
         if first.error:
             kind = InputError if exit_code == InputError.exit_code else QatError
-            in_time = "; give --tune more minutes, or a lower --optimization-level" if self.left() <= 0 else ""
-            raise kind(f"{self.file.path}, as asked for: {first.error}{in_time}")
+            lower = ", or a lower --optimization-level" if self.asked else ""
+            in_time = f"; give --tune more minutes{lower}" if self.left() <= 0 else ""
+            words = "as asked for" if self.asked else f"as asked for or with {first.words}"
+            raise kind(f"{self.file.path}, {words}: {first.error}{in_time}")
         for text in EngineNote.load(first.engine).warnings:
             logger.warning("TensorRT: %s", text)
         self._keep()

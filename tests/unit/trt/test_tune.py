@@ -188,10 +188,40 @@ def test_only_what_fits_the_time_is_built(bench):
     assert builds.options() == [{}, {}]
     assert note.tuning["complete"]
     late = Here(seconds=61)
-    with pytest.raises(QatError, match=r"a.onnx, as asked for: not built within 60 s; give --tune more") as raised:
+    said = r"a.onnx, as asked for or with level 2: not built within 30 s; give --tune more minutes$"
+    with pytest.raises(QatError, match=said) as raised:
         tune.tune(onnx, engine.with_name("late.engine"), dataclasses.replace(CONFIG, tune=1), process=late)
     assert raised.value.exit_code == 1
     assert not engine.with_name("late.engine").exists()
+
+
+def test_a_lower_level_takes_the_place_of_what_takes_more_than_half_of_the_time(bench, caplog):
+    caplog.set_level("INFO")
+    onnx, engine = bench(lambda n, level: 100 - 10 * (n == 2))
+
+    class Slow(Here):
+        def build(self, *words):
+            self.seconds = 10 if words[2].optimization_level == 2 else 1000
+            return super().build(*words)
+
+    builds = Slow()
+    note = tune.tune(onnx, engine, dataclasses.replace(CONFIG, tune=10), process=builds).note
+    assert builds.asked[0] == ({}, 300.0)
+    assert builds.options()[1:4] == [
+        {"optimization_level": 2}, {"optimization_level": 2}, {"optimization_level": 2, "max_aux_streams": 2},
+    ]  # fmt: skip
+    assert note.options == {"optimization_level": 2, "max_aux_streams": 2}
+    assert note.tuning["given"] == {}
+    assert "instead of what was asked for, which took too long" in caplog.text
+    assert "level 2, 2 streams: 9.9% less time than level 2; the noise is 0.0%" in caplog.text
+
+
+def test_a_level_that_was_given_has_all_the_time(bench):
+    onnx, engine = bench(lambda n, level: 100)
+    builds = Here(seconds=40)
+    note = tune.tune(onnx, engine, dataclasses.replace(CONFIG, tune=1, optimization_level=5), process=builds).note
+    assert builds.asked == [({"optimization_level": 5}, 60.0), ({"optimization_level": 5}, 20.0)]
+    assert note.options == {"optimization_level": 5}
 
 
 def test_without_a_control_the_noise_is_that_of_the_turns(bench):
@@ -260,7 +290,7 @@ def test_a_build_without_tuning_has_the_limit_that_was_given(bench):
     builds = Here()
     tune.tune(onnx, engine, dataclasses.replace(CONFIG, build_limit=3), process=builds)
     assert {limit for _, limit in builds.asked} == {180}
-    with pytest.raises(QatError, match=r"a.onnx, as asked for: not built within 180 s$"):
+    with pytest.raises(QatError, match=r"a.onnx, as asked for or with level 2: not built within 180 s$"):
         tune.tune(onnx, engine.with_name("c.engine"), dataclasses.replace(CONFIG, build_limit=3),
                   process=Here(seconds=181))  # fmt: skip
 
