@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -238,8 +240,16 @@ def _cores() -> int:
 
 
 def _start_worker(_: int) -> None:
-    """One thread per worker, and no ear for Ctrl-C."""
+    """One thread per worker, no ear for Ctrl-C, and no word about a main process that has gone."""
     import cv2
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _tell_unless_left
     cv2.setNumThreads(0)
+
+
+def _tell_unless_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's own hook but for errors of the thread that hands batches over: the main process says why it has gone."""
+    beside = threading.current_thread() is not threading.main_thread()
+    if not (beside and issubclass(kind, (ConnectionError, EOFError))):
+        sys.__excepthook__(kind, error, trace)

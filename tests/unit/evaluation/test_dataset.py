@@ -7,6 +7,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,8 @@ from utils.evaluation.augmented import SeededImages
 from utils.evaluation.dataset import ImageDataset, collate, load_data, make_loader
 from utils.evaluation.images import find_images, label_file, read_labels
 from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, rectangular_shapes
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -332,6 +336,34 @@ def test_workers_give_the_same_batches(folder):
         torch.testing.assert_close(alone.images, helped.images)
         torch.testing.assert_close(alone.labels, helped.labels)
         assert (alone.paths, alone.shapes) == (helped.paths, helped.shapes)
+
+
+# What reads a batch goes away in the middle of the handing over; then the worker's main thread has an error of its own.
+LEFT = """
+import os, socket, sys, time
+from multiprocessing import resource_sharer
+from utils.evaluation import dataset
+
+def leave():
+    address = resource_sharer.DupFd(os.dup(1))._id[0]
+    with socket.socket(socket.AF_UNIX) as reader:
+        reader.connect(address)
+    time.sleep(0.5)
+
+leave()
+dataset._start_worker(0)
+print("now a worker", file=sys.stderr)
+leave()
+raise ConnectionResetError("in the main thread")
+"""
+
+
+def test_a_worker_says_nothing_when_the_main_process_has_gone():
+    said = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, cwd=ROOT, check=False).stderr
+    before, after = said.split("now a worker")
+    assert "resource_sharer" in before  # as Python leaves it
+    assert "resource_sharer" not in after
+    assert "ConnectionResetError: in the main thread" in after
 
 
 def test_ctrl_c_is_left_to_the_main_process(folder, monkeypatch):
