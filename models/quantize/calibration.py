@@ -230,6 +230,12 @@ def calibrate(
 ) -> Statistics:
     """Gather statistics and set every activation scale by the method of `settings`; the statistics are returned."""
     statistics = collect(model, batches, settings.batches, progress=progress)
+    settle(model, statistics, settings)
+    return statistics
+
+
+def settle(model: nn.Module, statistics: Statistics, settings: Calibration) -> None:
+    """Set every activation scale by the method of `settings`, and say how many ranges the median image limits."""
     amax = statistics.settled(settings)
     load(model, amax)
     limited = statistics.limited(amax, settings)
@@ -238,7 +244,6 @@ def calibrate(
             "calibration: %d of %d ranges are at most %g times the largest magnitude of the median image, since a few "
             "images have far larger ones (calibration.median_limit)", limited, len(amax), settings.median_limit,
         )  # fmt: skip
-    return statistics
 
 
 def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:

@@ -136,7 +136,7 @@ def _build(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -
 
     upstream_import.ensure()
     try:
-        recipe = Recipe.from_dict(content["recipe"])
+        recipe = Recipe.from_stored(content["recipe"])
         model = upstream.build_model(content["yaml"], content["nc"])
         upstream_checks.check_layers(path, model)
         if type(model.model[-1]).__name__ not in heads:

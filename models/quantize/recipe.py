@@ -125,6 +125,17 @@ class Recipe:
         return cls(**values)
 
     @classmethod
+    def from_stored(cls, content: Any) -> Recipe:
+        """Build the recipe that a checkpoint or a run holds: ranges had no limit when that had no key yet.
+
+        Raises:
+            RecipeError: see `from_dict`.
+        """
+        recipe = cls.from_dict(content)
+        limited = "median_limit" in content.get("calibration", {})
+        return recipe if limited else recipe.replace(calibration_median_limit=0.0)
+
+    @classmethod
     def from_file(cls, path: str | Path | None) -> Recipe:
         """Read a recipe's YAML; None gives the defaults.
 

@@ -179,7 +179,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
         if found.with_exceptions >= methods[best] + PAYS:
             found.chosen, found.chosen_ap = tried, found.with_exceptions
     found.errors = {name: difference_error(one, resampled[best]) for name, one in resampled.items() if name != best}
-    calibration.load(model, statistics.settled(found.chosen))
+    calibration.settle(model, statistics, found.chosen)
     return found
 
 

@@ -67,7 +67,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     state = distributed.from_main(lambda: RunState.load(folder))
     options = resumed_options(state.options, given, QuantizeOptions)
-    recipe = with_epochs(state, folder, Recipe.from_dict(state.recipe), options.epochs)
+    recipe = with_epochs(state, folder, Recipe.from_stored(state.recipe), options.epochs)
     state.options, state.recipe = options.to_dict(), recipe.to_dict()
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:

@@ -37,6 +37,17 @@ def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
     assert Recipe.from_file(None) == Recipe.from_file(path) == Recipe()
 
 
+def test_what_was_stored_before_ranges_had_a_limit_had_none():
+    stored = Recipe().to_dict()
+    assert Recipe.from_stored(stored) == Recipe()
+    del stored["calibration"]["median_limit"]
+    assert Recipe.from_stored(stored) == Recipe().replace(calibration_median_limit=0.0)
+    assert Recipe.from_dict(stored) == Recipe()  # a file of the user's
+    assert Recipe.from_stored({}).calibration.median_limit == 0
+    with pytest.raises(RecipeError, match=r"^calibration is 3"):
+        Recipe.from_stored({"calibration": 3})
+
+
 @pytest.mark.parametrize("rate", [3e-5, {0: 1e-6, 5: 1e-5, 6: 1e-6}])
 def test_a_rate_is_a_number_or_a_mapping(rate):
     assert Recipe.from_dict({"finetune": {"lr": rate}}).finetune.lr == rate

@@ -86,7 +86,7 @@ def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, A
     options = resumed_options(state.options, given, SensitiveOptions)
     if options.engine:
         engines.check(options)
-    analysis = Analysis(options, Recipe.from_dict(state.recipe))
+    analysis = Analysis(options, Recipe.from_stored(state.recipe))
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
     dataset = analysis.fingerprint()
