@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -116,6 +117,18 @@ def test_the_chart_shows_what_was_measured(summary):
     assert [bar.get_width() for bar in right.patches][::-1] == pytest.approx([0.09, 0.03, 0.02])
     labels = [label.get_text() for label in left.get_yticklabels()][::-1]
     assert labels[:2] == ["model.1 (in the recipe)", "model.2"]
+
+
+def test_numbers_on_the_charts_axes_do_not_overlap(summary):
+    for row, gain in zip(summary["rows"], (0.0041, 0.0019, -0.0039), strict=False):
+        row["gain"], row["gain_error"] = gain, 0.0017
+    summary["ap"]["float"] = summary["ap"]["INT8"] + 0.0128
+    figure = report.chart(summary)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+        assert len(boxes) > 2
+        assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 def test_where_engines_were_timed_the_curve_comes_along(tmp_path):

@@ -242,5 +242,6 @@ def chart(content: Mapping[str, Any]) -> Figure:
     right.set_yticks(range(len(rows)), [])
     right.set_ylim(left.get_ylim())
     right.set(xlabel=f"AP gained over INT8's {content['ap']['INT8']:.4f}; no bar: not measured")
+    right.locator_params(axis="x", nbins=5)  # numbers such as -0.0025 beside each other
     figures.title(right, "AP with the unit in float")
     return figure
