@@ -340,15 +340,17 @@ def test_workers_give_the_same_batches(folder):
 
 # What reads a batch goes away in the middle of the handing over; then the worker's main thread has an error of its own.
 LEFT = """
-import os, socket, sys, time
+import os, socket, sys, threading
 from multiprocessing import resource_sharer
 from utils.evaluation import dataset
 
 def leave():
-    address = resource_sharer.DupFd(os.dup(1))._id[0]
+    noticed, hook = threading.Event(), sys.excepthook
+    sys.excepthook = lambda *error: (hook(*error), noticed.set())
     with socket.socket(socket.AF_UNIX) as reader:
-        reader.connect(address)
-    time.sleep(0.5)
+        reader.connect(resource_sharer.DupFd(os.dup(1))._id[0])
+    assert noticed.wait(60)
+    sys.excepthook = hook
 
 leave()
 dataset._start_worker(0)
