@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, write_set
+from report_examples import make_row as example
+from report_examples import resampled
 
 from utils.core.resampled import Difference
 from utils.core.tasks import DETECT
@@ -16,7 +18,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import evaluate_file, samples
 from utils.jobs.evaluate import Measurer
 from utils.jobs.file_options import FileOptions
-from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
+from utils.jobs.report_rows import lost_by_qat, make_row, warn_of_a_cut_curve
 from utils.reports.files import merged
 from utils.reports.schema import Report
 from utils.reports.tables import difference, terminal_table
@@ -109,3 +111,15 @@ def test_samples_of_a_run_are_those_of_the_report_page(known):
     assert found == expected
     assert len(found) == 4
     assert Report("command", samples=found).samples[0].predictions["float"]
+
+
+def test_it_is_told_when_ptq_has_the_higher_ap():
+    ptq = example("PTQ", ap=0.74, ap_resampled=resampled(0.73, 0.74, 0.75))
+    worse = example("QAT", ap=0.73, ap_resampled=resampled(0.72, 0.731, 0.739))
+    assert lost_by_qat([ptq, worse]) == (
+        "PTQ has the higher AP on these validation images (QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt"
+    )
+    noisy = replace(worse, ap_resampled=resampled(0.76, 0.70, 0.73))
+    unknown = replace(worse, ap_resampled="")
+    swapped = [replace(worse, stage="PTQ"), replace(ptq, stage="QAT")]
+    assert {lost_by_qat(rows) for rows in ([ptq, noisy], [ptq, unknown], [ptq], [worse], swapped)} == {""}

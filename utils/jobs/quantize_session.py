@@ -25,6 +25,7 @@ from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
+from utils.jobs.report_rows import lost_by_qat
 from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, ptq_name, weights_folder
 from utils.jobs.training import TrainedEpoch, Training
 from utils.reports.schema import Report, Row
@@ -223,7 +224,8 @@ class Session:
             return f"quantized: {weights / best.file if best else weights}"
         score = "" if best.score is None else f", {best.score}"
         origin = "the PTQ state, which no epoch beat" if best.epoch is None else f"epoch {best.epoch}"
-        return f"best: {weights / best_name(self.options.stem)} ({origin}{score})"
+        lost = lost_by_qat(self.report.rows)
+        return f"best: {weights / best_name(self.options.stem)} ({origin}{score})" + (f"\n{lost}" if lost else "")
 
     def _write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
         source = self._inputs.source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,3 +104,17 @@ def warn_of_a_cut_curve(config: EvalConfig) -> None:
             "AP is only comparable at --conf-thres %g; this is %g: the curve is cut off",
             AP_CONFIDENCE, config.conf_thres,
         )  # fmt: skip
+
+
+def lost_by_qat(rows: Sequence[Row]) -> str:
+    """A sentence where QAT's AP is below PTQ's by more than the standard error of the difference; empty elsewhere.
+
+    The best state is chosen by the loss on training images, so that AP on validation images stays a fair score.
+    """
+    stages = {row.stage: row for row in rows}
+    if not {"PTQ", "QAT"} <= stages.keys():
+        return ""
+    less = stages["QAT"].difference(stages["PTQ"])
+    if less is None or less.error is None or less.value >= 0 or not less.beyond_error:
+        return ""
+    return f"PTQ has the higher AP on these validation images (QAT {less} against it): {stages['PTQ'].file}"
