@@ -196,12 +196,10 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
 
 def _share_maxima(statistics: Statistics) -> None:
     """Let every process know the maxima of all images."""
-    parts = distributed.gather([one.of_images for one in statistics.histograms.values()])
-    whole = distributed.from_main(
-        lambda: [[value for part in scale for value in part] for scale in zip(*parts, strict=True)]
-    )
-    for histogram, maxima in zip(statistics.histograms.values(), whole, strict=True):
-        histogram.of_images = maxima
+    histograms = statistics.histograms.values()
+    parts = distributed.united({str(distributed.world().rank): [one.of_images for one in histograms]}).values()
+    for histogram, maxima in zip(histograms, zip(*parts, strict=True), strict=True):
+        histogram.of_images = [value for part in maxima for value in part]
 
 
 def load(model: Any, amax: dict[str, Tensor]) -> None:
@@ -262,8 +260,8 @@ class _Part:
 def _counter(statistics: Statistics, calls: Counter[str], name: str, part: _Part) -> Any:
     def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         magnitude = inputs[0].detach().float().abs()
-        images = magnitude.flatten(1).amax(1).tolist()
-        largest = float(magnitude.max())  # NaN if there is one
+        maxima = magnitude.flatten(1).amax(1)
+        images, largest = maxima.tolist(), float(maxima.max())  # NaN if there is one
         if not part.counts:
             magnitude, images, largest = magnitude.flatten()[:0], [], 0.0
         each = [value for (value,) in distributed.all_numbers([largest])]
