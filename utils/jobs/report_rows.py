@@ -112,9 +112,8 @@ def lost_by_qat(rows: Sequence[Row]) -> str:
     The best state is chosen by the loss on training images, so that AP on validation images stays a fair score.
     """
     stages = {row.stage: row for row in rows}
-    if not {"PTQ", "QAT"} <= stages.keys():
-        return ""
-    less = stages["QAT"].difference(stages["PTQ"])
-    if less is None or less.error is None or less.value >= 0 or not less.beyond_error:
-        return ""
-    return f"PTQ has the higher AP on these validation images (QAT {less} against it): {stages['PTQ'].file}"
+    ptq, qat = stages.get("PTQ"), stages.get("QAT")
+    less = qat.difference(ptq) if ptq and qat else None
+    if ptq and less and less.error is not None and less.value < -less.error:
+        return f"PTQ has the higher AP on these validation images (QAT {less} against it): {ptq.file}"
+    return ""

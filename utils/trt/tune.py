@@ -139,13 +139,17 @@ class _Search:
     best: Candidate | None = None  # of the last timing
     kept: Candidate | None = None  # what lies at `engine`
     noise: float = 0.0  # milliseconds
-    asked: bool = True  # whether the first candidate is what was asked for
 
     def __post_init__(self) -> None:
         self.began = self.shown = time.monotonic()
         cache = cache_path(self.engine, self.config, self.api.name, tensorrt_api.gpu())
         shared = "" if cache is None else str(cache)
         self.base = replace(self.config, tune=None, progress=False, timing_cache=shared)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the first candidate is what was asked for."""
+        return self.base.optimization_level == self.config.optimization_level
 
     @property
     def default(self) -> Candidate:
@@ -171,7 +175,7 @@ class _Search:
         levels = [one for one in candidates.left_to_try(self.file, self.api, self.config) if one.field == LEVEL]
         first, exit_code = self._build(self.base, self.left() / 2 if levels else float("inf"))
         if first.late and levels:
-            self.base, self.asked = replace(self.base, optimization_level=min(levels[0].values)), False
+            self.base = replace(self.base, optimization_level=min(levels[0].values))
             self.candidates.clear()
             first, exit_code = self._build(self.base)
         if first.error:
