@@ -171,7 +171,10 @@ class _Search:
         self._keep(complete=True)
 
     def _first(self) -> None:
-        """What was asked for, and that once more; what takes more than half of the time is built at a lower level."""
+        """What was asked for, and that once more; what takes more than half of the time is built at a lower level.
+
+        No other level is tried then: the higher ones take longer still.
+        """
         levels = [one for one in candidates.left_to_try(self.file, self.api, self.config) if one.field == LEVEL]
         first, exit_code = self._build(self.base, self.left() / 2 if levels else float("inf"))
         if first.late and levels:
@@ -192,7 +195,7 @@ class _Search:
     def _around(self) -> bool:
         """Try the values of each dimension; whether that changed what is kept."""
         before = self.kept
-        for dimension in candidates.left_to_try(self.file, self.api, self.config):
+        for dimension in candidates.left_to_try(self.file, self.api, self.base):
             built = self._along(dimension, (*dimension.values, getattr(BuildConfig, dimension.field)))
             if built:
                 self._time(built)
