@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     tensorrt_api.use_device(args.device)
     api = tensorrt_api.load()
     check_target(api, tensorrt_api.gpu(), ())
-    print("weak" if api.weakly_typed else "strong")
+    print(api.typing)
     return 0
 
 

@@ -155,7 +155,7 @@ def needed_typing() -> Typing:
 
     if tensorrt_api.installed() is None:
         return "weak"
-    return "weak" if tensorrt_api.load().weakly_typed else "strong"
+    return tensorrt_api.load().typing
 
 
 def compare(args: argparse.Namespace, wanted: Sequence) -> int:

@@ -24,6 +24,7 @@ shapes_only.py      a network run on shapes, without torch's compiler
 head_outputs.py     what a network returns, as the tensors that matter
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to
+onnx_typing.py      weakly or strongly typed files, by the version of TensorRT
 module_patterns.py  the one matcher of module patterns
 score.py            AP of boxes and masks, and what networks are compared by
 resampled.py        standard errors of AP and of AP differences

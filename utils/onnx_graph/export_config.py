@@ -10,6 +10,7 @@ from typing import Literal
 
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
+from utils.core.onnx_typing import wanted_typing
 from utils.core.tasks import DETECT, IMAGES, SEGMENT
 
 OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20
@@ -110,6 +111,5 @@ def default_typing() -> Typing:
     """How the TensorRT on this machine wants a quantized network: 'strong' without one, and from 10.12 on."""
     for name in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"):
         with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
-            major, minor = (int(part) for part in metadata.version(name).split(".")[:2])
-            return "strong" if (major, minor) >= (10, 12) else "weak"
+            return wanted_typing(metadata.version(name))
     return "strong"

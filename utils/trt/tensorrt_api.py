@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
 from utils.core.input_form import INPUT_FORMATS
+from utils.core.onnx_typing import wanted_typing
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +42,23 @@ class Api:
 
     @property
     def version(self) -> str:
-        """The module's version, such as '8.6.0', or 'unknown'."""
-        return str(getattr(self.module, "__version__", "unknown"))
+        """The module's version, such as '8.6.0', or 'unknown'; without the number of the build, as trtexec says it."""
+        return ".".join(str(getattr(self.module, "__version__", "unknown")).split(".")[:3])
 
     @property
     def name(self) -> str:
         """Name and version, such as 'TensorRT 8.6.0' or 'TensorRT-RTX 1.7.1'."""
-        product = "TensorRT-RTX" if "rtx" in self.module.__name__ else "TensorRT"
-        return f"{product} {self.version}"
+        return f"{'TensorRT-RTX' if self.is_rtx else 'TensorRT'} {self.version}"
+
+    @property
+    def is_rtx(self) -> bool:
+        """Whether this is TensorRT-RTX."""
+        return "rtx" in self.module.__name__
+
+    @property
+    def typing(self) -> Literal["weak", "strong"]:
+        """How files for it are exported, 'weak' or 'strong'; it may read both."""
+        return "strong" if not self.weakly_typed else wanted_typing(self.version)
 
     @cached_property
     def weakly_typed(self) -> bool:
@@ -97,8 +107,8 @@ class Api:
         Raises:
             InputError: there are none (TensorRT-RTX), or they do not load.
         """
-        register = getattr(self.module, "init_libnvinfer_plugins", None)
-        if register is None or not register(log.handle, ""):
+        register = getattr(self.module, "init_libnvinfer_plugins", None)  # RTX has it, and no plugin behind it
+        if self.is_rtx or register is None or not register(log.handle, ""):
             raise InputError(f"{self.name} has no plugins here; export with --nms onnx, or without NMS")
 
     def torch_type(self, dtype: Any) -> str:

@@ -57,9 +57,9 @@ class Exporter:
             model.to(device).eval(), source.names, source.stride, type(head).__name__, recipe, kind, task_of_head(head)
         )
         size = (self.inputs.imgsz, self.inputs.imgsz)
-        typing = "weak" if tensorrt_api.load().weakly_typed else "strong"
+        typing = tensorrt_api.load().typing
         export_onnx(
-            network.model, ExportConfig(size, self.batch, typing=typing), path, network.metadata()  # type: ignore[arg-type]
+            network.model, ExportConfig(size, self.batch, typing=typing), path, network.metadata()
         )  # fmt: skip
 
 
