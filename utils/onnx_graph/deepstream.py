@@ -72,14 +72,15 @@ PREBUILT = """\
 """
 BYTES = """\
 # The file takes the bytes of images (UINT8), and wants TensorRT 10 or later: 8.6.0 computed something else.
-# nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in front of it, with these entries in the
-# property group of its configuration:
+# nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in front of it, with a library of yours that
+# prepares bytes (NVIDIA's writes floats, past the end of a buffer of bytes), and with these entries in the property
+# group of its configuration:
 #   processing-width={width}
 #   processing-height={height}
 #   scaling-filter=1
 #   scaling-pool-memory-type=0
-#   custom-lib-path=/opt/nvidia/deepstream/deepstream/lib/gst-plugins/libcustom2d_preprocess.so
-#   custom-tensor-preparation-function=CustomTensorPreparation
+#   custom-lib-path=/path/to/your/library.so
+#   custom-tensor-preparation-function=YourTensorPreparation
 #   network-input-shape={batch};3;{height};{width}
 #   network-input-order=0
 #   network-color-format=0

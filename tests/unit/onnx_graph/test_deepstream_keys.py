@@ -104,7 +104,12 @@ def test_the_pages_application_is_one():
 def test_keys_that_the_page_names_are_there():
     spans = SPAN.findall(FENCE.sub("", PAGE))
     named = {key for span in spans for key in re.findall(r"^([a-z0-9]+(?:-[a-z0-9]+)+)(?:=.*)?$", span)}
-    known = {*nvinfer_keys.PROPERTY, *nvinfer_keys.CLASS_ATTRS, *nvinfer_keys.APPLICATION["osd"]}
+    known = {
+        *nvinfer_keys.PROPERTY,
+        *nvinfer_keys.CLASS_ATTRS,
+        *nvinfer_keys.PREPROCESS,
+        *nvinfer_keys.APPLICATION["osd"],
+    }
     assert named <= known
     assert {"onnx-file", "model-engine-file", "int8-calib-file", "strongly-typed"} <= named
     assert deepstream.CONFIG in PAGE
