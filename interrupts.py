@@ -149,6 +149,11 @@ class held:
             raise _exception(_State.signal)
 
 
+def pending() -> bool:
+    """Whether a signal waits for the end of a block that is `held`."""
+    return _State.held and bool(_State.signal)
+
+
 def _exception(number: int) -> KeyboardInterrupt:
     return KeyboardInterrupt() if number == SIGINT else Terminated()
 

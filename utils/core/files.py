@@ -25,21 +25,41 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         InputError: nothing can be written there.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(path)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    temporary = _writable(path)
     try:
         yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
         interrupts.temporaries.discard(str(temporary))
+
+
+def check_writable(path: str | Path) -> None:
+    """Check, before long work, that a file can be written there; its folder is made.
+
+    Raises:
+        InputError: it cannot.
+    """
+    temporary = _writable(Path(path))
+    temporary.unlink(missing_ok=True)
+    interrupts.temporaries.discard(str(temporary))
+
+
+def _writable(path: Path) -> Path:
+    """An empty file beside `path`.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _temporary(path)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _temporary(path: Path) -> Path:

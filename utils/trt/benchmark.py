@@ -239,14 +239,18 @@ def measure(candidates: Sequence[Candidate], config: TimingConfig, program: Trte
 
 
 def _described(row: Row, execution: Execution) -> Row:
-    summary = inspector.summarize(layer_report.layers_of(execution, runs=5))
-    precision = execution.note.precision or ("int8" if summary.counts.get("INT8") else "fp16")
     outputs = {spec.name: len(spec.shape) for spec in execution.outputs}
+    row = replace(row, precision=execution.note.precision.upper(), nms=set(DETECT.detections) <= set(outputs),
+                  masks=bool(task_of_outputs(execution.note.metadata, outputs).masks))  # fmt: skip
+    try:
+        summary = inspector.summarize(layer_report.layers_of(execution, runs=5))
+    except InputError:  # built without details of its layers, by plain trtexec; it can be timed all the same
+        return row
+    precision = execution.note.precision or ("int8" if summary.counts.get("INT8") else "fp16")
+    advice = layer_report.advice(summary, precision)
     return replace(
-        row, precision=precision.upper(), nms=set(DETECT.detections) <= set(outputs),
-        masks=bool(task_of_outputs(execution.note.metadata, outputs).masks),
-        notes=tuple(f"{row.model}, batch {row.batch}: {text}" for text in layer_report.advice(summary, precision)),
-    )  # fmt: skip
+        row, precision=precision.upper(), notes=tuple(f"{row.model}, batch {row.batch}: {text}" for text in advice)
+    )
 
 
 def _with_trtexec(running: Mapping[str, Candidate], config: TimingConfig, program: Trtexec) -> dict[str, Figures | str]:
@@ -278,6 +282,5 @@ def _flags(candidate: Candidate, config: TimingConfig, program: Trtexec) -> list
         flags.append(f"--shapes={spec.name}:{'x'.join(map(str, execution.buffers[spec.name].shape))}")
     if contexts > 1:
         flags.append(f"{'--infStreams' if program.knows('--infStreams') else '--streams'}={contexts}")  # before 8.6
-    flags += ["--useCudaGraph"] * config.cuda_graph + ["--useSpinWait"] * config.spin_wait
-    flags += ["--noDataTransfers"] * (not config.transfers) + ["--exposeDMA"] * (not config.overlap)
-    return flags
+    how = {"cuda_graph": config.cuda_graph, "spin_wait": config.spin_wait, "transfers": config.transfers}
+    return flags + program.timing_flags(**how) + ["--exposeDMA"] * (not config.overlap)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import interrupts
 from utils.core.errors import InputError, QatError
-from utils.core.files import atomic_path
+from utils.core.files import atomic_path, check_writable
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.decision import Decision, decide
@@ -87,9 +88,12 @@ def build(
             profile.set_shape(name, min_shape, opt_shape, max_shape)
         setup.add_optimization_profile(profile)
     cache = cache_path(engine, config, api.name, gpu)
+    for path in (engine, *([] if cache is None else [cache])):
+        check_writable(path)
     began = time.perf_counter()
     with _timing_cache(api, setup, cache), build_progress(api, setup, log, engine.name, config.progress) as finished:
-        plan = builder.build_serialized_network(network, setup)
+        with interrupts.held():  # TensorRT drops what is raised in what it calls
+            plan = builder.build_serialized_network(network, setup)
         if plan is not None:
             finished()
             on_plan()
@@ -131,10 +135,10 @@ def _parse(api: Api, network: Any, log: Log, file: OnnxFile) -> Any:
 
 def _configure(api: Api, setup: Any, builder: Any, config: BuildConfig, decided: Decision, gpu: Gpu | None) -> None:
     flags = api.module.BuilderFlag
+    setup.clear_flag(flags.TF32)  # what is in FP32, boxes above all, wants its precision
     if decided.typing == "weak":
         if decided.precision != "fp32":
             setup.set_flag(flags.FP16)
-        setup.clear_flag(flags.TF32)  # what is left in FP32 wants its precision
         if decided.precision == "int8":
             setup.set_flag(flags.INT8)
     workspace = config.workspace
@@ -207,7 +211,14 @@ def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
     made = setup.get_timing_cache()
     if made is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _add_measured(made, setup, stored, path)
+    except (OSError, InputError) as error:  # the engine is worth more than what the next build would save
+        logger.warning("the timing cache %s cannot be written: %s", path, error)
+
+
+def _add_measured(made: Any, setup: Any, stored: bytes, path: Path) -> None:
+    """Write a timing cache that began as `stored`, with what others have added to the file meanwhile."""
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another build may have added to it
         now = path.read_bytes() if path.is_file() else b""

@@ -78,7 +78,7 @@ class EngineNote:
 
     def made_by(self, api: Api, gpu: Gpu | None) -> bool:
         """Whether this TensorRT built it, for this GPU."""
-        return self.api == api.name and (gpu is None or gpu.name in self.gpu)
+        return self.api == api.name and (gpu is None or gpu.name == self.gpu)
 
     def save(self, engine: Path) -> None:
         """Write the note beside an engine."""
@@ -158,7 +158,7 @@ def _why_refused(note: EngineNote, api: Api, gpu: Gpu, log: Log) -> str:
     again = f"build it again here from {note.onnx or 'its .onnx'}"
     if note.api and note.api != api.name:
         return f"this engine was built by {note.api}, and here is {api.name}; {again}"
-    if note.gpu and gpu.name not in note.gpu and gpu.architecture not in note.gpu:
+    if note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
         return f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture}); {again}"
     reason = log.reason("it is no engine, or it is truncated")
     return f"{api.name} on {gpu.name} cannot load this engine: {reason}; {again}"

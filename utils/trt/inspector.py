@@ -19,7 +19,9 @@ from typing import Any
 from utils.core.errors import InputError
 from utils.core.input_files import LARGEST_JSON, read_text
 
-IDLE = ("Constant", "NoOp", "Signal", "Wait")  # layers that run nothing
+# Types of layers, which versions capitalise differently: those that run nothing, and that change a tensor's form alone
+IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")
+FORMS = ("reformat", "cast", "quantize", "dequantize")
 PRECISIONS = ("INT8", "FP8", "FP16", "BF16", "FP32", "other")
 _TYPES = {
     "int8": "INT8", "fp8": "FP8", "half": "FP16", "fp16": "FP16", "bf16": "BF16", "bfloat16": "BF16", "float": "FP32",
@@ -121,9 +123,9 @@ def _type(text: str) -> str:
 
 
 def _kind(kind: str, entry: Mapping[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
-    if kind in IDLE:
+    if kind.lower() in IDLE:
         return "idle"
-    if kind not in ("Reformat", "Cast", "Quantize", "Dequantize") or not inputs or not outputs:
+    if kind.lower() not in FORMS or not inputs or not outputs:
         return "compute"
     before, after = inputs[0].dtype, outputs[0].dtype
     if before == after == "INT8":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import interrupts
 from utils.trt.tensorrt_api import Api, Log
 
 _LAYERS = re.compile(r"After [\w -]+: (\d+) layers")  # "After vertical fusions: 253 layers"
@@ -15,7 +16,7 @@ _SHOWN = 250  # measured kernels between two looks at how many there were
 
 @contextmanager
 def build_progress(api: Api, setup: Any, log: Log, name: str, show: bool) -> Iterator[Callable[[], None]]:
-    """Show how far the builder is while the block runs; Ctrl-C cancels the build where TensorRT listens.
+    """Show how far the builder is while the block runs; a signal that is held cancels the build from TensorRT 10 on.
 
     Yields:
         What is to be called when there is an engine.
@@ -82,7 +83,7 @@ def _monitor(base: Any, name: str, show: bool) -> Any:
             bar = self._bars.get(phase)
             if bar is not None:
                 bar.update(step + 1 - bar.n)
-            return True
+            return not interrupts.pending()
 
         def phase_finish(self, phase: str) -> None:
             bar = self._bars.pop(phase, None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, cuda
 
 from utils.core.device import device_name
+from utils.core.errors import QatError
 from utils.runners.base import Runner
 from utils.trt import tensorrt_api
 from utils.trt.context import Execution
@@ -102,7 +103,7 @@ class TensorRTRunner(Runner):
     def _graph(self) -> cuda.CUDAGraph | None:
         try:
             return self._execution.graph()
-        except RuntimeError as error:  # torch's, when something in the engine cannot be captured
+        except (RuntimeError, QatError) as error:  # something in the engine cannot be captured
             logger.warning("%s runs without CUDA graphs: %s", self._execution.path, str(error).splitlines()[0])
             self._graphs = False
             return None

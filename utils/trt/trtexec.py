@@ -86,6 +86,18 @@ class Trtexec:
         """How INT8 images can lie in an engine's memory."""
         return INPUT_FORMATS if self.knows("--inputIOFormats") else INPUT_FORMATS[:1]
 
+    def timing_flags(self, *, cuda_graph: bool, spin_wait: bool, transfers: bool) -> list[str]:
+        """How an engine is to be timed; from 11 on the defaults are a CUDA graph, spin-wait and no transfers."""
+        if self.knows("--includeDataTransfers"):
+            chosen = {
+                "--noCudaGraph": not cuda_graph,
+                "--noSpinWait": not spin_wait,
+                "--includeDataTransfers": transfers,
+            }
+        else:
+            chosen = {"--useCudaGraph": cuda_graph, "--useSpinWait": spin_wait, "--noDataTransfers": not transfers}
+        return [flag for flag, wanted in chosen.items() if wanted]
+
     def knows(self, flag: str) -> bool:
         """Whether its help lists the flag."""
         return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", self._help) is not None

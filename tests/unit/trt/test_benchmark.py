@@ -336,10 +336,55 @@ def test_engines_and_batches_outside_their_profile(program, tmp_path):
     assert out.count("=== Performance summary ===") == 3
 
 
+def test_an_engine_without_details_of_its_layers_is_timed(program, monkeypatch):
+    """As trtexec builds it by default; what its note says is shown, and nothing is said of its layers."""
+    program()
+    names = json.dumps({"Layers": ["a", "b"], "Bindings": ["images", "output0"]})
+    monkeypatch.setattr(Execution, "information", lambda self: names)
+    code, out, _, builds = program()
+    assert (code, builds) == (0, [])
+    assert out.count("=== Performance summary ===") == 4
+    assert "INT8" in out
+
+
+class NoTrtexec(trtexec.Trtexec):
+    """Of 8.6 to 10, as far as its help says; a test says what it answers."""
+
+    _help = ""
+
+    def __init__(self):
+        super().__init__("trtexec")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ((), ["--noCudaGraph", "--noSpinWait", "--includeDataTransfers"]),
+        (("--useCudaGraph", "--useSpinWait", "--noDataTransfers"), []),
+        (("--useCudaGraph",), ["--noSpinWait", "--includeDataTransfers"]),
+    ],
+)
+def test_trtexec_11_is_asked_for_the_same_by_other_flags(program, monkeypatch, words, flags):
+    """Its defaults are what were options before: a CUDA graph, spin-wait, no transfers."""
+    asked = []
+
+    class Program(NoTrtexec):
+        version = "11.0.0"
+        _help = " --includeDataTransfers  Include\n --noCudaGraph  Do not\n --noSpinWait  Do not\n"
+
+        def run(self, flags):
+            asked.append(flags)
+            return SUMMARY
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    assert program(*words)[0] == 0
+    assert asked[-1][4:] == flags
+
+
 def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
     asked = []
 
-    class Program:
+    class Program(NoTrtexec):
         version = "8.6.1"
 
         def run(self, flags):
@@ -385,7 +430,7 @@ def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
     zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
     copies = "\n".join(zeros.replace("GPU Compute Time", name) for name in ("H2D Latency", "D2H Latency"))
 
-    class Program:
+    class Program(NoTrtexec):
         version = "8.6.1"
 
         def run(self, flags):
@@ -402,7 +447,7 @@ def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, 
     """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
     asked = []
 
-    class Program:
+    class Program(NoTrtexec):
         version = "8.6.1"
 
         def knows(self, name):

@@ -42,9 +42,9 @@ def network(api):
         ("8.6.0", False, FP32, 17, "weak", ["EXPLICIT_BATCH"], ["FP16"]),
         ("8.6.0", False, FP16, 17, "weak", ["EXPLICIT_BATCH"], ["FP16"]),
         ("10.3.0", True, FP32, 17, "weak", ["EXPLICIT_BATCH"], ["FP16", "INT8"]),
-        ("10.3.0", True, FP16, 19, "strong", ["EXPLICIT_BATCH", "STRONGLY_TYPED"], ["TF32"]),
-        ("11.1.0", True, FP16, 19, "strong", [], ["TF32"]),
-        ("11.1.0", False, FP16, 17, "strong", [], ["TF32"]),
+        ("10.3.0", True, FP16, 19, "strong", ["EXPLICIT_BATCH", "STRONGLY_TYPED"], []),
+        ("11.1.0", True, FP16, 19, "strong", [], []),
+        ("11.1.0", False, FP16, 17, "strong", [], []),
     ],
 )  # fmt: skip
 def test_typing_follows_from_the_file_and_from_tensorrt(
@@ -151,6 +151,27 @@ def test_timing_cache_is_read_written_and_merged(file, tmp_path, monkeypatch, ca
     assert "is from another GPU or TensorRT; kernels are measured anew" in caplog.text
     build(file, tmp_path / "b/a.engine", dataclasses.replace(QUIET, timing_cache=""))
     assert not list((tmp_path / "b").glob("*.cache"))
+
+
+def test_what_cannot_be_written_is_said_before_the_build(file, tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    (tmp_path / "is a file").touch()
+    for engine, cache in (("is a file/a.engine", ""), ("a.engine", str(tmp_path / "is a file/x.cache"))):
+        with pytest.raises(InputError, match=r"cannot write .*is a file/"):
+            build(file, tmp_path / engine, dataclasses.replace(QUIET, timing_cache=cache))
+    assert "build" not in dict(api.module.calls)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "is a file"]
+
+
+def test_a_cache_that_cannot_be_written_costs_no_engine(file, tmp_path, monkeypatch, caplog):
+    """Its disk is full by the end of the build."""
+    api = stand_in(monkeypatch)
+    cache = tmp_path / "caches/x.cache"
+    api.module.ticks = lambda setup: cache.parent.rmdir() or 0
+    result = build(file, tmp_path / "a.engine", dataclasses.replace(QUIET, timing_cache=str(cache)))
+    assert result.path.stat().st_size == result.size_bytes > 0
+    assert EngineNote.load(result.path) == result.note
+    assert f"the timing cache {cache} cannot be written: " in caplog.text
 
 
 def _building(cache):
@@ -281,6 +302,28 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
     delattr(api.module, "init_libnvinfer_plugins")
     with pytest.raises(InputError, match="has no plugins here; export with --nms onnx, or without NMS"):
         build(tmp_path / "nms.onnx", tmp_path / "nms.engine", QUIET)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "typing"),
+    [
+        ("8.6.0", "TensorRT 8.6.0", "weak"),
+        ("10.11.0.33", "TensorRT 10.11.0", "weak"),
+        ("10.12.0.36", "TensorRT 10.12.0", "strong"),
+        ("11.1.0.7", "TensorRT 11.1.0", "strong"),
+    ],
+)
+def test_what_a_version_is_called_and_wants(monkeypatch, version, name, typing):
+    """As trtexec calls itself, without the number of the build; from 10.12 on weak typing is deprecated."""
+    api = stand_in(monkeypatch, version)
+    assert (api.name, api.typing) == (name, typing)
+
+
+def test_an_engine_of_a_gpu_whose_name_begins_alike(file, tmp_path, monkeypatch):
+    api = stand_in(monkeypatch)
+    note = build(file, tmp_path / "a.engine", QUIET).note
+    assert note.made_by(api, GPU)
+    assert not dataclasses.replace(note, gpu=f"{GPU.name} Ti").made_by(api, GPU)
 
 
 def test_every_log_hears_what_is_said_since_it_was_made(monkeypatch, caplog):

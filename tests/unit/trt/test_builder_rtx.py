@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import onnx
 import pytest
@@ -18,6 +21,7 @@ from utils.trt.candidates import DIMENSIONS
 from utils.trt.engine_file import EngineNote, load_engine
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +113,45 @@ def test_parser_that_refuses(rtx, tmp_path):
 def test_progress_monitor(rtx, tmp_path, capsys):
     build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16), tmp_path / "a.engine", config(progress=True), rtx)
     assert "a.engine: Building engine: 100%" in capsys.readouterr().err
+
+
+def test_ctrl_c_cancels_a_build_in_one_line(tmp_path):
+    """TensorRT drops what is raised in what it calls, and prints about it; here it comes while it calls."""
+    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16)
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import interrupts; interrupts.watch(__name__)
+import os, signal
+from pathlib import Path
+from utils.trt import progress, tensorrt_api
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+
+def struck(*words):
+    monitor = made(*words)
+    class Struck(type(monitor)):
+        def phase_start(self, *words):
+            os.kill(os.getpid(), signal.SIGINT)
+            super().phase_start(*words)
+    monitor.__class__ = Struck
+    return monitor
+
+made, progress._monitor = progress._monitor, struck
+rtx = tensorrt_api.load("tensorrt_rtx_bindings")
+config = BuildConfig(targets=("SM89",), progress=False)
+interrupts.job(lambda: build(Path({str(file)!r}), Path({str(tmp_path / "a.engine")!r}), config, rtx) and 0)
+"""
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "program.py"]
+
+
+def test_plugins_are_not_there(rtx):
+    with pytest.raises(InputError, match=r"TensorRT-RTX .* has no plugins here; export with --nms onnx"):
+        rtx.register_plugins(rtx.log())
 
 
 def test_an_engine_is_not_loaded_without_a_gpu_nor_when_it_is_none(rtx, tmp_path):

@@ -45,6 +45,15 @@ def test_both_schemas_say_the_same(text):
     assert "tilesize128x64x64" in first.tactic
 
 
+def test_types_are_capitalised_differently():
+    content = json.loads(OLD, strict=False)
+    whole = inspector.summarize(inspector.parse(OLD))
+    for layer in content["Layers"]:
+        layer["LayerType"] = layer["LayerType"].lower()
+    content["Layers"] += [{"Name": kind, "LayerType": kind} for kind in ("signal_wait", "shape_call", "wait")]
+    assert inspector.summarize(inspector.parse(json.dumps(content))) == whole
+
+
 def test_the_recording_has_raw_control_characters():
     with pytest.raises(ValueError, match="control character"):
         json.loads(OLD)
