@@ -25,6 +25,8 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
 
+MARK=.quickstart # lies in the folders that this program has made
+
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
 interrupted() {
@@ -114,17 +116,24 @@ in_use() {
   return 1
 }
 
-# Only a folder that a run has left is emptied: --output could name any folder.
+# Only a folder that this program has made is emptied: --output could name any folder, also one of a training.
 make_run_folder() {
+  local file
   ! in_use || die 2 "$run is in use by another program; wait for it to end, or choose another --output"
+  for file in "$weights" "$data"; do
+    case $(realpath -m -- "$file") in
+      "$(realpath -m -- "$run")"/*) die 2 "$file lies in $run, where results go; choose another --output" ;;
+    esac
+  done
   if [ "$resume" = yes ]; then
     [ -f "$run/weights/last.pt" ] || die 2 "there is no run to resume in $run"
-  elif [ -f "$run/weights/last.pt" ]; then
+  elif [ -f "$run/$MARK" ]; then
     say "replacing the results of an earlier run in $run"
     rm -rf "$run"
-  elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock ! -name '.last-*.part.pt')" ]; then
-    die 2 "$run holds files that are no quickstart's; choose another --output"
+  elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock)" ]; then
+    die 2 "$run holds files that are no quickstart's; choose another --output, or delete it"
   fi
+  mkdir -p "$run" && touch "$run/$MARK" || die 2 "cannot write to $run"
 }
 
 program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched checkout

@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
 WAIT = "wait for it to end"
 # what `files.atomic_path` calls a file until it is whole, of the kinds that a run folder holds
-_TEMPORARY = re.compile(r"\..+-[a-z0-9_]{8}\.part\.(csv|html|jpe?g|json|mp4|png|pt|svg|txt|webp|ya?ml)")
+_TEMPORARY = re.compile(
+    r"\..+-[a-z0-9_]{8}\.part\.(bmp|csv|engine|html|jpe?g|json|md|mp4|onnx|png|pt|svg|tiff?|txt|webp|ya?ml)"
+)
 _ATTEMPTS = 100  # to take a folder while others make and remove folders of the same name
 _COMMAND_SHOWN = 200  # characters
 _descriptors: set[int] = set()

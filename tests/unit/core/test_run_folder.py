@@ -208,14 +208,15 @@ def test_a_run_that_fails_leaves_no_empty_folder(tmp_path):
 
 
 def test_half_written_files_are_cleared_everywhere_in_the_folder_and_nothing_else(tmp_path):
-    names = ["a.png", "weights/last.pt", "parts/0.pt", "report.json", "placement.txt", "report.html", "recipe.yaml"]
+    names = ["a.png", "weights/last.pt", "parts/0.pt", "report.json", "placement.txt", "report.html", "recipe.yaml",
+             "engines/a.onnx", "engines/a.engine", "benchmark.md"]  # fmt: skip
     for name in names:
         with atomic_path(tmp_path / name) as temporary:
             pass
         (tmp_path / name).rename(temporary)  # as if it had been killed just before
     assert len([path for path in tmp_path.rglob(".*") if path.is_file()]) == len(names)
     (tmp_path / "int8").mkdir()  # a run of its own
-    kept = [".hidden.json", ".config-settings.json", "a-abcdefgh.part.json", ".x-abcdefgh.part.onnx", "int8/.lock"]
+    kept = [".hidden.json", ".config-settings.json", "a-abcdefgh.part.json", ".x-abcdefgh.part.doc", "int8/.lock"]
     kept += ["int8/.report-abcdefgh.part.json"]
     for name in kept:
         (tmp_path / name).touch()
@@ -235,7 +236,8 @@ def quickstart(tmp_path) -> Callable[[], subprocess.CompletedProcess[str]]:
     text = (ROOT / "scripts/quickstart.sh").read_text()
     functions = [re.search(rf"^{name}\(\) {{\n.*?^}}\n", text, re.M | re.S) for name in ("in_use", "make_run_folder")]
     words = [f". {shlex.quote(str(ROOT / 'scripts/lib.sh'))}", *(found.group() for found in functions if found)]
-    words += [f"run={shlex.quote(str(tmp_path / 'exp'))} resume=no", "make_run_folder"]
+    words += [f"run={shlex.quote(str(tmp_path / 'exp'))} resume=no weights=a.pt data=a.yaml MARK=.quickstart"]
+    words += ["make_run_folder"]
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(["bash", "-euc", "\n".join(words)], capture_output=True, text=True, check=False)
@@ -248,6 +250,7 @@ def test_quickstart_removes_no_folder_that_a_program_lives_in(holder, quickstart
     answer(process)
     (tmp_path / "exp/weights").mkdir()
     (tmp_path / "exp/weights/last.pt").touch()
+    (tmp_path / "exp/.quickstart").touch()
     done = quickstart()
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -255,13 +258,15 @@ def test_quickstart_removes_no_folder_that_a_program_lives_in(holder, quickstart
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert quickstart().returncode == 0
-    assert not (tmp_path / "exp").exists()
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == [".quickstart"]
 
 
 def test_quickstart_starts_over_in_a_folder_where_a_run_was_killed_at_its_start(quickstart, tmp_path):
     (tmp_path / "exp/weights").mkdir(parents=True)
     (tmp_path / "exp" / LOCK_FILE).touch()
+    assert quickstart().returncode == 0
     (tmp_path / "exp/weights/.last-abcdefgh.part.pt").touch()
     assert quickstart().returncode == 0
-    (tmp_path / "exp/thesis.txt").touch()
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == [".quickstart"]
+    (tmp_path / "exp/.quickstart").rename(tmp_path / "exp/thesis.txt")
     assert quickstart().returncode == 2

@@ -212,6 +212,24 @@ def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
     assert (precious / "file").exists()
 
 
+def test_a_training_is_no_earlier_run(folder, tmp_path):
+    """Upstream's train.py leaves weights/last.pt, too. Nor is anything emptied that the weights or the data lie in."""
+    training = tmp_path / "exp"
+    (training / "weights").mkdir(parents=True)
+    (training / "weights/last.pt").touch()
+    (training / "weights/best.pt").touch()
+    (tmp_path / "data.yaml").touch()
+    done = quickstart(folder, "--output", training)
+    assert (done.returncode, "CALLED" in done.stdout) == (2, False)
+    assert "holds files that are no quickstart's; choose another --output" in done.stderr
+    (training / ".quickstart").touch()
+    words = ("--weights", training / "weights/best.pt", "--data", tmp_path / "data.yaml", "--output", training)
+    done = quickstart(folder, *words)
+    assert (done.returncode, "CALLED" in done.stdout) == (2, False)
+    assert "best.pt lies in" in done.stderr
+    assert len(list(training.rglob("*.pt"))) == 2
+
+
 @pytest.mark.parametrize("program", ["qat.py", "export_qat.py", "val_trt.py", "make_report.py"])
 @pytest.mark.parametrize("status", [1, 2, 130])
 def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
