@@ -7,7 +7,7 @@ import importlib.util
 import io
 import logging
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from utils.core.errors import DataError
@@ -45,7 +45,10 @@ class CocoGroundTruth:
         self.file = data.annotations_of(split)
         self._single_cls = single_cls
         self._content = read_annotations(self.file, masks=masks) if self.file else {}
-        self._ids = {Path(image["file_name"]).stem: image["id"] for image in self._content.get("images", ())}
+        self._ids: dict[str, dict[PurePath, int]] = {}  # by name without folder and suffix, by path
+        for image in self._content.get("images", ()):
+            file = PurePath(image["file_name"])
+            self._ids.setdefault(file.stem, {})[file] = image["id"]
         self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
 
     def _categories(self, data: DataConfig) -> list[int]:
@@ -64,11 +67,19 @@ class CocoGroundTruth:
         """The id of an image: the annotations', or else its name as upstream takes it: a number if it is one."""
         stem = Path(path).stem
         if self.file:
-            return self._ids[stem]
+            return self._listed(path)[0]
         return int(stem) if stem.isnumeric() else stem
 
+    def _listed(self, path: str) -> list[int]:
+        """The annotations' ids that an image can have: of several with its name the one with most of its folders."""
+        known, parts = self._ids.get(Path(path).stem, {}), Path(path).parts
+        if len(known) > 1:
+            own = [file for file in known if parts[-len(file.parts) :] == file.parts]
+            known = {file: known[file] for file in sorted(own, key=lambda file: len(file.parts))[-1:]}
+        return list(known.values())
+
     def check(self, paths: Sequence[str]) -> None:
-        """Say before the evaluation, and not after it, that an image has no annotations.
+        """Say before the evaluation, and not after it, that an image has no annotations, or that it is unclear which.
 
         Raises:
             DataError: naming the first such image.
@@ -76,9 +87,13 @@ class CocoGroundTruth:
         missing = [path for path in paths if self.file and Path(path).stem not in self._ids]
         if missing:
             raise DataError(f"{missing[0]} is not among the images of {self.file} ({len(missing)} such images)")
-        by_stem: dict[str, str] = {}
+        by_id: dict[int, str] = {}
         for path in paths if self.file else ():
-            other = by_stem.setdefault(Path(path).stem, path)
+            found = self._listed(path)
+            if len(found) != 1:
+                names = ", ".join(map(str, list(self._ids[Path(path).stem])[:3]))
+                raise DataError(f"{path} has the name of several images of {self.file}, and is none of them: {names}")
+            other = by_id.setdefault(found[0], path)
             if other != path:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 

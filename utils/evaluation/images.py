@@ -9,6 +9,7 @@ label is an error that names its file and line instead of an image that is left 
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import stat
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,8 @@ FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one
 _BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
            ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
 NO_LABELS: np.ndarray = np.zeros((0, 5), np.float32)
-_TRANSPOSING = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+_ORIENTATION = 0x0112  # EXIF's tag
+_TRANSPOSING = (5, 6, 7, 8)  # orientations that swap width and height
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,7 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
     try:
         with Image.open(file) as image:  # reads the header only
             width, height = image.size
-            # of a PNG this would decode all of it
-            if image.format in ("JPEG", "MPO") and image.getexif().get(0x0112) in _TRANSPOSING:
+            if _orientation(image) in _TRANSPOSING and turned(image.format or ""):
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not an image, or damaged"
@@ -125,6 +127,33 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
         labels, outlines = read_polygons(path, nc)
         return ImageFile(file, (width, height), labels, labelled, outlines)
     return ImageFile(file, (width, height), read_labels(path, nc) if labelled else NO_LABELS, labelled)
+
+
+def _orientation(image: Image.Image) -> int | None:
+    """An image's EXIF orientation, as far as its header has it: `getexif` would decode all of a PNG."""
+    if image.format in ("JPEG", "MPO"):
+        return image.getexif().get(_ORIENTATION)
+    if not isinstance(content := image.info.get("exif"), bytes):
+        return None
+    found = Image.Exif()
+    found.load(content)
+    return found.get(_ORIENTATION)
+
+
+@cache
+def turned(kind: str) -> bool:
+    """Whether OpenCV turns images of a format as EXIF says: JPEG always, from version 5 on PNG and WebP as well."""
+    import cv2
+
+    if kind in ("JPEG", "MPO"):
+        return True
+    if kind not in ("PNG", "WEBP"):
+        return False
+    exif, content = Image.Exif(), io.BytesIO()
+    exif[_ORIENTATION] = min(_TRANSPOSING)
+    Image.new("RGB", (1, 2)).save(content, kind, exif=exif)
+    found = cv2.imdecode(np.frombuffer(content.getvalue(), np.uint8), cv2.IMREAD_COLOR)
+    return found is not None and found.shape[:2] == (1, 2)
 
 
 def _is_there(path: Path) -> bool:

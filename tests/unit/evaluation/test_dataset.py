@@ -28,6 +28,7 @@ from utils.evaluation.augmented import SeededImages
 from utils.evaluation.dataset import ImageDataset, collate, load_data, make_loader
 from utils.evaluation.images import find_images, label_file, read_labels
 from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, rectangular_shapes
+from utils.evaluation.quiet_decoders import decode
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -212,15 +213,19 @@ def test_missing_images_of_a_list_are_left_out(tmp_path):
     assert dataset.left_out == [f"{tmp_path}/images/val/nowhere.png: No such file or directory"]
 
 
-def test_exif_orientation_is_followed(tmp_path):
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "bmp"])
+def test_exif_orientation_is_followed_where_opencv_follows_it(tmp_path, suffix):
+    """It always does for JPEG, and from version 5 on for PNG and WebP."""
     from PIL import Image
 
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / f"a.{suffix}", exif=exif)
+    decoded = decode(str(tmp_path / f"a.{suffix}")).shape[:2]
+    assert suffix != "jpg" or decoded == (40, 20)
     dataset = ImageDataset([str(tmp_path)], 1, 64, stride=32, rect=True, pad=0)
-    assert dataset.images[0].size == (20, 40)
-    assert dataset[0][3][0] == (40, 20)
+    assert dataset.images[0].size == decoded[::-1]
+    assert dataset[0][3][0] == decoded
 
 
 # letterboxing

@@ -15,7 +15,7 @@ from known_images import MIXED, SQUARE, KnowingModel, coco_json, export_answers,
 
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, Prediction
-from utils.evaluation.coco import COCO_CATEGORIES
+from utils.evaluation.coco import COCO_CATEGORIES, CocoGroundTruth
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import InputPlan
@@ -416,6 +416,25 @@ def test_json_without_detections(square, tmp_path):
     result = square.evaluate(replace(CONFIG, save_json=True, conf_thres=1.0), out_dir=tmp_path)
     assert result.coco is not None
     assert set(result.coco.values()) == {0.0}
+
+
+def test_images_of_one_name_in_two_folders_have_their_own_ids(tmp_path):
+    known = Known(tmp_path, SQUARE, 4)
+    file = tmp_path / "annotations/instances_val.json"
+    content = json.loads(file.read_text())
+    first = content["images"][0]
+    content["images"].append({**first, "id": 99, "file_name": f"elsewhere/{first['file_name']}"})
+    file.write_text(json.dumps(content))
+    path = known.data.paths("val")[0]
+    truth = CocoGroundTruth(known.data, "val")
+    assert [truth.image_id(f"{path}/{folder}{first['file_name']}") for folder in ("", "elsewhere/")] == [
+        first["id"],
+        99,
+    ]
+    first["file_name"] = f"here/{first['file_name']}"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"has the name of several images of .*, and is none of them: here/"):
+        known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
 
 
 BAD_ANNOTATIONS = {
