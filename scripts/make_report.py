@@ -53,7 +53,10 @@ def make_parser() -> argparse.ArgumentParser:
         "make_report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="run folders, or their report.json; rows keep this order"
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="run folders, or their report.json; rows keep this order; a row compares with the float row before it",
     )
     parser.add_argument(
         "--environment", action="store_true",

@@ -23,7 +23,8 @@ class Resampled:
     """AP on resamplings of the images.
 
     Attributes:
-        images: a hash of the images, of their labels and of the resamplings; only equal ones compare.
+        images: a hash of the images' names, of the classes of their labels and of the resamplings; only equal ones
+            compare.
         ap: on each resampling, fractions.
     """
 
@@ -41,7 +42,7 @@ class Resampled:
         return statistics.stdev(self.ap)
 
     def same_images(self, other: Resampled) -> bool:
-        """Whether both are of the same images, labels and resamplings."""
+        """Whether both are of the same images, classes of labels and resamplings."""
         return self.images == other.images and len(self.ap) == len(other.ap)
 
     def difference_error(self, other: Resampled) -> float | None:

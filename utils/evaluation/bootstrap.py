@@ -73,7 +73,7 @@ def draw_weights(images: int, replicates: int) -> np.ndarray:
 
 
 def _images_hash(outcomes: Outcomes, order: Sequence[int], weights: np.ndarray) -> str:
-    """What two evaluations have in common if they compare: images, labels and resamplings."""
+    """What two evaluations have in common if they compare: images' names, classes of labels and resamplings."""
     digest = hashlib.sha256(np.ascontiguousarray(weights, "<i4").tobytes())
     by_image = np.lexsort((outcomes.label_classes, outcomes.label_image))
     counts = np.bincount(outcomes.label_image, minlength=len(outcomes.paths))

@@ -64,8 +64,11 @@ class InputPlan:
 
     def describe(self, rect: bool) -> str:
         """The plan in words, such as 'batch 32, 640x640'."""
-        size = f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
-        return f"batch {self.batch_size}, {size}"
+        return f"batch {self.batch_size}, {self.size(rect)}"
+
+    def size(self, rect: bool) -> str:
+        """The size of the input in words, such as '640x640'."""
+        return f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
 
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:

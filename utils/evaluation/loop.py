@@ -145,7 +145,8 @@ def evaluate(
                        f"{runner.description}, {plan.describe(config.rect)}")  # fmt: skip
 
     whole = statistics if distributed.is_main() else None
-    return replace(distributed.from_main(result), statistics=whole, task=runner.task)
+    size = plan.size(config.rect)
+    return replace(distributed.from_main(result), statistics=whole, task=runner.task, input_size=size)
 
 
 def _result(

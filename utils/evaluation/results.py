@@ -62,6 +62,7 @@ class EvalResult:
             `metrics`.
         left_out: images that could not be read, one line each.
         measured_on: what ran the network, where, at which input.
+        input_size: of the images that went in, such as '640x640', or 'up to 640, rectangular'.
         not_finite: images for which the network gave NaN or infinity; such boxes are left out.
         ap_coco, ap50_coco: the same detections by pycocotools' definition of AP, see `coco_average_precision`.
         statistics: what AP was computed from, image by image; of several processes the main one has it.
@@ -90,6 +91,7 @@ class EvalResult:
     masks: Averages | None = None
     mask_coco: dict[str, float] | None = None
     task: Task = DETECT
+    input_size: str = ""
 
     @property
     def score(self) -> Score:

@@ -62,6 +62,7 @@ def make_row(
         mask_recall=masks.recall if masks else None,
         mask_ap_resampled=_as_text(result.statistics.mask_resampled()) if result and result.statistics else "",
         ap_by_size=_by_size(result.coco) if result and result.coco else {},
+        input_size=result.input_size if result else "",
     )
 
 

@@ -104,7 +104,7 @@ def _draw_epochs(axes: Axes, report: Report, history: Sequence[Mapping[str, Any]
             labels.append((ap, f"{row.stage} {ap:.4f}", colour))
     axes.set_ylabel("AP (IoU 0.50:0.95)")
     axes.set_xlim(min(epochs) - 0.4, max(epochs) + 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
     _label_right(axes, labels)
 

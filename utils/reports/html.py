@@ -15,7 +15,7 @@ from utils.core.files import atomic_path
 from utils.core.resampled import Difference
 from utils.reports import detections, figures
 from utils.reports.schema import Report, Row, Sample
-from utils.reports.tables import DASH, cells, difference, fraction, headers, mask_difference, remarks
+from utils.reports.tables import DASH, cells, fraction, headers, remarks
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
@@ -36,11 +36,12 @@ def page(report: Report) -> str:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["number"] = _number
-    baseline = report.baseline()
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         headers=headers(report),
-        rows=[(row, cells(row, baseline, masks=report.has_masks), _tones(report, row)) for row in report.rows],
+        rows=[
+            (row, cells(row, report.baseline(row), masks=report.has_masks), _tones(report, row)) for row in report.rows
+        ],
         remarks=remarks(report),
         cards=list(_cards(report)),
         history_chart=as_data_uri(figures.ap_per_epoch(report), "svg") if _has_history(report) else None,
@@ -71,22 +72,23 @@ def _tone(found: Difference | None) -> str:
 
 def _cards(report: Report) -> Iterator[dict[str, str]]:
     """The first thing a reader sees: AP of each stage and its distance to the float model."""
-    baseline = report.baseline()
     for row in report.rows:
-        if row.ap is not None:
-            change = difference(row, baseline)
-            yield {
-                "label": f"{row.stage} AP",
-                "value": fraction(row.ap),
-                "remark": f"{change} to float" if change else "the reference",
-            }
-        if row.mask_ap is not None:
-            change = mask_difference(row, baseline)
-            yield {
-                "label": f"{row.stage} mask AP",
-                "value": fraction(row.mask_ap),
-                "remark": f"{change} to float" if change else "the reference",
-            }
+        for name, ap, change in (("AP", row.ap, report.difference), ("mask AP", row.mask_ap, report.mask_difference)):
+            if ap is not None:
+                yield {
+                    "label": f"{row.stage} {name}",
+                    "value": fraction(ap),
+                    "remark": _against_float(report, row, change(row)),
+                }
+
+
+def _against_float(report: Report, row: Row, change: Difference | None) -> str:
+    baseline = report.baseline(row)
+    if baseline is None:
+        return "no float row beside it"
+    if row is baseline:
+        return "the reference"
+    return f"{change} to float" if change else "not compared with float"
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

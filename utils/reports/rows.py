@@ -15,6 +15,7 @@ from utils.core.resampled import Difference, Resampled
 
 MASK_FIELDS = ("mask_ap", "mask_ap50", "mask_precision", "mask_recall", "mask_ap_resampled")
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
+MAY_BE_EMPTY = ("ap_by_size", "input_size")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Row:
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
         ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
+        input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
         ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
         mask_ap, ...: the same of masks, of a segmentation network.
         ap_by_size: AP by pycocotools of `small` (below 32² pixels), `medium` and `large` (from 96²) objects, of which
@@ -61,9 +63,11 @@ class Row:
     mask_recall: float | None = None
     mask_ap_resampled: str = ""
     ap_by_size: dict[str, float] = field(default_factory=dict)
+    input_size: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("stage", "file", "device", "measured_on", "ap_with", "ap_resampled", "mask_ap_resampled"):
+        texts = ("stage", "file", "device", "measured_on", "ap_with", "input_size", "ap_resampled", "mask_ap_resampled")
+        for name in texts:
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"'{name}' is {getattr(self, name)!r}, expected a text")
         if not self.stage:
@@ -111,10 +115,10 @@ class Row:
         return self.stage, self.file, self.measured_on
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as files hold them; those of masks and of sizes of objects only where there are any."""
+        """Plain values, as files hold them; those of masks and what may be empty only where there is something."""
         left_out = () if self.mask_ap is not None else MASK_FIELDS
         values = asdict(self).items()
-        return {name: value for name, value in values if name not in left_out and (value or name != "ap_by_size")}
+        return {name: value for name, value in values if name not in left_out and (value or name not in MAY_BE_EMPTY)}
 
     def resampled(self) -> Resampled | None:
         """AP on resamplings of the images, if it is known."""
@@ -128,9 +132,13 @@ class Row:
         """AP of this row minus that of another; None where they do not compare.
 
         They do if both are measured in the usual way, or in the same other one, and not known to be of different
-        images or labels. An image that only one of the two could read makes them different.
+        images, labels or sizes of the input. An image that only one of the two could read makes them different.
         """
         return self._apart(other, self.ap, other.ap, self.resampled(), other.resampled())
+
+    def same_size(self, other: Row) -> bool:
+        """Whether images went in at the same size, as far as that is known."""
+        return self.input_size == other.input_size or not (self.input_size and other.input_size)
 
     def mask_difference(self, other: Row) -> Difference | None:
         """The same of masks."""
@@ -139,7 +147,7 @@ class Row:
     def _apart(
         self, other: Row, ours: float | None, theirs: float | None, mine: Resampled | None, its: Resampled | None
     ) -> Difference | None:
-        if ours is None or theirs is None or self.ap_with != other.ap_with:
+        if ours is None or theirs is None or self.ap_with != other.ap_with or not self.same_size(other):
             return None
         if mine is None or its is None:
             return Difference(ours - theirs, None)
@@ -149,11 +157,11 @@ class Row:
 def row_rule(*optional: str) -> Rule:
     """The fields of a `Row`, from which one can be made.
 
-    Those that are `optional`, of masks and of sizes of objects may be missing.
+    Those that are `optional`, of masks and of `MAY_BE_EMPTY` may be missing.
     """
 
     def rule(value: Any, field: str) -> None:
-        record({item.name: plain for item in fields(Row)}, (*optional, *MASK_FIELDS, "ap_by_size"))(value, field)
+        record({item.name: plain for item in fields(Row)}, (*optional, *MASK_FIELDS, *MAY_BE_EMPTY))(value, field)
         try:
             Row(**value)
         except (TypeError, ValueError, OverflowError) as error:

@@ -26,7 +26,6 @@ from utils.core.file_schema import (
     mapping,
     maybe,
     number,
-    plain,
     record,
     text,
 )
@@ -106,7 +105,8 @@ class Report:
 
     Attributes:
         command: the command line that was run.
-        rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with.
+        rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with,
+            see `baseline`.
         history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, of segmentation `mask_ap`, `mask_ap50`, then `loss`,
             `held_out` (loss on training images that QAT does not see), `lr`, `seconds`.
         ranges: one entry per quantizer, as `models.quantize.ranges.tensor_ranges` gives them.
@@ -134,18 +134,25 @@ class Report:
                 return
         self.rows.append(row)
 
-    def baseline(self) -> Row | None:
-        """The row of the float model, if there is one."""
-        return next((row for row in self.rows if row.stage.lower() == "float"), None)
+    def baseline(self, row: Row) -> Row | None:
+        """The row of the float model that `row` is compared with.
+
+        It is the last one up to `row`: runs of several networks follow each other. Where none is before it, it is the
+        first one; None where there is none.
+        """
+        place = next(index for index, one in enumerate(self.rows) if one is row)
+        floats = [(index, one) for index, one in enumerate(self.rows) if one.stage.lower() == "float"]
+        before = [one for index, one in floats if index <= place]
+        return before[-1] if before else floats[0][1] if floats else None
 
     def difference(self, row: Row) -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""
-        baseline = self.baseline()
+        baseline = self.baseline(row)
         return None if baseline is None or row is baseline else row.difference(baseline)
 
     def mask_difference(self, row: Row) -> Difference | None:
         """The same of masks."""
-        baseline = self.baseline()
+        baseline = self.baseline(row)
         return None if baseline is None or row is baseline else row.mask_difference(baseline)
 
     @property
@@ -225,7 +232,7 @@ def _report_rule() -> Rule:
                       "loss": some, "lr": some, "held_out": some, "seconds": positive},
                      ("ap", "ap50", "mask_ap", "mask_ap50", "loss", "lr", "held_out", "seconds"))  # fmt: skip
     ranges = record({"name": text(), "kind": choice("activation", "weight"), "amax": positive, "min": positive,
-                     "max": positive, "channels": plain, "tensors": plain},
+                     "max": positive, "channels": maybe(integer(1, 1 << 40)), "tensors": maybe(integer(1, 1 << 40))},
                     ("min", "max", "channels", "tensors"))  # fmt: skip
     rules = {"schema_version": integer(1, SCHEMA_VERSION), "command": text(),
              "rows": listing(_stored_row), "history": listing(history), "ranges": listing(ranges),

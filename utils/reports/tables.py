@@ -88,10 +88,10 @@ def terminal_table(report: Report) -> str:
     """Aligned text, at most 80 columns wide, 92 with masks: what rows were measured on stands below, by letters."""
     if not report.rows:
         return "(no results)"
-    baseline = report.baseline()
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
     masks = report.has_masks
-    rows = [(*cells(row, baseline, masks=masks), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
+    rows = [(*cells(row, report.baseline(row), masks=masks), f"[{_mark(places.index(row.measured_on))}]")
+            for row in report.rows]  # fmt: skip
     heads = columns((*headers(report), "on"), left=["stage"])
     lines = aligned(heads, rows, rule=True)
     if max(map(len, lines)) > WIDTH:
@@ -104,19 +104,19 @@ def terminal_table(report: Report) -> str:
 
 def remarks(report: Report) -> list[str]:
     """What the standard errors of AP differences are, and which rows have none though others do."""
-    baseline = report.baseline()
-    known = [row for row in report.rows if row.ap_resampled]
-    if baseline is None or not known:
-        return []
-    alike = [row for row in report.rows
-             if row is not baseline and row.ap is not None and row.ap_with == baseline.ap_with]  # fmt: skip
+    alike = [row for row in report.rows if (base := report.baseline(row)) and row is not base
+             and None not in (row.ap, base.ap) and row.ap_with == base.ap_with]  # fmt: skip
     found = []
     if any(one and one.error is not None for one in map(report.difference, alike)):
         found.append("±: the standard error of the difference, from resampling the images")
-    if other := [row.stage for row in alike if row.difference(baseline) is None]:
+    apart = [row for row in alike if report.difference(row) is None]
+    sizes = [row.stage for row in apart if not row.same_size(report.baseline(row) or row)]
+    if sizes:
+        found.append(f"not compared, since the input has another size than the float row's: {', '.join(sizes)}")
+    if other := [row.stage for row in apart if row.same_size(report.baseline(row) or row)]:
         found.append(f"not compared, since the images or labels are not those of the float row: {', '.join(other)}")
-    bare = [row.stage for row in alike if (one := row.difference(baseline)) and one.error is None]
-    if bare:
+    bare = [row.stage for row in alike if (one := report.difference(row)) and one.error is None]
+    if bare and any(row.ap_resampled for row in report.rows):
         found.append(f"without standard error, since an earlier version or a single image gave AP: {', '.join(bare)}")
     return found
 

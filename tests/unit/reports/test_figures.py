@@ -36,6 +36,13 @@ def test_masks_have_a_panel_of_their_own(report, segmented):
     assert len(figures.ap_per_epoch(report).axes) == 1
 
 
+def test_a_single_epoch_has_a_whole_number(report):
+    report.history = report.history[:1]
+    axes = figures.ap_per_epoch(report).axes[0]
+    left, right = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if left <= tick <= right] == [1]
+
+
 def test_no_epoch_is_marked_where_ptq_is_the_result(report):
     report.rows = [make_row(), make_row("PTQ", ap=0.7401), make_row("QAT", ap=0.7401)]
     axes = figures.ap_per_epoch(report).axes[0]

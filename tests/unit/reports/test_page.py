@@ -58,6 +58,16 @@ def test_the_page_holds_every_number(report):
 
 
 @pytest.mark.usefixtures("unrendered")
+def test_cards_say_what_they_are_compared_with(report):
+    report.rows.append(make_row("ONNX", ap_with="30 images"))
+    text = page(report)
+    assert [text.count(words) for words in ("the reference", "-0.0051 to float", "not compared with float")] == [1] * 3
+    report.rows = report.rows[1:]
+    text = page(report)
+    assert (text.count("the reference"), text.count("no float row beside it")) == (0, 2)
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_differences_within_their_error_have_no_colour(compared):
     compared.rows.append(make_row("better", ap=0.78, ap_resampled=compared.rows[1].ap_resampled))
     compared.rows.append(make_row("worse", ap=0.70, ap_resampled=compared.rows[1].ap_resampled))

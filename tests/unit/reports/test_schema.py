@@ -66,6 +66,15 @@ def test_damaged_resamplings_are_refused_in_one_line(compared, tmp_path, name, v
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["channels", "tensors"])
+def test_numbers_of_channels_are_whole(report, tmp_path, name):
+    content = report.to_dict()
+    content["ranges"][0][name] = 3.5
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"ranges\[0\]\.{name}"):
+        Report.load(tmp_path / "r.json")
+
+
 def test_a_report_of_an_earlier_version_is_read(compared, tmp_path):
     content = compared.to_dict()
     for row in content["rows"]:

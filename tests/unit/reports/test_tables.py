@@ -41,6 +41,25 @@ def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
     assert max(map(len, lines)) <= 80
 
 
+def test_each_networks_rows_are_compared_with_its_own_float_row():
+    """Runs of two networks on one dataset, on one page; what stands before any float row belongs to the first."""
+    first = [make_row(ap=0.68, file="t.pt"), make_row("PTQ", ap=0.67, file="t8.pt")]
+    second = [make_row(ap=0.81, file="s.pt"), make_row("PTQ", ap=0.80, file="s8.pt")]
+    rows = [make_row("ONNX", ap=0.66), *first, *second]
+    lines = terminal_table(Report("x", rows=rows)).splitlines()[2:7]
+    assert [line.split()[2] for line in lines] == ["-0.0200", "0.9521", "-0.0100", "0.9521", "-0.0100"]
+
+
+def test_ap_at_another_size_of_the_input_is_not_compared(compared):
+    """Of the same images: 640 pixels instead of 320, or rectangles."""
+    known = compared.rows[0].ap_resampled
+    rows = [dataclasses.replace(row, input_size="320x320") for row in compared.rows[:2]]
+    rows += [make_row("ONNX", input_size="640x640", ap_resampled=known), make_row("older", ap_resampled=known)]
+    report = Report("x", rows=rows)
+    assert [line.split()[2] for line in terminal_table(report).splitlines()[3:6]] == ["-0.0051", "-", "+0.0000"]
+    assert remarks(report)[1:] == ["not compared, since the input has another size than the float row's: ONNX"]
+
+
 def test_masks_have_their_columns(segmented):
     lines = [line.split() for line in terminal_table(segmented).splitlines()]
     assert " ".join(lines[0]) == "stage AP vs float AP50 mask AP vs float mask AP50 size ms/image on"
