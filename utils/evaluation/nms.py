@@ -45,7 +45,7 @@ def non_max_suppression(
     """
     if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
-    candidate = (prediction.scores > conf_thres).any(1)  # not amax, which a class of NaN would decide
+    candidate = ~(prediction.scores.amax(1) <= conf_thres)  # also where a class is NaN: the others are looked at
     found = []
     for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True):
         anchors = keep.nonzero()[:, 0] if prediction.layout.nm else None
