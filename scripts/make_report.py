@@ -39,6 +39,7 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.core.output_paths import refuse_overwrite
 from utils.core.run_folder import held
+from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
 from utils.jobs.dependencies import need, need_for
 
@@ -127,7 +128,7 @@ def print_environment(args: argparse.Namespace) -> int:
         raise InputError(f"--environment makes no report; leave out --{given[0]}")
     from utils.jobs import environment
 
-    print(environment.describe(args.runs))
+    print(printable(environment.describe(args.runs)))
     return 0
 
 

@@ -99,7 +99,13 @@ parse_arguments() {
 }
 
 # PATH as it is seen from the repository's folder, where the programs are started and which the report's paths count from.
-from_root() { realpath -m --relative-base="$OVERLAY_ROOT" -- "$1"; }
+# A name that begins with a dash is no option of the programs that get it.
+from_root() {
+  local path
+  path=$(realpath -m --relative-base="$OVERLAY_ROOT" -- "$1")
+  case $path in -*) path=./$path ;; esac
+  printf '%s\n' "$path"
+}
 
 use_demo_set() {
   if [ "$segments" = yes ]; then setup_demo_set -segments --segments; else setup_demo_set; fi

@@ -21,6 +21,7 @@ from utils.core import console, distributed
 from utils.core.arguments import folder_name_argument, refuse_empty
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
+from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 logger = logging.getLogger(__name__)
@@ -138,12 +139,19 @@ def setup_logging(verbose: bool = False, rank: int = 0) -> None:
     if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
+    handler.setFormatter(_Plain(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     for name in ("models.quantize", "utils", "__main__"):
         logging.getLogger(name).setLevel(logging.WARNING if rank else logging.DEBUG if verbose else logging.INFO)
+
+
+class _Plain(logging.Formatter):
+    """Lines whose names, which come from files, do not steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def run_program(
@@ -194,7 +202,7 @@ def _finished(args: argparse.Namespace, handler: Callable[[argparse.Namespace], 
     except Exception as error:
         if args.debug:
             raise
-        print(f"{who}error: {_one_line(error)}", file=sys.stderr)
+        print(f"{who}error: {printable(_one_line(error))}", file=sys.stderr)
         return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
 
 

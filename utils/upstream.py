@@ -7,11 +7,13 @@ imported when it is first needed, from the checkout that this file was copied in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 from utils import upstream_checks, upstream_description
@@ -217,7 +219,7 @@ def make_dataset(
     from utils.dataloaders import LoadImagesAndLabels
 
     try:
-        with quiet():
+        with quiet(), _images_left_as_they_are():
             dataset = LoadImagesAndLabels(
                 list(paths) if not isinstance(paths, str) else paths,
                 imgsz,
@@ -234,6 +236,23 @@ def make_dataset(
     # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
     dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
     return dataset
+
+
+@contextmanager
+def _images_left_as_they_are() -> Iterator[None]:
+    """Within it upstream's reader does not write JPEGs anew that go on behind their end, as those of phones do."""
+    from utils import dataloaders
+
+    class Unsaved:
+        def save(self, *_: object, **__: object) -> None:
+            pass
+
+    before = dataloaders.ImageOps
+    dataloaders.ImageOps = SimpleNamespace(exif_transpose=lambda image: Unsaved())
+    try:
+        yield
+    finally:
+        dataloaders.ImageOps = before
 
 
 def _keep_images(dataset: Any, kept: Sequence[int]) -> None:

@@ -276,6 +276,7 @@ def test_float16_input_and_several_outputs(tmp_path):
         ({}, None, 32, None),
         ({"names": "{0: 'cat', 1: 'dog'}", "stride": "64", "imgsz": "320"}, NAMES, 64, (320, 320)),  # upstream
         ({"names": '["cat", "dog"]', "stride": "none", "imgsz": "[64, 96]"}, NAMES, 32, (64, 96)),
+        ({"names": "[" * 9999, "stride": "Infinity", "imgsz": "-" * 9999 + "1"}, None, 32, None),
         ({"names": "__import__('os')", "imgsz": "[1, 2, 3]"}, None, 32, None),
     ],
 )  # fmt: skip

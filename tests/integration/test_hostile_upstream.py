@@ -192,9 +192,12 @@ def test_label_caches_and_arrays_are_neither_read_nor_written(dataset, tmp_path,
         assert sum(len(labels) for labels in found.labels) > 0
         assert [found[index][0].shape for index in range(len(found))] == [(3, 64, 64)] * 6
     assert {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()} == before
+    image = next(path for path in before if path.suffix == ".jpg")
+    image.write_bytes(image.read_bytes() + b"what a phone appends")
     (dataset / "labels.cache").unlink()
     upstream.make_dataset(str(dataset / "images"), 64, 2, stride=32)
     assert not list(dataset.rglob("*.cache*"))
+    assert image.read_bytes() == before[image] + b"what a phone appends"
     assert not (tmp_path / "mark").exists()
     np.load(dataset / "images" / next(path.name for path in before if path.suffix == ".npy"), allow_pickle=True)
     assert (tmp_path / "mark").exists(), "the array would have run the command"

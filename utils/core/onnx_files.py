@@ -33,7 +33,8 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
         if check:
             onnx.checker.check_model(model)
     except Exception as error:  # protobuf and the checker raise several unrelated types
-        raise InputError(f"{path} is not an ONNX file, or it is truncated: {str(error).splitlines()[0]}") from error
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
     if not model.graph.input or not model.graph.node:
         raise InputError(f"{path} is not an ONNX file, or it is truncated: it holds no network")
     return model

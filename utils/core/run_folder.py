@@ -150,6 +150,8 @@ def _lock(folder: Path, advice: str) -> int:
             if not _is_at(descriptor, path):  # its owner ended just now, and took the file along
                 _close(descriptor)
                 continue
+            if os.fstat(descriptor).st_size and _signature(descriptor) is None:
+                raise InputError(f"{path} is no lock of this project's; choose another folder, or remove it")
             interrupts.temporaries.add(str(path.absolute()))  # goes with a program that ends without unwinding
             _sign(descriptor)
             if locked:
@@ -204,14 +206,22 @@ def _sign(descriptor: int) -> None:
 
 def _owner(descriptor: int) -> str:
     """Who holds the lock, in words, as far as the file says."""
-    try:
-        content = json.loads(os.pread(descriptor, 1 << 16, 0))
-        pid, host, command, since = (str(content[key]) for key in ("pid", "host", "command", "since"))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    signature = _signature(descriptor)
+    if signature is None:
         return "another process"
+    pid, host, command, since = signature
     where = "" if host == socket.gethostname() else f" on {host}"
     short = command if len(command) <= _COMMAND_SHOWN else f"{command[:_COMMAND_SHOWN]}..."
     return f"process {pid}{where} ({short}) since {since}"
+
+
+def _signature(descriptor: int) -> list[str] | None:
+    """Process, host, command and time that `_sign` wrote; None where that is not what the file holds."""
+    try:
+        content = json.loads(os.pread(descriptor, 1 << 16, 0))
+        return [str(content[key]) for key in ("pid", "host", "command", "since")]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _unlock(path: Path, descriptor: int) -> None:

@@ -6,10 +6,17 @@ This module imports neither torch nor anything else that is slow.
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 from typing import Any
 
 MOST_DIGITS = 40
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
+
+
+def printable(text: str) -> str:
+    r"""A text for the terminal: what would steer it, as a name in somebody's file may, is shown as \x1b."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def shown(value: Any) -> str:

@@ -68,7 +68,7 @@ class CocoGroundTruth:
         stem = Path(path).stem
         if self.file:
             return self._listed(path)[0]
-        return int(stem) if stem.isnumeric() else stem
+        return int(stem) if stem.isdecimal() else stem
 
     def _listed(self, path: str) -> list[int]:
         """The annotations' ids that an image can have: of several with its name the one with most of its folders."""

@@ -44,9 +44,8 @@ class TextWriter:
             values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
             lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
         if lines:
-            (self._folder / self._names.get(path, f"{Path(path).stem}.txt")).write_text(
-                "".join(lines), encoding="utf-8"
-            )
+            with atomic_path(self._folder / self._names.get(path, f"{Path(path).stem}.txt")) as temporary:
+                temporary.write_text("".join(lines), encoding="utf-8")
 
 
 class JsonWriter:

@@ -10,10 +10,9 @@ import getpass
 import hashlib
 import importlib
 import importlib.util
-import json
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from utils.core.input_files import check_file
 from utils.core.shown import shown
 from utils.jobs.dependencies import ENGINES
 from utils.reports.machine import gpus, hardware, output_of, versions
+from utils.runners.base import literal
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL_STAMP = "UPSTREAM.md"  # in a checkout that scripts/yolov9_from_wheel.py made
@@ -239,8 +239,8 @@ def _entries(entries: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Entries as lines; of class names, which are nobody's business, their number."""
     for name, value in entries.items():
         if name == "names":
-            found = json.loads(value) if isinstance(value, str) else value
-            yield name, f"{len(found)} classes"
+            found = literal(value) if isinstance(value, str) else value
+            yield name, f"{len(found)} classes" if isinstance(found, Sized) else "no list of classes"
         elif isinstance(value, str) and _ROOTED.match(value):
             yield name, ".../" + re.split(r"[/\\]", value)[-1]  # folders may have spaces in their names
         elif value not in ("", None, {}, ()):

@@ -7,12 +7,14 @@ the network. (The idea is Polygraphy's `BaseRunner`.)
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError, QatError
 from utils.core.input_form import InputForm
 from utils.core.tasks import Task, task_of_outputs
@@ -137,7 +139,7 @@ class Runner(ABC):
     def stride(self) -> int:
         """Image sizes are multiples of it, in pixels; 32 when the metadata does not say."""
         value = literal(self.metadata.get("stride", ""))
-        return int(value) if isinstance(value, (int, float)) and value >= 1 else 32
+        return int(value) if isinstance(value, (int, float)) and 1 <= value <= BOUNDS["imgsz"].most else 32
 
     @property
     def imgsz(self) -> tuple[int, int] | None:
@@ -165,11 +167,7 @@ class Runner(ABC):
 
 def literal(text: str) -> object:
     """A value in a file's metadata: as JSON, or as the Python literal that upstream writes; None if it is neither."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: deeply nested
+            return read(text)
+    return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -219,7 +220,8 @@ def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
 
 def _add_measured(made: Any, setup: Any, stored: bytes, path: Path) -> None:
     """Write a timing cache that began as `stored`, with what others have added to the file meanwhile."""
-    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(lock, "wb"):
         fcntl.flock(lock, fcntl.LOCK_EX)  # another build may have added to it
         now = path.read_bytes() if path.is_file() else b""
         if now and now != stored and (other := setup.create_timing_cache(now)) is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import atomic_path
+from utils.core.shown import shown
 from utils.trt.build_config import BuildConfig
 from utils.trt.decision import Decision
 from utils.trt.onnx_summary import OnnxFile
@@ -97,8 +98,13 @@ class EngineNote:
             return cls()
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**content, "warnings": tuple(content.get("warnings", ()))})
-        except (ValueError, TypeError) as error:
+            found = cls(**{**content, "warnings": tuple(content.get("warnings", ()))})
+            for name, usual in vars(cls()).items():
+                value = getattr(found, name)
+                if not isinstance(value, (int, float) if isinstance(usual, float) else type(usual)):
+                    raise TypeError(f"{name} is {shown(value)}")
+            return found
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}; delete it, or build the engine again") from error
 
 

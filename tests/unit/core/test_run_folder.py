@@ -187,6 +187,13 @@ def test_what_is_no_lock_file_is_refused_in_one_line(tmp_path, make):
         pass
 
 
+def test_another_programs_lock_file_is_left_alone(tmp_path):
+    (tmp_path / LOCK_FILE).write_text("4711\n")
+    with pytest.raises(InputError, match=r"\.lock is no lock of this project's; choose another folder"), held(tmp_path):
+        pass
+    assert (tmp_path / LOCK_FILE).read_text() == "4711\n"
+
+
 def test_a_run_that_fails_leaves_no_empty_folder(tmp_path):
     with pytest.raises(RuntimeError), new_run(tmp_path, "exp"):
         raise RuntimeError

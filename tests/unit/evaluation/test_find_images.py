@@ -281,6 +281,18 @@ def test_labels_of_images_of_one_stem_go_to_files_of_their_own(tmp_path):
     assert sorted(path.name for path in (tmp_path / "labels").iterdir()) == ["A-3.txt", "a-2.txt", "a.txt"]
 
 
+def test_labels_are_not_written_through_a_link(tmp_path):
+    import torch
+
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/a.txt").symlink_to(tmp_path / "mine.txt")
+    writer = TextWriter(tmp_path / "labels", False, [str(tmp_path / "a.jpg")])
+    writer.add(str(tmp_path / "a.jpg"), torch.tensor([[0.0, 0, 10, 10, 0.5, 1]]), (100, 100))
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "labels/a.txt").read_text() == "1 0.05 0.05 0.1 0.1\n"
+
+
 def test_detections_are_not_written_over_the_labels_that_they_are_compared_with(tmp_path, draw):
     write_set(tmp_path / "set", 2, SQUARE)
     (tmp_path / "set/labels/val").rename(tmp_path / "set/val_labels")

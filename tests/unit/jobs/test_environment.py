@@ -121,6 +121,21 @@ def test_an_onnx_file_says_what_it_is_and_not_whose(tmp_path, monkeypatch):
         assert private not in text
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("{0: 'a', 1: 'b'}", "2 classes"),
+        ("['a']", "1 classes"),
+        ("7", "no list of classes"),
+        ("[" * 9999, "no list of"),
+    ],
+)
+def test_class_names_as_others_write_them(tmp_path, names, said):
+    """The first as upstream's export.py does; the last is deeply nested."""
+    file = write_onnx(tmp_path / "a.onnx", metadata={"names": names})
+    assert lines(environment.describe([file]))["names"].startswith(said)
+
+
 def test_an_engine_says_what_is_noted_beside_it(tmp_path):
     engine = tmp_path / "a.engine"
     engine.write_bytes(b"plan")

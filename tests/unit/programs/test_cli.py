@@ -32,6 +32,7 @@ def run(error: BaseException | None, *arguments: str) -> int:
         (None, 0, ""),
         (InputError("a file\nis wrong"), 2, "error: a file is wrong\n"),
         (CheckpointError("x.pt is truncated"), 2, "error: x.pt is truncated\n"),
+        (InputError("class \x1b]0;title\x07\x9b2J"), 2, "error: class \\x1b]0;title\\x07\\x9b2J\n"),
         (QatError("it failed"), 1, "error: it failed\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (ZeroDivisionError("division"), 1, "error: ZeroDivisionError: division (--debug shows the traceback)\n"),
@@ -42,6 +43,12 @@ def run(error: BaseException | None, *arguments: str) -> int:
 def test_errors_become_one_line_and_an_exit_code(error, code, line, capsys):
     assert run(error) == code
     assert capsys.readouterr().err == line
+
+
+def test_names_in_the_log_do_not_steer_the_terminal(capsys):
+    cli.setup_logging()
+    logging.getLogger("utils").info("left out: a\x1b[2Jb.jpg\n\ttoo: ü→")
+    assert capsys.readouterr().out == "left out: a\\x1b[2Jb.jpg\n\ttoo: ü→\n"
 
 
 def test_debug_shows_the_traceback():

@@ -212,6 +212,14 @@ def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
     assert (precious / "file").exists()
 
 
+def test_a_folder_whose_name_begins_with_a_dash(folder):
+    (folder / "file").touch()
+    called = calls(quickstart(folder, "--output=-delete", cwd=folder))
+    assert value(called["qat.py"], "--project") == "."
+    assert (folder / "-delete/weights/last.pt").exists()
+    assert (folder / "file").exists()
+
+
 def test_a_training_is_no_earlier_run(folder, tmp_path):
     """Upstream's train.py leaves weights/last.pt, too. Nor is anything emptied that the weights or the data lie in."""
     training = tmp_path / "exp"

@@ -183,6 +183,22 @@ def _building(cache):
     return build_and_be_overtaken
 
 
+def test_nothing_is_emptied_by_the_lock_of_the_cache(file, tmp_path, monkeypatch):
+    stand_in(monkeypatch)
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".Fake-GPU-TensorRT-8.6.0.timing.cache.lock").symlink_to(tmp_path / "mine")
+    build(file, tmp_path / "a.engine", QUIET)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (tmp_path / "a.engine").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"metadata": []}', '{"seconds": "1"}', '{"warnings": 1}', "[]"])
+def test_a_damaged_note_is_one_line(tmp_path, content):
+    (tmp_path / "a.engine.json").write_text(content)
+    with pytest.raises(InputError, match=r"a\.engine\.json is damaged: .*; delete it, or build the engine again"):
+        EngineNote.load(tmp_path / "a.engine")
+
+
 def test_tactic_sources_switched_off(file, tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     config = dataclasses.replace(QUIET, tactic_sources_off=("CUBLAS", "cublas_lt", "CUDNN"))
