@@ -196,6 +196,7 @@ def _range_panel(axes: Axes, kind: str, rows: Sequence[dict[str, Any]]) -> None:
             fontsize=8,
             color=GREY,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+            parse_math=False,
         )
 
 
@@ -219,7 +220,7 @@ def _layer_bands(axes: Axes, names: Sequence[str]) -> None:
 
 def layer_number(name: str) -> str:
     """The number of the top-level layer in a module path: `model.4.cv1.conv` → `4`; empty for the network's input."""
-    return next((part for part in str(name).split(".") if part.isdigit()), "")
+    return next((part for part in str(name).split(".") if part.isdecimal() and len(part) < 10), "")
 
 
 def short_name(name: str) -> str:

@@ -106,3 +106,10 @@ def test_nothing_to_draw_is_an_error():
         figures.ranges_per_layer([])
     with pytest.raises(ValueError, match="no samples"):
         detections.detections([])
+
+
+@pytest.mark.parametrize("name", ["model.².x", f"model.{'1' * 5000}.x", "model.0.$a_$"])
+def test_names_of_ranges_are_only_names(report, name):
+    """Digits that are no numbers, numbers that are none of layers, and what matplotlib would take for mathematics."""
+    report.ranges = [{**report.ranges[0], "name": name, "amax": amax} for amax in (1.0, 2.0)]
+    assert figures.render(figures.ranges_per_layer(report.ranges), "svg")
