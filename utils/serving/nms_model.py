@@ -85,7 +85,7 @@ def suppressed(raw: np.ndarray, nm: int, settings: Settings) -> tuple[np.ndarray
     """
     threshold = np.float32(settings.conf_thres)
     scores = raw[4 : len(raw) - nm]
-    some = np.flatnonzero(scores.max(0) > threshold)
+    some = np.flatnonzero(~(scores.max(0) <= threshold))  # also where a class is NaN: the others are looked at
     chosen = scores[:, some].T
     row, label = np.nonzero(chosen > threshold)
     cx, cy, w, h = raw[:4, some[row]]
