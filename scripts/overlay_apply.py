@@ -13,13 +13,12 @@ reverting come to the same end from any state in between.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from pathlib import Path
 
-from overlay_plan import BACKUP, RECORD, STATE, Plan, Record
-
-NEW = f"{STATE}/new"
+from overlay_plan import BACKUP, NEW, RECORD, STATE, Plan, Record
 
 
 class Changes:
@@ -45,6 +44,7 @@ class Changes:
             raise
 
     def _stage(self, files: dict[str, Path]) -> None:
+        (self._checkout / NEW).mkdir(parents=True)  # fails if `clean` left anything there: it may be a link
         for path in self._plan.backup:
             target = self._staged(f"{BACKUP}/{path}")
             shutil.copy2(self._checkout / path, target, follow_symlinks=False)
@@ -93,7 +93,8 @@ class Changes:
         gone = [path for path in self._record.files if self._new is None or path not in self._new.files]
         for path in gone:
             source = root / path
-            for cached in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
+            cache = source.parent / "__pycache__"
+            for cached in [] if cache.is_symlink() else cache.glob(f"{glob.escape(source.stem)}.*.pyc"):
                 cached.unlink()
         parents = {parent.as_posix() for path in gone for parent in Path(path).parents if parent.parts}
         _remove_empty(root, {f"{Path(path).parent.as_posix()}/__pycache__" for path in gone})

@@ -1,4 +1,8 @@
-"""What patching or reverting a YOLOv9 checkout would change: the overlay's files compared with what lies there."""
+"""What patching or reverting a YOLOv9 checkout would change: the overlay's files compared with what lies there.
+
+The checkout may be a stranger's, and with it the folder .yolov9_overlay: git clones links and any manifest.json. So no
+path is followed through a link, and no name in the record is believed to lie in the checkout before it was looked at.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 STATE = ".yolov9_overlay"
 RECORD = f"{STATE}/manifest.json"
 BACKUP = "backup"  # in STATE: files of others, under their own paths
+NEW = f"{STATE}/new"  # what will be renamed into place
 
 
 class Refusal(Exception):
@@ -45,18 +52,34 @@ class Record:
 
     @classmethod
     def read(cls, checkout: Path) -> Record:
+        """The record of a checkout, once it is sure that the folder and all its names lie in the checkout."""
+        for inside in (RECORD, f"{NEW}/*", f"{STATE}/{BACKUP}/*"):
+            check_way(checkout, inside)
         path = checkout / RECORD
-        if not path.exists():
+        if not os.path.lexists(path):
             return cls()
+        if path.is_symlink() or not path.is_file():
+            raise Refusal(f"{path} is no regular file, and a record is needed there; start from a fresh checkout")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            files = {
-                name: Written(row["sha256"], row["backup"], tuple(row.get("before", ())))
-                for name, row in content["files"].items()
-            }
-            return cls(content["version"], files, content["folders"], content.get("unfinished", False))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls._of(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refusal(f"{path} is damaged ({error}); restore it, or start from a fresh checkout") from error
+
+    @classmethod
+    def _of(cls, content: Any) -> Record:
+        """What JSON holds as a record; raises ValueError, KeyError, TypeError or AttributeError where it is none."""
+        files = {}
+        for name, row in content["files"].items():
+            if not _may_be_ours(name):
+                raise ValueError(f"{name[:80]!a} cannot be a file of the overlay")
+            before = _typed(list, row.get("before", []))
+            hashes = [_typed(str, sha256) for sha256 in (row["sha256"], *before)]
+            files[name] = Written(hashes[0], _typed(bool, row["backup"]), tuple(hashes[1:]))
+        version = _typed(str, content["version"])
+        if not version.isprintable():
+            raise ValueError(f"{version[:80]!a} is no version")
+        folders = [_typed(str, folder) for folder in _typed(list, content["folders"])]
+        return cls(version, files, folders, _typed(bool, content.get("unfinished", False)))
 
     def text(self) -> str:
         """As it is written; what only an unfinished run has is left out otherwise."""
@@ -74,6 +97,17 @@ class Record:
             before = {*known.before, known.sha256} - {written.sha256} if known else set()
             files[path] = Written(written.sha256, written.backup, tuple(sorted(before)))
         return Record(new.version if new else self.version, files, folders, unfinished=True)
+
+
+def _may_be_ours(name: str) -> bool:
+    """Is that the path of a file in the checkout, outside of git's folder and of our own?"""
+    return name.isprintable() and not {"", ".", "..", ".git", STATE} & {*name.casefold().split("/")}
+
+
+def _typed(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} lies where a {kind.__name__} is expected")
+    return value
 
 
 @dataclass
@@ -113,16 +147,15 @@ def check_checkout(folder: Path) -> None:
     model, general = folder / "models/yolo.py", folder / "utils/general.py"
     if not (model.is_file() and b"def parse_model" in model.read_bytes() and general.is_file()):
         raise Refusal(f"{folder} is no YOLOv9 checkout: it lacks models/yolo.py with parse_model, or utils/general.py")
-    for path in (folder, folder / "models", folder / "utils"):
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise Refusal(f"{path} cannot be written to; change its permissions, or copy the checkout")
+    for inside in ("models/yolo.py", "utils/general.py"):
+        check_way(folder, inside)
 
 
 def plan_patch(checkout: Path, files: dict[str, Path], record: Record, force: bool) -> Plan:
     """Compare the overlay with what lies in the checkout."""
     plan, begun = Plan(), []
+    _check_ways(checkout, {*files, *record.files})
     for path, source in files.items():
-        _check_way(checkout, path)
         target = checkout / path
         known = record.files.get(path)
         if not os.path.lexists(target):
@@ -148,8 +181,7 @@ def plan_patch(checkout: Path, files: dict[str, Path], record: Record, force: bo
 def plan_revert(checkout: Path, record: Record) -> Plan:
     """List how to take out everything that was put in."""
     plan = Plan()
-    for path in record.files:
-        _check_way(checkout, path)
+    _check_ways(checkout, {*record.files})
     _plan_removal(checkout, list(record.files), record, plan)
     return plan
 
@@ -175,7 +207,14 @@ def _is_still_others(checkout: Path, path: str, record: Record) -> bool:
     return not os.path.lexists(backup) or digest(backup) == digest(target)  # a run makes all its backups at first
 
 
-def _check_way(checkout: Path, path: str) -> None:
+def _check_ways(checkout: Path, paths: set[str]) -> None:
+    """Refuse where a file, or its backup, would be read, written or removed through a link."""
+    for path in sorted(paths):
+        check_way(checkout, path)
+        check_way(checkout, f"{STATE}/{BACKUP}/{path}")
+
+
+def check_way(checkout: Path, path: str) -> None:
     """Refuse to write through a link to somewhere else, or through a file."""
     for parent in Path(path).parents:
         way = checkout / parent
@@ -195,4 +234,6 @@ def digest(path: Path) -> str:
     """SHA-256 of a file; of a link, where it points (so that no link equals a file)."""
     if path.is_symlink():
         return f"link to {os.readlink(path)}"
+    if not path.is_file():
+        raise Refusal(f"{path} is neither a file nor a link, and a file of that name belongs there; move it away")
     return hashlib.sha256(path.read_bytes()).hexdigest()

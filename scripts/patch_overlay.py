@@ -32,6 +32,7 @@ from overlay_plan import (
     Refusal,
     Written,
     check_checkout,
+    check_way,
     digest,
     overlay_files,
     plan_patch,
@@ -72,8 +73,11 @@ def _kept_folder(checkout: Path) -> Path:
     if git is not None and os.access(git, os.W_OK | os.X_OK):
         return git / KEPT
     folder = checkout / KEPT
+    ignore = folder / ".gitignore"
+    check_way(checkout, f"{KEPT}/.gitignore")
     folder.mkdir(exist_ok=True)
-    (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    if not os.path.lexists(ignore):  # what lies there may be a link to somewhere else
+        ignore.write_text("*\n", encoding="utf-8")
     return folder
 
 
