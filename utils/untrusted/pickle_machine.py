@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 MOST_DIGITS = 16  # bytes of an integer
+MOST_OPCODES = 2_000_000  # each may make an object; a training state of yolov9-e has 490,000
 _MARK = object()
 
 
@@ -53,7 +54,7 @@ def run(data: bytes, meanings: Meanings) -> Any:
 
     Raises:
         NotAllowed: it names something else than data, or holds an opcode that `torch.save` does not write.
-        Damaged: it is no whole pickle.
+        Damaged: it is no whole pickle, or a longer one than a checkpoint has.
     """
     machine = _Machine(data, meanings)
     try:
@@ -73,7 +74,7 @@ class _Machine:
         self.meanings = meanings
 
     def run(self) -> Any:
-        while True:
+        for _ in range(MOST_OPCODES):
             code = self.data[self.position]
             self.position += 1
             if code == _STOP:
@@ -82,6 +83,7 @@ class _Machine:
             if operation is None:
                 raise NotAllowed(f"pickle opcode {bytes([code])!r}")
             operation(self)
+        raise Damaged(f"its pickle has more than {MOST_OPCODES} opcodes")
 
     # --- bytes ------------------------------------------------------------------------------------------------------
     def take(self, count: int) -> bytes:
@@ -159,7 +161,7 @@ class _Machine:
         arguments = self.pop()
         kind = self.pop()
         if arguments != ():
-            raise NotAllowed(f"an instance of {getattr(kind, 'name', kind)!s:.80} with arguments")
+            raise NotAllowed(f"an instance of {name_of(kind)} with arguments")
         self.push(self.meanings.create(kind))
 
     def stack_global(self) -> None:
@@ -169,6 +171,12 @@ class _Machine:
     def build(self) -> None:
         state = self.pop()
         self.meanings.fill(self.top(), state)
+
+
+def name_of(value: Any) -> str:
+    """What a message calls a value of a file: text, a name or a type, never a content that may be without end."""
+    name = value if type(value) is str else getattr(value, "name", None)
+    return name[:80] if type(name) is str else type(value).__name__
 
 
 def checked_key(key: Any) -> Any:

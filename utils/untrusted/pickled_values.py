@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from utils.untrusted import allowed_names
-from utils.untrusted.pickle_machine import Damaged, NotAllowed, checked_key
+from utils.untrusted.pickle_machine import Damaged, NotAllowed, checked_key, name_of
 
 MOST_DIMENSIONS = 8
 MOST_WORK = 3_000_000  # items, or times 64 bytes, that calls may copy, all together; yolov9-e's need 100,000
@@ -90,15 +90,13 @@ class Values:
             return Inert(name)
         if module == "torch" and rest in allowed_names.DTYPES:
             return getattr(torch, rest)
-        raise NotAllowed(name)
+        raise NotAllowed(name[:200])
 
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """The value that a named function makes of its arguments."""
         if not isinstance(function, Function):
-            raise NotAllowed(f"a call of {getattr(function, 'name', type(function).__name__)}")
-        for argument in arguments:
-            items = len(argument) if isinstance(argument, (str, bytes, list, tuple)) else 0
-            self._count(1 + (items // 64 if isinstance(argument, (str, bytes)) else items))
+            raise NotAllowed(f"a call of {name_of(function)}")
+        self._count(1 + sum(_work(argument) for argument in arguments))
         try:
             return MAKERS[allowed_names.FUNCTIONS[function.name]](*arguments)
         except Damaged:
@@ -109,7 +107,7 @@ class Values:
     def create(self, kind: Any) -> nn.Module:
         """An empty module."""
         if not isinstance(kind, ModuleClass):
-            raise NotAllowed(f"an instance of {getattr(kind, 'name', type(kind).__name__)}")
+            raise NotAllowed(f"an instance of {name_of(kind)}")
         self._count(1)
         module: nn.Module = object.__new__(kind.cls)
         return module
@@ -141,6 +139,12 @@ class Values:
         self._work += work
         if self._work > MOST_WORK:
             raise Damaged("its pickle copies more than it holds")
+
+
+def _work(argument: Any) -> int:
+    """Items that a function may copy of an argument, or times 64 bytes of text."""
+    items = len(argument) if type(argument) in (str, bytes, list, tuple, dict, OrderedDict, set) else 0
+    return 1 + (items // 64 if type(argument) in (str, bytes) else items)
 
 
 def fill_module(module: nn.Module, state: Any) -> None:
@@ -186,6 +190,8 @@ def parameter(data: Any, requires_grad: Any, hooks: Any) -> nn.Parameter:
 
 def ordered_dict(pairs: Any = ()) -> OrderedDict[Any, Any]:
     """An OrderedDict, empty or from pairs."""
+    if type(pairs) not in (list, tuple):
+        raise Damaged("an OrderedDict of something that is no list")
     return OrderedDict((checked_key(key), value) for key, value in pairs)
 
 
@@ -199,9 +205,9 @@ def plain_set(items: Any = ()) -> set[Any]:
 def head_forward(kind: Any, name: Any) -> Any:
     """The forward of a head's class: in place of `getattr`, which would give anything of anything."""
     if not isinstance(kind, ModuleClass) or kind.cls.__name__ not in allowed_names.KEPT_FORWARDS.values():
-        raise NotAllowed(f"an attribute of {getattr(kind, 'name', type(kind).__name__)!s:.80}")
+        raise NotAllowed(f"an attribute of {name_of(kind)}")
     if type(name) is not str or name != "forward":
-        raise NotAllowed(f"attribute {name!s:.80} of {kind.name}")
+        raise NotAllowed(f"attribute {name_of(name)} of {kind.name}")
     return kind.cls.forward
 
 
@@ -221,7 +227,8 @@ def torch_size(numbers: Any) -> torch.Size:
 
 def torch_device(kind: Any, index: Any = None) -> torch.device:
     """The CPU: where a tensor was saved from does not matter."""
-    if not re.fullmatch(r"(cpu|cuda)(:\d{1,2})?", str(kind)) or type(index) not in (int, type(None)):
+    known = type(kind) is str and re.fullmatch(r"(cpu|cuda)(:\d{1,2})?", kind)
+    if not known or type(index) not in (int, type(None)):
         raise Damaged("a device is none of torch's")
     return torch.device("cpu")
 
@@ -229,7 +236,7 @@ def torch_device(kind: Any, index: Any = None) -> torch.device:
 def numpy_dtype(name: Any, *_: Any) -> np.dtype[Any]:
     """A numeric dtype of this machine's byte order."""
     if type(name) is not str or name not in allowed_names.NUMPY_DTYPES:
-        raise NotAllowed(f"NumPy's dtype {name!s:.40}")
+        raise NotAllowed(f"NumPy's dtype {name_of(name)}")
     return np.dtype(name)
 
 

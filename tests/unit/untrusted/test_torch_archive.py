@@ -14,7 +14,7 @@ import torch
 from hostile_files import call, instance, items, mapping, module, named, storage, tensor, torch_file, value
 from torch import nn
 
-from utils.untrusted import torch_archive
+from utils.untrusted import pickle_machine, torch_archive
 from utils.untrusted.allowed_names import TORCH_MODULES
 from utils.untrusted.pickle_machine import Damaged, NotAllowed
 
@@ -205,7 +205,15 @@ def nested(depth: int) -> bytes:
     return b"]" * depth + b"a" * (depth - 1)
 
 
-LAUGHS = b"]q\x00" + b"".join(b"](" + b"h" + bytes([i]) + b"h" + bytes([i]) + b"eq" + bytes([i + 1]) for i in range(99))
+def doubled(times: int) -> bytes:
+    """Lists of two, each of the one before it twice; the last is remembered under `times`."""
+    return b"]q\x00" + b"".join(b"](" + b"h%ch%ceq%c" % (i, i, i + 1) for i in range(times))
+
+
+SHARED = doubled(39)  # 2^39 lists when it is written out
+NAMED_SO = instance(RELU, b"}" + value("name") + b"h\x27s")
+KEYS = b"]}q\x01(" + b"".join(value(chr(i) + chr(j)) + b"N" for i in range(65, 123) for j in range(65, 123)) + b"ua"
+LAUGHS = doubled(99)
 INNER = b"".join(
     b"".join((named(SEQUENTIAL), b")\x81}(", value("training"), b"\x89", value("_parameters"), b"}", value("_buffers"),
               b"}", value("_modules"), b"}(", value("0"), b"h" + bytes([i]), value("1"), b"h" + bytes([i]),
@@ -235,12 +243,26 @@ INNER = b"".join(
         b"}" + value((1, 2)) + value(1) + b"s",
         b"]q\x01(" + b"N" * 60_000 + b"e" + (named("builtins.set") + b"h\x01\x85R0") * 1,
         b"]q\x01(" + b"N" * 60_000 + b"e" + b"]" + (named("builtins.set") + b"h\x01\x85Ra") * 1000,
+        b"(" + SHARED + b"h\x27" + value((1,)) + b"\x81t",  # what the message names
+        b"(" + SHARED + call("torch.device", b"h\x27") + b"t",
+        b"(" + SHARED + call("numpy.dtype", b"h\x27") + b"t",
+        b"(" + SHARED + NAMED_SO + b")Rt",
+        b"(" + SHARED + NAMED_SO + b")\x81t",
+        KEYS + (named("collections.OrderedDict") + b"h\x01\x85Ra") * 100_000,
     ],
 )  # fmt: skip
 @pytest.mark.timeout(60)
 def test_what_never_ends_is_refused_at_once(tmp_path, content):
     with pytest.raises((NotAllowed, Damaged)):
         read(tmp_path, content)
+
+
+@pytest.mark.parametrize("code", [b"\x8f", b"}", b"N\x94"])
+def test_the_objects_that_a_small_file_may_make_are_counted(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(pickle_machine, "MOST_OPCODES", 1000)
+    read(tmp_path, b"(" + code * 400 + b"t")
+    with pytest.raises(Damaged, match="more than 1000 opcodes"):
+        read(tmp_path, b"(" + code * 1000 + b"t")
 
 
 class DDetect(nn.Module):
@@ -320,6 +342,12 @@ def test_getattr_takes_the_class_of_a_head_and_forward_only(tmp_path, arguments)
             with pytest.raises((NotAllowed, Damaged)) as caught:
                 read_head(tmp_path, content)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+def test_what_getattr_is_asked_for_is_not_written_out(tmp_path):
+    with pytest.raises(NotAllowed, match=r"attribute list of models\.yolo\.DDetect"):
+        read_head(tmp_path, b"(" + SHARED + call(GETATTR, named("models.yolo.DDetect"), b"h\x27") + b"t")
 
 
 @pytest.mark.parametrize(
