@@ -98,9 +98,11 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
     """
     import yaml
 
+    from utils.core.bounded_yaml import BoundedLoader
+
     text = read_text(path, expected, error, limit=LARGEST_YAML)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, BoundedLoader)
     except RecursionError:
         raise error(f"{path} is not valid YAML for us: it is nested too deeply") from None
     except yaml.YAMLError as problem:

@@ -67,6 +67,37 @@ def test_yaml_that_breaks_its_parser_is_one_line(tmp_path, text):
         assert str(path) in str(caught.value)
 
 
+MERGED = "a0: &a0 {k: 1}\n" + "".join(
+    f"a{one + 1}: &a{one + 1}\n  <<: [{', '.join([f'*a{one}'] * 3)}]\n" for one in range(3)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MERGED, "line 3: the merge key << is not understood; write out what it stands for"),
+        (f"a: 1{':1' * 50}", "line 1: a number of 101 characters; expected at most 100"),
+        (f"\na: !!int 1{':1' * 50}", "line 2: a number of 101 characters; expected at most 100"),
+        (f"a: 1{':1' * 50}.5", "line 1: a number of 103 characters; expected at most 100"),
+        (f"a: 0x{'f' * 99}", "line 1: a number of 101 characters; expected at most 100"),
+    ],
+)
+def test_yaml_that_takes_its_parser_minutes_is_refused(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        load_data(path)
+    assert str(caught.value) == f"{path} is not valid YAML: {message}"
+
+
+def test_yaml_is_read_as_ever(tmp_path):
+    text = f"a: &a [1:30, 0x1f, 1e-3, 1.5e+3]\nb: *a\nc: '{'1:' * 99}'\ndownload: |\n  import x\n  a << b: 1\n"
+    (tmp_path / "x.yaml").write_text(text)
+    numbers = [90, 31, "1e-3", 1500.0]
+    expected = {"a": numbers, "b": numbers, "c": "1:" * 99, "download": "import x\na << b: 1\n"}
+    assert read_yaml(tmp_path / "x.yaml", EXPECTED) == expected
+
+
 def test_a_yaml_that_is_too_large_is_not_parsed(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"#" * (LARGEST_YAML + 1))
     with pytest.raises(DataError, match=r"has 2\.0 MiB, which is more than such a file can have"):
