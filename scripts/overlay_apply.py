@@ -72,7 +72,7 @@ class Changes:
         for path in self._writes:
             _rename(root / NEW / path, root / path)
         for path in plan.restore:
-            (root / STATE / BACKUP / path).replace(root / path)
+            _rename(root / STATE / BACKUP / path, root / path)
         for path in plan.remove:
             (root / path).unlink(missing_ok=True)
         self._tidy()

@@ -322,6 +322,16 @@ class TestForce:
         assert (checkout / "qat.py").read_text() == "mine"
         assert not (checkout / ".yolov9_overlay/backup").exists()
 
+    def test_a_backup_comes_back_although_its_folder_is_gone(self, overlay: Overlay, checkout: Path):
+        (checkout / "data/demo").mkdir()
+        (checkout / "data/demo/train.sh").write_text("mine")
+        before = tree(checkout)
+        overlay.patch(checkout, "--force")
+        shutil.rmtree(checkout / "data/demo")
+        result = overlay.patch(checkout, "--revert")
+        assert result.returncode == 0, result.stderr
+        assert tree(checkout) == before
+
     def test_a_changed_file_is_kept(self, overlay: Overlay, checkout: Path):
         overlay.patch(checkout)
         (checkout / "qat.py").write_text("my work")
