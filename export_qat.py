@@ -32,8 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", metavar="FILE", help="checkpoint (.pt): quantized by qat.py, or float")
     parser.add_argument("--data", metavar="FILE", help="dataset's YAML, to check that the classes fit (optional)")
     parser.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
-        help="input size in pixels: one side, or height and width (default: 640)",
+        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
+        help="input size in pixels: one side, or height and width (default: what a quantized network was calibrated "
+        "at, or 640)",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=bounded("batch_size"), default=1, metavar="N", help="images a batch (default: 1)"
@@ -123,8 +124,9 @@ def export(args: argparse.Namespace) -> None:
         )
     if unknown:
         raise InputError(f"--include {unknown[0]} is not available here; available: {', '.join(FORMATS)}")
-    if len(args.imgsz) > 2:
-        raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
+    sides = args.imgsz or [640]
+    if len(sides) > 2:
+        raise InputError(f"--imgsz takes one side or height and width, not {len(sides)} numbers")
     if args.nms and "onnx_end2end" not in names:
         raise InputError(f"--nms {args.nms} needs --include onnx_end2end: without it there is no NMS in the file")
     if args.mask_resolution is not None and "onnx_end2end" not in names:
@@ -141,7 +143,7 @@ def export(args: argparse.Namespace) -> None:
     from utils.onnx_graph.export_config import ExportConfig
 
     config = ExportConfig(
-        imgsz=(args.imgsz[0], args.imgsz[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
+        imgsz=(sides[0], sides[-1]), batch_size=args.batch_size, dynamic=args.dynamic,
         simplify=args.simplify, typing=args.typing or ("strong" if args.half else "auto"), opset=args.opset,
         inplace=args.inplace, int8_weights=args.int8_weights, for_int8_kernels=not args.keep_layers,
         input=InputForm(args.input, args.input_layout),
@@ -152,7 +154,7 @@ def export(args: argparse.Namespace) -> None:
     files = output_files(args.weights, args.output, [known[name] for name in names])
     flags = ["--mask-resolution"] * (args.mask_resolution is not None)
     deliver(
-        Request(args.weights, config, files, args.device, args.data, args.check), print,
+        Request(args.weights, config, files, args.device, args.data, args.check, args.imgsz is None), print,
         lambda network: refuse_flags_of_masks(network, args.weights, flags),
     )  # fmt: skip
 

@@ -36,8 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="checkpoint (.pt): quantized by qat.py, or float, also with its auxiliary branch",
     )  # fmt: skip
     parser.add_argument(
-        "-s", "--size", type=bounded("imgsz"), nargs="+", default=[640], metavar="PX",
-        help="input size in pixels: one side, or height and width (default: 640)",
+        "-s", "--size", "--imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
+        help="input size in pixels: one side, or height and width (default: what a quantized network was calibrated "
+        "at, or 640)",
     )  # fmt: skip
     parser.add_argument(
         "--opset", type=int, default=17, metavar="N",
@@ -46,7 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--simplify", action="store_true", help="simplify the graph with onnxslim")
     parser.add_argument("--dynamic", action="store_true", help="dynamic batch; not together with --batch")
-    parser.add_argument("--batch", type=bounded("batch_size"), metavar="N", help="images a batch (default: 1)")
+    parser.add_argument(
+        "--batch", "--batch-size", type=bounded("batch_size"), metavar="N", help="images a batch (default: 1)"
+    )
     parser.add_argument(
         "--check", type=bounded("check"), default=4, metavar="N",
         help="compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)",
@@ -66,8 +69,9 @@ def export(args: argparse.Namespace) -> None:
         raise InputError(
             f"--dynamic asks for a dynamic batch size and --batch {args.batch} for a static one; give one of them"
         )
-    if len(args.size) > 2:
-        raise InputError(f"--size takes one side or height and width, not {len(args.size)} numbers")
+    sides = args.size or [640]
+    if len(sides) > 2:
+        raise InputError(f"--size takes one side or height and width, not {len(sides)} numbers")
     check_files(weights=args.weights)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.core.input_form import InputForm
@@ -77,7 +81,7 @@ def export(args: argparse.Namespace) -> None:
 
     batch = 1 if args.batch is None else args.batch
     config = ExportConfig(
-        imgsz=(args.size[0], args.size[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
+        imgsz=(sides[0], sides[-1]), batch_size=batch, dynamic="batch" if args.dynamic else "none",
         simplify=args.simplify, typing="auto", opset=args.opset, input=InputForm(args.input),
     )  # fmt: skip
     given = given_nms(args)
@@ -92,7 +96,8 @@ def export(args: argparse.Namespace) -> None:
         refuse_flags_of_masks(network, args.weights, [NMS_FLAGS[name] for name in given])
         deepstream_files.check_labels(path, deepstream.labels(network.names))
 
-    network, (result,) = deliver(Request(args.weights, config, files, args.device, check=args.check), print, check)
+    request = Request(args.weights, config, files, args.device, check=args.check, own_size=args.size is None)
+    network, (result,) = deliver(request, print, check)
     height, width = result.inputs["images"][2:]
     text = deepstream.infer_config(
         path, (int(height), int(width)), batch, len(network.names), dynamic=args.dynamic,

@@ -13,12 +13,11 @@ import interrupts
 interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
 
 import argparse
-import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, command_line, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
@@ -36,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--engine-file",
         required=True,
         metavar="FILE",
-        help="an .onnx, .engine or .plan file, or a float .pt (at 640 unless --imgsz)",
+        help="an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
     )
     add_data(parser)
     parser.add_argument(
@@ -108,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
     refuse_overwrite_in(options.project, options.name, options.exist_ok, outputs, [options.engine_file, options.data])
     from utils.jobs import evaluate_file
 
-    evaluate_file.run(options, shlex.join(sys.argv))
+    evaluate_file.run(options, command_line())
     return 0
 
 

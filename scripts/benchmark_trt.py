@@ -26,13 +26,12 @@ interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: 
 
 import argparse
 import logging
-import shlex
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_dir, run_program
+from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_dir, command_line, run_program
 from utils.core.bounds import bounded
 from utils.core.errors import DependencyError, InputError
 from utils.core.input_form import INPUT_FORMATS
@@ -154,7 +153,7 @@ def main(args: argparse.Namespace) -> int:
                 logger.info("%s\n%s\n", row.title,
                             "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
             rows += found
-            files = benchmark_report.save(rows, about, shlex.join(["python", *sys.argv]), folder)
+            files = benchmark_report.save(rows, about, command_line(), folder)
     logger.info("%s\n", benchmark_report.text(rows))
     notes = ["\n".join(benchmark_report.fastest(rows)), *(note for row in rows for note in row.notes)]
     for note in dict.fromkeys(filter(None, notes)):
@@ -202,7 +201,7 @@ def _trtexec() -> Trtexec | None:
 
 def _method(args: argparse.Namespace, program: Trtexec | None, on_gpu: bool) -> str:
     words = [f"trtexec {program.version}" if program else "own loop"]
-    words += ["CUDA graph"] * args.useCudaGraph + ["spin wait"] * args.useSpinWait
+    words += ["CUDA graph"] * (on_gpu and args.useCudaGraph) + ["spin wait"] * (on_gpu and args.useSpinWait)
     transfers = "with data transfers" + (" before and after each run" if args.exposeDMA else "")
     words += ["without data transfers" if args.noDataTransfers else transfers] * on_gpu
     return f"{', '.join(words)}, {args.duration:g} s in {args.rounds} rounds, in turns; latency: median"

@@ -22,12 +22,11 @@ interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: 
 
 import argparse
 import logging
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import add_build_options, add_device, add_image_size, run_program
+from utils.cli import add_build_options, add_device, add_image_size, command_line, run_program
 from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
@@ -166,7 +165,7 @@ def compare(args: argparse.Namespace, wanted: Sequence) -> int:
     workers = args.workers or (1 if args.tune else engines.default_workers())
     config = BuildConfig.given(args, shares=workers, timing_cache=args.timing_cache)
     failed = engines.build_engines(wanted, config, workers, args.device)
-    about, command = table.measured_on(config.sources_off), shlex.join(["python", *sys.argv])
+    about, command = table.measured_on(config.sources_off), command_line()
     rows: list[engines.Row] = []
     files: list[Path] = []
     for group in engines.measure(wanted, failed, args.iterations, args.rounds, args.device):

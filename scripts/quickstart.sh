@@ -29,10 +29,14 @@ MARK=.quickstart # lies in the folders that this program has made
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
-interrupted() {
-  if [ -n "${quantizing:-}" ]; then say "the same command with --resume continues this run"; fi
-  exit 130
+# What QAT has trained is lost when the same command runs again.
+say_how_to_go_on() {
+  local status=$?
+  if [ "$status" != 0 ] && [ -n "${started_run:-}" ] && [ -f "$run/weights/last.pt" ]; then
+    say "the same command with --resume continues this run; without it this run is replaced"
+  fi
 }
+trap say_how_to_go_on EXIT
 
 main() {
   parse_arguments "$@"
@@ -139,7 +143,8 @@ make_run_folder() {
   elif [ -d "$run" ] && [ -n "$(find "$run" -type f ! -name .lock)" ]; then
     die 2 "$run holds files that are no quickstart's; choose another --output, or delete it"
   fi
-  mkdir -p "$run" && touch "$run/$MARK" || die 2 "cannot write to $run"
+  { mkdir -p "$run" && touch "$run/$MARK"; } 2>/dev/null || die 2 "cannot write to $run"
+  started_run=yes
 }
 
 program() { # NAME ARGUMENTS...: one of the overlay's programs, in the patched checkout
@@ -150,10 +155,7 @@ quantize() {
   local arguments=(--weights "$weights" --data "$data" --imgsz "$imgsz" --batch-size "$batch_size" --epochs "$epochs"
     --iters "$iters" --project "$(dirname "$run")" --name "$(basename "$run")" --exist-ok)
   [ "$resume" = no ] || arguments+=(--resume "$run")
-  local status=0 quantizing=yes
-  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || status=$?
-  [ "$status" != 130 ] || interrupted
-  [ "$status" = 0 ] || exit "$status"
+  run_part "1/4 quantize: float, PTQ, QAT" program qat.py quantize "${arguments[@]}" || exit $?
   local found=("$run"/weights/qat_best_*.pt)
   best=${found[0]}
 }

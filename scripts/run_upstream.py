@@ -81,6 +81,11 @@ def main() -> int:
         except InputError as error:  # of a checkpoint or a model description that was refused
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
+        except FileNotFoundError as error:
+            if error.filename is None:
+                raise
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return InputError.exit_code
         return 0
 
     return interrupts.job(work)

@@ -11,6 +11,7 @@ import errno
 import gc
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -154,6 +155,14 @@ class _Plain(logging.Formatter):
         return printable(super().format(record))
 
 
+def command_line() -> str:
+    """What was run, as one types it in the checkout: a page that is shared says nothing of where that lies."""
+    program, root = os.path.realpath(sys.argv[0]), os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    inside = os.path.commonpath([program, root]) == root
+    shown = os.path.relpath(program, root) if inside else os.path.basename(program)
+    return shlex.join(["python", shown, *sys.argv[1:]])
+
+
 def run_program(
     parser: argparse.ArgumentParser,
     handler: Callable[[argparse.Namespace], int | None],
@@ -261,7 +270,8 @@ def _one_line(error: BaseException) -> str:
         found = error.object[error.start : error.end]
         return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = f" while writing {error.filename}" if error.filename else ""
+        file = error.filename2 or error.filename  # of two, a copy's target
+        where = f" while writing {file}" if file else ""
         return f"no space left on the disk{where}; earlier files are intact"
     if isinstance(error, OSError) and _is_a_paths(error):
         return f"{os.fsdecode(error.filename)}: {error.strerror}"

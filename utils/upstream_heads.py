@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ def check_head(model: Any, where: str | Path) -> None:
     """
     head = type(model.model[-1]).__name__
     if head in AUXILIARY_HEADS:
+        converted = Path(where).with_name(f"{Path(where).stem}-converted.pt")
+        words = ["python", "reparameterization.py", "--weights", str(where), "--save", str(converted)]
         raise CheckpointError(
-            f"{where} still has its auxiliary training branch ({head}); convert it first: "
-            f"python reparameterization.py --weights {where} --save {Path(where).stem}-converted.pt"
+            f"{where} still has its auxiliary training branch ({head}); convert it first: {shlex.join(words)}"
         )
     refuse_other_tasks(model, where)
 

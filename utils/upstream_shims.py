@@ -23,11 +23,24 @@ def install() -> None:
     os.environ.setdefault("WANDB_MODE", "disabled")
     os.environ.setdefault("MPLBACKEND", "agg")
     _numpy_trapz()
+    _pillow_getsize()
     if "pkg_resources" not in sys.modules:  # where it still exists, importing it warns and takes a second
         sys.modules["pkg_resources"] = _pkg_resources()
     if not _importable("IPython"):
         _ipython()
     _late_modules()
+
+
+def _pillow_getsize() -> None:
+    """Give Pillow's fonts `getsize`, (width, height) in pixels, which was removed in Pillow 10."""
+    from PIL.ImageFont import FreeTypeFont
+
+    def getsize(font: FreeTypeFont, text: str) -> tuple[int, int]:
+        _, _, right, bottom = font.getbbox(text)
+        return int(right), int(bottom)
+
+    if not hasattr(FreeTypeFont, "getsize"):
+        FreeTypeFont.getsize = getsize  # type: ignore[attr-defined]
 
 
 def after_import() -> None:

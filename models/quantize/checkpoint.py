@@ -19,6 +19,7 @@ from models.quantize import placement
 from models.quantize.backend import QUANTIZERS
 from models.quantize.recipe import Recipe
 from utils import upstream_checks
+from utils.core.bounds import BOUNDS
 from utils.core.errors import CheckpointError, InputError
 from utils.core.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, text
 from utils.core.files import save_torch
@@ -59,6 +60,12 @@ class QuantizedCheckpoint:
     stride: int  # pixels: image sizes are multiples of it
     yaml: dict[str, Any]  # upstream's model description
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def imgsz(self) -> int | None:
+        """Side of the images that it was calibrated on, in pixels; None where the file does not say it."""
+        found = self.extra.get("imgsz")
+        return found if found in BOUNDS["imgsz"] else None
 
 
 def save(

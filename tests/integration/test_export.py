@@ -366,6 +366,18 @@ def test_program_exports(kind: str, weights: dict[str, Path], tmp_path: Path, ca
         assert "recipe" not in entries
 
 
+def test_a_quantized_network_has_the_size_of_its_calibration(
+    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Unless another one is given; a float checkpoint does not say one."""
+    assert load_network(weights["quantized"], CPU).imgsz == open_runner(weights["quantized"]).imgsz[0] == 96
+    assert load_network(weights["float"], CPU).imgsz is None
+    words = ("--weights", weights["quantized"], "--output", tmp_path / "a.onnx", "--device", "cpu", "--check", 0)
+    code, out, _ = program(capsys, *words)
+    assert code == 0
+    assert "images [1, 3, 96, 96]" in out[0]
+
+
 def test_program_writes_beside_the_weights_and_rounds_the_size_up(
     weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -89,8 +89,9 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
     settings = replace(recipe.calibration, method="max")
     calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings, progress=False)
     checkpoint.save(
-        path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml
-    )
+        path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml,
+        extra={"imgsz": imgsz},
+    )  # fmt: skip
     return path
 
 

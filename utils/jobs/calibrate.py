@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -125,7 +126,7 @@ def _run(options: CalibrateOptions, recipe: Recipe, inputs: Inputs, folder: Path
         with atomic_path(folder / "calibration.json") as temporary:  # last: where it lies, all is written
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     logger.info("\n%s\n", "\n".join(found.lines()))
-    logger.info("python qat.py quantize --recipe %s applies it", folder / report.RECIPE_FILE)
+    logger.info("python qat.py quantize --recipe %s applies it", shlex.quote(str(folder / report.RECIPE_FILE)))
     return found
 
 

@@ -80,6 +80,9 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     if checkpoint.kind(options.weights) == "quantized":
         source = checkpoint.load(options.weights)
         model, stage = source.model, str(source.extra.get("stage", "quantized"))
+        if source.imgsz not in (None, options.imgsz):
+            logger.warning("%s was calibrated at --imgsz %d, and this is its AP at %d", options.weights, source.imgsz,
+                           options.imgsz)  # fmt: skip
     else:
         source = upstream.load_float(options.weights)
         model, stage = upstream.call_fused(upstream.fuse(source.model)), "float"

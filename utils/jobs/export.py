@@ -37,6 +37,7 @@ class Request:
         files: what to write, and in which form.
         data: dataset's YAML: its classes must fit, and its images are used to check the files.
         check: run the files on so many images beside PyTorch; 0: do not.
+        own_size: a quantized network is exported for the size that it was calibrated at, not for that of `config`.
     """
 
     weights: str
@@ -45,6 +46,7 @@ class Request:
     device: str = ""
     data: str | None = None
     check: int = 4
+    own_size: bool = False
 
     def __post_init__(self) -> None:
         if self.check < 0:
@@ -87,7 +89,9 @@ def deliver(
     if data is not None:
         check_classes(request.weights, network.names, data)
     loaded(network)
-    config = request.config.with_size([fitting_size(size, network.stride) for size in request.config.imgsz])
+    own = (network.imgsz, network.imgsz) if request.own_size and network.imgsz else request.config.imgsz
+    sides = {side: fitting_size(side, network.stride) for side in own}
+    config = request.config.with_size([sides[side] for side in own])
     config = config.resolved(network.quantized)
     images = check_images(request.check, config.imgsz, data) if request.check else None
     problems = []

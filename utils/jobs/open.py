@@ -31,6 +31,7 @@ class Network:
         head: upstream's class of the checkpoint's last layer, such as DDetect.
         recipe: of a quantized network, None for a float one.
         kind: 'float'; 'ptq': calibrated; 'qat': finetuned, too.
+        imgsz: side of the images that a quantized network was calibrated on, in pixels; None where that is not known.
     """
 
     model: nn.Module
@@ -40,6 +41,7 @@ class Network:
     recipe: Recipe | None
     kind: str
     task: Task = DETECT
+    imgsz: int | None = None
 
     @property
     def quantized(self) -> bool:
@@ -75,7 +77,8 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
         found = checkpoint.load(weights)
         kind = "ptq" if found.extra.get("stage") == "PTQ" else "qat"
         task = task_of_head(found.model.model[-1])
-        return Network(found.model.to(device), found.names, found.stride, _head(found.model), found.recipe, kind, task)
+        model = found.model.to(device)
+        return Network(model, found.names, found.stride, _head(model), found.recipe, kind, task, found.imgsz)
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == TRAINING_HEAD:
@@ -130,6 +133,7 @@ def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:
     from utils import upstream
     from utils.runners.pytorch import TorchRunner
 
-    quantized = checkpoint.kind(path) == "quantized"
-    model = checkpoint.load(path).model if quantized else upstream.load_float(path).model
-    return TorchRunner(model if quantized else upstream.call_fused(upstream.fuse(model)), device)
+    if checkpoint.kind(path) == "quantized":
+        found = checkpoint.load(path)
+        return TorchRunner(found.model, device, imgsz=found.imgsz)
+    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)

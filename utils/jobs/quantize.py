@@ -12,6 +12,7 @@ Several processes all take every step, and come to the same numbers; the main on
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,5 +102,5 @@ def _run(session: Session) -> Report:
         with without_tables():
             return session.run()
     except KeyboardInterrupt:
-        logger.info("\nstopped; continue with: python qat.py quantize --resume %s", session.folder)
+        logger.info("\nstopped; continue with: python qat.py quantize --resume %s", shlex.quote(str(session.folder)))
         raise

@@ -21,12 +21,15 @@ class TorchRunner(Runner):
     It is used in evaluation mode where it is, without a copy; closing puts the mode back.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | str, half: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device | str, half: bool = False, *, imgsz: int | None = None
+    ) -> None:
         """Move `model` to `device`.
 
         Args:
             model: with `names` and `stride`, as upstream's have them; what it ends in tells the task.
             half: run a float16 copy of it; on CUDA only.
+            imgsz: what its metadata says of the input's side, in pixels.
         """
         device = torch.device(device)
         if half and device.type != "cuda":
@@ -40,6 +43,8 @@ class TorchRunner(Runner):
         metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": self._task.name}
         if names is not None:
             metadata["names"] = json.dumps(names)
+        if imgsz is not None:
+            metadata["imgsz"] = str(imgsz)
         dtype = "float16" if half else "float32"
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
         nm = masks_of_head(head)

@@ -117,12 +117,12 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
     if unknown:
         raise InputError(f"{api.name} does not know {', '.join(unknown)}; it builds for {', '.join(known)}")
     if gpu is None and not targets:
-        how = (
-            f"give --target with one of {', '.join(known)}"
-            if known
-            else "TensorRT-RTX builds ahead of time without one (requirements/rtx.txt, then --target SM89)"
+        how = f"--target with one of {', '.join(known)}" if known else "--target SM89 and the like"
+        raise InputError(
+            "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; val_trt.py and "
+            "benchmark_trt.py --device cpu run the .onnx file here, and build_engine.py builds ahead of time with "
+            f"TensorRT-RTX (requirements/rtx.txt) and {how}"
         )
-        raise InputError(f"torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; {how}")
 
 
 def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:

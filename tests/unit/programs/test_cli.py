@@ -8,6 +8,8 @@ import errno
 import logging
 import os
 import stat
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +51,20 @@ def test_names_in_the_log_do_not_steer_the_terminal(capsys):
     cli.setup_logging()
     logging.getLogger("utils").info("left out: a\x1b[2Jb.jpg\n\ttoo: ü→")
     assert capsys.readouterr().out == "left out: a\\x1b[2Jb.jpg\n\ttoo: ü→\n"
+
+
+def test_of_a_copy_without_space_the_target_is_named(capsys):
+    assert run(OSError(errno.ENOSPC, "No space left", "from.onnx", None, "to.onnx")) == 1
+    assert "no space left on the disk while writing to.onnx; " in capsys.readouterr().err
+
+
+def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path):
+    root = Path(cli.__file__).parents[1]
+    for program, shown in (("val_trt.py", "val_trt.py"), ("scripts/benchmark_trt.py", "scripts/benchmark_trt.py")):
+        monkeypatch.setattr(sys, "argv", [str(root / program), "--name", "a b"])
+        assert cli.command_line() == f"python {shown} --name 'a b'"
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "other.py")])
+    assert cli.command_line() == "python other.py"
 
 
 def test_debug_shows_the_traceback():

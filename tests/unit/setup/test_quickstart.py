@@ -245,7 +245,7 @@ def test_a_failing_program_ends_it_with_its_exit_code(folder, program, status):
     assert done.returncode == status
     called = [line for line in done.stdout.splitlines() if line.startswith("CALLED")]
     assert called[-1].split()[1] == program
-    assert ("--resume continues" in done.stdout) == (program == "qat.py" and status == 130)
+    assert ("--resume continues" in done.stdout) == (program != "qat.py")  # which has left no state here
 
 
 def test_ctrl_c_ends_it(folder):

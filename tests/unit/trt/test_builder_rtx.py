@@ -94,7 +94,7 @@ def test_float32_only_when_asked_for(rtx, tmp_path):
 
 def test_targets(rtx, tmp_path):
     file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16)
-    with pytest.raises(InputError, match=r"no NVIDIA GPU.*give --target with one of .*SM89"):
+    with pytest.raises(InputError, match=r"no NVIDIA GPU.*--target with one of .*SM89"):
         build(file, tmp_path / "a.engine", config(targets=()), rtx)
     with pytest.raises(InputError, match=r"does not know SM42; it builds for .*SM120"):
         build(file, tmp_path / "a.engine", config(targets=("SM42",)), rtx)

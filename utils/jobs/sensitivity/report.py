@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,8 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         found += _choice(content)
     else:
         found.append("in float: nothing more")
-    found.append(f"because {recipe['why']}; python qat.py quantize --recipe {folder / RECIPE_FILE} applies it")
+    file = shlex.quote(str(folder / RECIPE_FILE))
+    found.append(f"because {recipe['why']}; python qat.py quantize --recipe {file} applies it")
     return found
 
 

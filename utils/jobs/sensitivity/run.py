@@ -11,6 +11,7 @@ until the loss is small enough (`selection.py`), and that recipe is placed, cali
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ class Analysis:
             with without_tables():
                 return self._run()
         except KeyboardInterrupt:
-            logger.info("\nstopped; continue with: python qat.py sensitive --resume %s", folder)
+            logger.info("\nstopped; continue with: python qat.py sensitive --resume %s", shlex.quote(str(folder)))
             raise
 
     def _run(self) -> dict[str, Any]:
