@@ -7,9 +7,9 @@ for. Both refuse NaN and infinity by the tensor's name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from utils.upstream_heads import WITH_MASKS
 MOST_MASKS = 1024  # coefficients of a segmentation head; upstream's have 32
 MOST_CLASSES = int(BOUNDS["classes_num"].most)
 LARGEST_STRIDE = 1024  # pixels; upstream's networks have 32 or 64
+LARGEST_WIDTH = 1 << 20  # channels; upstream's networks have 1024 at most
 RANGE = "_amax"  # what the quantizer libraries call the buffer of a range
 AGAIN = "copy the file again, or export it from the training run again"
 
@@ -124,6 +125,7 @@ def ready(path: str | Path, model: Any, heads: tuple[str, ...]) -> Any:
             problem = _problem(name, value)
             if problem:
                 raise CheckpointError(f"{path}: {problem}; {AGAIN}")
+        check_sizes(model)
         model = model.float().eval()
         for module in model.modules():
             if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
@@ -139,6 +141,43 @@ def ready(path: str | Path, model: Any, heads: tuple[str, ...]) -> Any:
         raise CheckpointError(
             damaged(path, f"its network does not compute ({type(error).__name__}: {reason})", AGAIN)
         ) from error
+
+
+def check_sizes(model: nn.Module) -> None:
+    """Compare what each layer says of itself with its tensors: fusing makes tensors of the sizes that it says.
+
+    Raises:
+        Mismatch: the first tensor of another shape.
+    """
+    for name, module in model.named_modules():
+        _check_layer(name, module)
+
+
+def _check_layer(name: str, module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        integer(1, LARGEST_WIDTH)(module.groups, f"{name}.groups")
+        integer(1, LARGEST_WIDTH)(module.in_channels, f"{name}.in_channels")
+        sizes = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+        _same_shape(f"{name}.weight", module.weight, sizes)
+        if module.bias is not None:
+            _same_shape(f"{name}.bias", module.bias, sizes[:1])
+    elif isinstance(module, nn.BatchNorm2d):
+        for own in ("weight", "bias", "running_mean", "running_var"):
+            _same_shape(f"{name}.{own}", getattr(module, own), (module.num_features,))
+    elif type(module).__name__ == "RepConvN" and not hasattr(module, "conv"):
+        if module.bn is not None:
+            raise Mismatch(f"{name}.bn", type(module.bn).__name__, "none")
+        one, two = cast(Any, module.conv1).conv.weight, cast(Any, module.conv2).conv.weight
+        _same_shape(f"{name}.conv1.conv.weight", one, (*one.shape[:2], 3, 3))
+        _same_shape(f"{name}.conv2.conv.weight", two, (*one.shape[:2], 1, 1))
+    elif isinstance(getattr(module, "conv", None), nn.Conv2d) and isinstance(getattr(module, "bn", None), nn.Module):
+        _same_shape(f"{name}.bn.weight", cast(Any, module.bn).weight, cast(Any, module.conv).weight.shape[:1])
+
+
+def _same_shape(field: str, value: Any, shape: Sequence[Any]) -> None:
+    tensor(value, field)
+    if tuple(value.shape) != tuple(shape):
+        raise Mismatch(field, value, f"the shape {shown(list(shape))}")
 
 
 def _check_fields(path: str | Path, model: Any, heads: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ from utils.untrusted.pickle_machine import Damaged, NotAllowed
 
 DEEPEST = 64
 MOST_VALUES = 20_000_000  # each counted as often as it is reached
+MOST_SHARING = 2  # times that a network's tensors may show a stored byte; those of upstream's show it once
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, nn.Parameter, torch.Size, torch.dtype,
                     torch.device, PurePosixPath, np.ndarray})  # fmt: skip
@@ -40,9 +41,11 @@ def check(content: Any, modules: frozenset[type[nn.Module]] = frozenset()) -> No
 
     Raises:
         NotAllowed: a value of another kind, a hook, or a module where data is expected.
-        Damaged: a container within itself, a module in two places, or nesting without end.
+        Damaged: a container within itself, a module in two places, nesting without end, or tensors over one storage.
     """
-    _Walk(modules).check(content)
+    walk = _Walk(modules)
+    walk.check(content)
+    walk.check_storages()
 
 
 class _Walk:
@@ -53,6 +56,8 @@ class _Walk:
         self._depths: dict[int, int] = {}
         self._plain: set[int] = set()  # containers in which no module lies
         self._children: set[int] = set()  # modules that another module holds
+        self._shown = 0  # bytes of the modules' tensors
+        self._stored: dict[int, int] = {}  # storages that these lie in → bytes
 
     def check(self, content: Any) -> None:
         """From the leaves up, without recursion: a file may be nested deeper than Python's stack."""
@@ -73,6 +78,11 @@ class _Walk:
             else:
                 self._leave(value, children)
                 stack.pop()
+
+    def check_storages(self) -> None:
+        """Converting a network to another type copies each tensor, so a storage may not serve for thousands of them."""
+        if self._shown > MOST_SHARING * sum(self._stored.values()):
+            raise Damaged(f"its network's tensors of {self._shown} bytes share a storage")
 
     def _enter(self, value: Any, stack: list[tuple[Any, list[Any], Iterator[Any]]]) -> None:
         if len(stack) > DEEPEST:
@@ -120,6 +130,9 @@ class _Walk:
                     raise NotAllowed(f"the name {own!s:.80} in {name}")
                 if value is not None and type(value) not in kinds[key]:
                     raise NotAllowed(f"{type(value).__name__} under {name}.{own}")
+                if isinstance(value, torch.Tensor):
+                    self._shown += value.nbytes
+                    self._stored[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         for child in state["_modules"].values():
             if child is not None and vars(child).get("_modules"):  # one activation serves the whole network
                 if id(child) in self._children:

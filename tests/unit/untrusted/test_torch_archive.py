@@ -483,6 +483,25 @@ def _plain(value):
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else repr(value)
 
 
+@pytest.mark.parametrize("kind", ["_parameters", "_buffers"])
+def test_a_storage_serves_two_tensors_and_not_thousands(tmp_path, kind):
+    """A network's conversion to float32 copies each of its tensors."""
+
+    def network(count: int) -> nn.Module:
+        found, storage = nn.Sequential(nn.Identity()), torch.zeros(100, dtype=torch.half)
+        for number in range(count):
+            view = storage.view(100)
+            getattr(found[0], kind)[f"x{number}"] = nn.Parameter(view) if kind == "_parameters" else view
+        return found
+
+    for count in (1, 2):
+        torch.save(network(count), tmp_path / "a.pt")
+        torch_archive.read(tmp_path / "a.pt", MODULES)
+    torch.save({"model": network(3)}, tmp_path / "a.pt")
+    with pytest.raises(Damaged, match="tensors of 600 bytes share a storage"):
+        torch_archive.read(tmp_path / "a.pt", MODULES)
+
+
 def test_networks_numpy_and_paths(tmp_path):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Upsample(None, 2, "nearest")).eval()
