@@ -22,6 +22,11 @@ WIDEST = 8192  # channels, times the width multiple
 LARGEST = 64  # any other number: a kernel size, a stride, a padding
 LONGEST = 32  # of any list
 POOLS = {"MP": 0, "SP": 0, "nn.MaxPool2d": 0, "SPP": 1, "SPPF": 1, "SPPCSPC": 1}  # first argument of the windows
+NONE = LONGEST  # where an argument is not one of the list
+PADDINGS = {"Conv": (3, 1), "CBLinear": (3, 1), "nn.MaxPool2d": (2, 0), "nn.ZeroPad2d": (0, NONE), "DWConv": (NONE, 1),
+            "SP": (NONE, 0), "Bottleneck": (NONE, 3)}  # arguments: the padding, the kernel size  # fmt: skip
+POOLING = 20  # multiplications that take as long as looking at one value of a window
+SIDE = 256  # pixels of the image by which upstream finds the strides
 MOST_PARAMETERS = 300_000_000  # yolov9-e with its auxiliary branch has 70 million
 MOST_OPERATIONS = 5e11  # multiplications of an image of 256 x 256, by which upstream finds the strides
 MOST_VALUES = 2.5e8  # values of that image's activations, all layers together
@@ -67,8 +72,9 @@ def check_cost(parameters: list[int], description: Mapping[str, Any]) -> None:
         InputError: it cannot.
     """
     resolutions = _resolutions(description)
-    widths = _widths(description)
-    positions = [256 * 256 * resolution**2 for resolution in resolutions]
+    positions = [(SIDE * resolution) ** 2 for resolution in resolutions]
+    repeats = [_repeated(row[1], description["depth_multiple"]) for row in _rows(description)]
+    widths = [width * times for width, times in zip(_widths(description), repeats, strict=True)]
     windows = [_window(row) * width for row, width in zip(_rows(description), widths, strict=True)]
     counts = [one + two for one, two in zip(parameters, windows, strict=True)]
     operations = sum(count * area for count, area in zip(counts, positions, strict=True))
@@ -118,7 +124,8 @@ def _check_layers(description: Mapping[str, Any]) -> None:
                 f"upstream's modules, {', '.join(LAYERS)}"
             )
         layer = LAYERS[name]
-        _check_arguments(arguments, layer, f"{where} ({name})", description["width_multiple"])
+        words = WORDS if name in HEADS else WORDS - {"nc", "anchors"}  # which may be large
+        _check_arguments(arguments, layer, f"{where} ({name})", description["width_multiple"], words)
         repeats = arguments[layer.repeats] if -1 < layer.repeats < len(arguments) else 1
         if layer.repeats > -1:
             _number(repeats, f"{where} ({name}), repeats", 1, LARGEST, whole=True)
@@ -133,16 +140,16 @@ def _check_sources(sources: Any, index: int, where: str) -> None:
             raise _wrong(f"{where}, from", source, "-1 or an earlier layer")
 
 
-def _check_arguments(arguments: Any, layer: Layer, where: str, multiple: float) -> None:
+def _check_arguments(arguments: Any, layer: Layer, where: str, multiple: float, words: frozenset[str]) -> None:
     if type(arguments) not in (list, tuple) or len(arguments) > LONGEST:
         raise _wrong(where, arguments, "a list of arguments")
     for position, value in enumerate(arguments):
-        if type(value) is str and value in WORDS:
+        if type(value) is str and value in words:
             continue
         if type(value) is str:
             raise InputError(
                 f"{where} of the model description holds {shown(value)} where a plain name was expected: one of "
-                f"{', '.join(sorted(WORDS))}"
+                f"{', '.join(sorted(words))}"
             )
         most = WIDEST if position in layer.widths else LARGEST
         scale = multiple if layer.scaled and position == 0 else 1
@@ -181,12 +188,24 @@ def _rows(description: Mapping[str, Any]) -> list[Any]:
 
 
 def _window(row: Any) -> int:
-    """Values that a pool looks at for each of its result's."""
+    """What each value of a pool's result costs, in multiplications."""
     _, _, name, arguments = row
     if name not in POOLS:
         return 0
     flat = [one for value in arguments[POOLS[name] :] for one in _flat(value, name)]
-    return int(sum(one**2 for one in flat if type(one) in (int, float))) + 25
+    return POOLING * (int(sum(one**2 for one in flat if type(one) in (int, float))) + 25)
+
+
+def _growth(name: str, arguments: Any) -> float:
+    """Pixels by which a layer's padding makes a side longer, at most."""
+    paddings, kernels = (_numbers(arguments, place) for place in PADDINGS.get(name, (NONE, NONE)))
+    even = sum(one % 2 == 0 for one in kernels)  # half of a kernel is what upstream pads by default
+    return max(2 * max(paddings, default=0) - (min(kernels, default=1) - 1), even)
+
+
+def _numbers(arguments: Any, place: int) -> list[float]:
+    flat = _flat(arguments[place], "") if place < len(arguments) else []
+    return [one for one in flat if isinstance(one, (int, float))]
 
 
 def _source_indices(sources: Any, index: int) -> list[int]:
@@ -212,7 +231,9 @@ def _resolutions(description: Mapping[str, Any]) -> list[float]:
             if size not in (None, "None") or type(factor) not in (int, float) or not 0.01 <= factor <= 4:
                 raise _wrong(f"layer {index} (nn.Upsample)", factor, "[None, scale, nearest] with a scale of at most 4")
             stride = 1 / factor
-        found.append(min(resolution / float(stride) ** _repeated(count, description["depth_multiple"]), 1e9))
+        repeats = _repeated(count, description["depth_multiple"])
+        padded = repeats * _growth(name, arguments) / SIDE
+        found.append(min(resolution / float(stride) ** repeats + padded, 1e9))
     return found
 
 

@@ -140,11 +140,32 @@ def test_counts_and_layers_are_bounded():
         ([[[-1] * 30, 1, "Concat", [1]]] * 300, [0] * 300, "activations"),
         ([[-1, 1, "SPP", [512, [63] * 8]]], [10], "multiplications"),
         ([[-1, 1, "Conv", [64, 1, 1]], *[[-1, 1, "nn.MaxPool2d", [63, 1, 31]]] * 40], [0] * 41, "multiplications"),
+        ([[-1, 1, "nn.ZeroPad2d", [64]]] * 200, [0] * 200, "activations"),
+        ([[-1, 1, "nn.ZeroPad2d", [[0, 64, 0, 64]]]] * 200, [0] * 200, "activations"),
+        ([[-1, 60, "nn.ZeroPad2d", [64]]] * 3, [0] * 3, "activations"),
+        ([[-1, 1, "Conv", [16, 1, 1, 64]]] * 200, [0] * 200, "activations"),
+        ([[-1, 1, "Conv", [16, 1, 1, [64, 64]]]] * 200, [0] * 200, "activations"),
+        ([[-1, 1, "CBLinear", [[8, 8], 1, 1, 64]]] * 200, [0] * 200, "activations"),
+        ([[-1, 60, "Conv", [8, 2, 1]]] * 15, [0] * 15, "activations"),
+        ([[-1, 1, "MP", [1]], [-1, 1, "SP", [64, 1]]] * 60, [0] * 120, "multiplications"),
+        ([[-1, 60, "SP", [63, 1]]] * 2, [0] * 2, "multiplications"),
     ],
 )
 def test_networks_that_would_take_all_memory_or_time(rows, parameters, message):
     with pytest.raises(InputError, match=message):
         upstream_description.check_cost(parameters, {**GOOD, "backbone": rows, "head": []})
+
+
+def test_padding_that_keeps_the_size_costs_nothing():
+    rows = [[-1, 1, "Conv", [16, 3, 1, 1]], [-1, 1, "nn.MaxPool2d", [3, 1, 1]], [-1, 1, "nn.ZeroPad2d", [[0, 1, 0, 1]]]]
+    upstream_description.check_cost([400, 0, 0] * 25, {**GOOD, "backbone": rows * 25, "head": []})
+
+
+@pytest.mark.parametrize("word", ["nc", "anchors"])
+@pytest.mark.parametrize("name", ["nn.ZeroPad2d", "Conv", "nn.MaxPool2d"])
+def test_only_heads_have_the_number_of_classes_as_an_argument(name, word):
+    """Ten thousand pixels of padding, if the network has as many classes."""
+    assert "one of None, nearest" in refused(backbone=[[-1, 1, name, [word]]])
 
 
 def test_yaml_that_is_code_is_bytes_or_an_error(tmp_path):
