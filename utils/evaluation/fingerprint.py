@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 DIGEST = 4  # bytes; a change goes unseen once in 4e9
 LARGEST = 1 << 28  # bytes of a fingerprint, unpacked: millions of images
+SMALL = 8 << 20  # bytes that any text may hold, unpacked
+PACKED = 32  # further ones for each of the text's: COCO has 3, long names of images that are alike in size and time 26
 CHUNK = 256  # images that a thread reads at a time
 NO_LABEL = ""
 
@@ -77,7 +79,8 @@ class Fingerprint:
             ValueError: the text is none.
         """
         try:
-            unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), LARGEST)
+            most = min(SMALL + PACKED * len(text), LARGEST)  # read as JSON, a byte takes up to 30 bytes of memory
+            unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), most)
             content = json.loads(unpacked.decode("utf-8", "surrogatepass"))
             splits = {
                 str(split): {str(name): (str(image), str(label)) for name, (image, label) in marks.items()}

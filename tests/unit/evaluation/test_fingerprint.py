@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import shutil
 import zlib
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from utils.core.errors import CheckpointError, DataError, InputError
+from utils.evaluation import fingerprint
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 
@@ -157,6 +159,22 @@ def test_a_state_of_an_earlier_version_cannot_be_checked(dataset, caplog):
 def test_a_damaged_fingerprint_is_named(text, dataset):
     with pytest.raises(CheckpointError, match="the run in run is damaged in 'dataset'"):
         check_unchanged(text, look(dataset), Path("run"))
+
+
+def test_a_small_text_does_not_become_a_large_fingerprint(monkeypatch):
+    few, many = (Fingerprint([""] * count, {}, {}) for count in (100, 100_000))
+    monkeypatch.setattr(fingerprint, "SMALL", 1000)
+    assert Fingerprint.from_text(few.to_text()) == few
+    with pytest.raises(ValueError, match="no fingerprint"):
+        Fingerprint.from_text(many.to_text())
+
+
+def test_a_dataset_of_many_images_is_read_again(monkeypatch):
+    monkeypatch.setattr(fingerprint, "SMALL", 0)
+    digests = (hashlib.blake2b(b"%d" % number, digest_size=4).hexdigest() for number in range(10_000))
+    marks = {f"a/long/folder/of/images/{number:09d}.jpg": (one, "") for number, one in enumerate(digests)}
+    before = Fingerprint(["cat"], {"train": marks}, {})
+    assert Fingerprint.from_text(before.to_text()) == before
 
 
 def test_what_cannot_be_read_is_named(dataset):
