@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.core.errors import InputError
+from utils.core.errors import InputError, no_file
+from utils.core.input_files import is_regular
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
 from utils.reports.outlines import points_of
 from utils.reports.schema import Box, Sample
@@ -100,11 +101,14 @@ def read_image(path: str | Path) -> Any:
     import numpy as np
     from PIL import Image, ImageOps
 
+    remedy = "samples need the images where they were"
+    if not is_regular(path):  # opening a pipe waits for ever
+        raise InputError(f"cannot read the image: {no_file(path, remedy)}")
     try:
         with Image.open(path) as image:
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except OSError as error:
-        raise InputError(f"cannot read the image {path}: {error}; samples need the images where they were") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read the image {path}: {error}; {remedy}") from None
 
 
 def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:

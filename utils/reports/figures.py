@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,7 +221,7 @@ def _layer_bands(axes: Axes, names: Sequence[str]) -> None:
 
 def layer_number(name: str) -> str:
     """The number of the top-level layer in a module path: `model.4.cv1.conv` → `4`; empty for the network's input."""
-    return next((part for part in str(name).split(".") if part.isdecimal() and len(part) < 10), "")
+    return next((part for part in str(name).split(".") if re.fullmatch("[0-9]{1,9}", part)), "")
 
 
 def short_name(name: str) -> str:

@@ -30,9 +30,11 @@ from utils.core.file_schema import (
     text,
 )
 from utils.core.files import atomic_path
+from utils.core.input_files import read_text
 from utils.core.resampled import Difference
 from utils.core.shown import shown
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
+from utils.reports import limits
 from utils.reports.machine import hardware
 from utils.reports.outlines import outline_rule
 from utils.reports.rows import Row, row_rule
@@ -189,15 +191,12 @@ class Report:
         """Read what `save` wrote.
 
         Raises:
-            InputError: the file is missing, is no JSON, is no report, or is of another schema version.
+            InputError: the file is missing, too large, no JSON, no report, or of another schema version.
         """
         path = Path(path)
+        text = read_text(path, "give the path of a report.json", limit=limits.LARGEST_FILE, errors="replace")
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(
-                f"cannot read the report {path}: {error.strerror}; give the path of a report.json"
-            ) from None
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path} is no report: {error}; expected the JSON that a run wrote, so run it again"
@@ -226,7 +225,8 @@ def _report_rule() -> Rule:
     some, positive, score = maybe(number()), maybe(number(0)), maybe(number(0, 1))
     box = record({"xyxy": listing(number(), 4, 4), "name": text(), "score": some, "outline": outline_rule()},
                  ("score", "outline"))  # fmt: skip
-    sample = record({"image": text(), "predictions": mapping(text(), listing(box)), "truth": listing(box),
+    boxes = listing(box, 0, limits.BOXES_OF_ONE)
+    sample = record({"image": text(), "predictions": mapping(text(), boxes), "truth": boxes,
                      "confidence": number(0, 1)}, ("truth", "confidence"))  # fmt: skip
     history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "mask_ap": score, "mask_ap50": score,
                       "loss": some, "lr": some, "held_out": some, "seconds": positive},
@@ -235,8 +235,9 @@ def _report_rule() -> Rule:
                      "max": positive, "channels": maybe(integer(1, 1 << 40)), "tensors": maybe(integer(1, 1 << 40))},
                     ("min", "max", "channels", "tensors"))  # fmt: skip
     rules = {"schema_version": integer(1, SCHEMA_VERSION), "command": text(),
-             "rows": listing(_stored_row), "history": listing(history), "ranges": listing(ranges),
-             "samples": listing(sample), "notes": listing(text()), "title": text(), "data": text(), "created": text(),
+             "rows": listing(_stored_row, 0, limits.ROWS), "history": listing(history, 0, limits.EPOCHS),
+             "ranges": listing(ranges, 0, limits.RANGES), "samples": limits.samples_rule(sample),
+             "notes": listing(text(), 0, limits.NOTES), "title": text(), "data": text(), "created": text(),
              "hardware": mapping(text(), text())}  # fmt: skip
     return record(rules, set(rules) - {"schema_version", "command", "rows"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 
 import numpy as np
 import pytest
@@ -106,3 +107,18 @@ def test_masks_of_large_images_are_filled_in_fewer_pixels():
 def test_a_image_that_is_gone_is_a_clear_error(tmp_path):
     with pytest.raises(InputError, match=r"gone\.png"):
         detections.read_image(tmp_path / "gone.png")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_an_image_that_is_no_regular_file_is_not_opened(tmp_path, make):
+    make(tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"cannot read the image: .* is not a regular file; samples need the images"):
+        detections.read_image(tmp_path / "a.png")
+
+
+def test_an_image_of_more_pixels_than_pillow_decodes_is_a_clear_error(tmp_path, monkeypatch):
+    Image.new("RGB", (100, 100)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(InputError, match=r"cannot read the image .*a\.png: .* exceeds limit"):
+        detections.read_image(tmp_path / "a.png")

@@ -113,3 +113,9 @@ def test_names_of_ranges_are_only_names(report, name):
     """Digits that are no numbers, numbers that are none of layers, and what matplotlib would take for mathematics."""
     report.ranges = [{**report.ranges[0], "name": name, "amax": amax} for amax in (1.0, 2.0)]
     assert figures.render(figures.ranges_per_layer(report.ranges), "svg")
+
+
+def test_layers_are_numbered_by_what_int_reads():
+    assert [figures.layer_number(name) for name in ("model.4.cv1", "model.²", f"model.{'9' * 5000}.x", "x")] == [
+        "4", "", "", ""
+    ]  # fmt: skip

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 from report_examples import ROW_KEYS, make_row
 
 from utils.core.errors import InputError
+from utils.reports import limits
 from utils.reports.schema import Report
 
 
@@ -171,6 +173,61 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path, text, says):
         Report.load(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+BOX = {"xyxy": [0, 0, 1, 1], "name": "a"}
+TOO_MUCH = {
+    "rows": ([make_row().to_dict()] * 1001, "rows is .*, expected at most 1000 items"),
+    "notes": (["x"] * 1001, "notes is .*, expected at most 1000 items"),
+    "history": ([{"epoch": 0}] * 20_001, "history is .*, expected at most 20000 items"),
+    "ranges": ([{"name": "a", "kind": "weight", "amax": 1}] * 10_001, "ranges is .*, expected at most 10000 items"),
+}
+TOO_MANY_SAMPLES = {
+    "images": ([{"image": "x", "predictions": {}}] * 101, "samples is .*, expected at most 100 items"),
+    "panels": (
+        [{"image": "x", "predictions": {f"{stage}": [] for stage in range(9)}}] * 60,
+        "samples has 60 images of 9 stages, expected 400 at most",
+    ),
+    "a column": (
+        [{"image": "x", "predictions": {"a": [BOX] * 2001}}],
+        r"samples\[0\].predictions.a is .*, expected at most 2000 items",
+    ),
+    "truth": ([{"image": "x", "predictions": {}, "truth": [BOX] * 2001}], r"samples\[0\].truth is .* at most 2000"),
+    "boxes": (
+        [{"image": "x", "predictions": {"a": [BOX] * 1000}, "truth": [BOX]}] * 10,
+        "samples has 10,010 boxes, expected 10,000 at most",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({key: value}, says) for key, (value, says) in TOO_MUCH.items()]
+    + [({"samples": value}, says) for value, says in TOO_MANY_SAMPLES.values()],
+    ids=[*TOO_MUCH, *TOO_MANY_SAMPLES],
+)
+def test_more_than_a_page_can_show_is_refused(change, says):
+    with pytest.raises(InputError, match=says) as caught:
+        Report.from_dict({"schema_version": 1, "rows": [], "command": "", **change})
+    assert len(str(caught.value)) < 500
+    for key, value in change.items():
+        if key in TOO_MUCH:
+            assert Report.from_dict({"schema_version": 1, "rows": [], "command": "", key: value[:-1]})
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_a_report_that_is_no_regular_file_is_not_opened(tmp_path, make):
+    make(tmp_path / "report.json")
+    with pytest.raises(InputError, match=r"is not a regular file; give the path of a report\.json"):
+        Report.load(tmp_path / "report.json")
+
+
+def test_a_report_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "report.json").open("wb") as stream:
+        stream.truncate(limits.LARGEST_FILE + 1)
+    with pytest.raises(InputError, match=r"has 64\.0 MiB, which is more than such a file can have"):
+        Report.load(tmp_path / "report.json")
 
 
 def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path):
