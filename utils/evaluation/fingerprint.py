@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.errors import CheckpointError, DataError, InputError, no_file
+from utils.core.input_files import check_file, is_regular
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.images import find_images, label_file
 
@@ -181,6 +182,8 @@ def _mark(file: str) -> tuple[str, str] | None:
     except OSError:
         return None
     label = label_file(file)
+    if not is_regular(label) and os.path.exists(label):  # opening a pipe waits for ever
+        raise DataError(no_file(label, f"expected the labels of {file}"))
     try:
         content = label.read_bytes()
     except FileNotFoundError:
@@ -191,6 +194,7 @@ def _mark(file: str) -> tuple[str, str] | None:
 
 
 def _read(path: str | Path, flag: str) -> bytes:
+    check_file(path, f"{flag} takes a regular file")
     try:
         return Path(path).read_bytes()
     except OSError as error:

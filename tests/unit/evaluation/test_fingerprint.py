@@ -120,6 +120,23 @@ def test_a_image_that_a_list_names_and_that_is_gone_was_removed(dataset):
     assert before.changes(look(dataset)) == ["1 image was removed from val, images/val/0.png"]
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_labels_that_are_no_regular_file_are_not_opened(dataset, make):
+    label = dataset / "labels/train/0.txt"
+    make(label)
+    with pytest.raises(DataError, match=r"0\.txt is not a regular file; expected the labels of .*0\.png$"):
+        look(dataset)
+
+
+@pytest.mark.timeout(20)
+def test_a_further_file_that_is_a_pipe_is_not_opened(dataset):
+    (dataset / "hyp.yaml").unlink()
+    os.mkfifo(dataset / "hyp.yaml")
+    with pytest.raises(InputError, match=r"hyp\.yaml is not a regular file; --hyp takes a regular file"):
+        look(dataset)
+
+
 def test_nothing_changed(dataset):
     before = look(dataset)
     assert {split: len(marks) for split, marks in before.splits.items()} == IMAGES
@@ -180,7 +197,7 @@ def test_a_dataset_of_many_images_is_read_again(monkeypatch):
 def test_what_cannot_be_read_is_named(dataset):
     (dataset / "labels/val/1.txt").unlink()
     (dataset / "labels/val/1.txt").mkdir()
-    with pytest.raises(DataError, match=r"cannot read .*labels/val/1\.txt: Is a directory"):
+    with pytest.raises(DataError, match=r"labels/val/1\.txt is a folder; expected the labels of"):
         look(dataset)
-    with pytest.raises(InputError, match=r"cannot read --hyp nowhere\.yaml"):
+    with pytest.raises(InputError, match=r"nowhere\.yaml does not exist; --hyp takes a regular file"):
         Fingerprint.of(load_data(dataset / "data.yaml"), (), {"--hyp": "nowhere.yaml"})
