@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
 from utils.core.tasks import DETECTIONS
 
@@ -32,8 +33,21 @@ class InputPlan:
         A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
 
         Raises:
-            InputError: the network takes no images, or has another static size than was asked for.
+            InputError: the network takes no images, or has another static size than was asked for, or a larger size or
+                batch than the options can ask for.
         """
+        plan = cls._wanted(runner, imgsz, batch_size, rect)
+        for name, found in (*(("imgsz", side) for side in plan.imgsz), ("batch_size", plan.batch_size)):
+            if found not in BOUNDS[name]:
+                raise InputError(
+                    f"the network asks for batch {plan.batch_size}, {plan.size(False)} pixels (by its input, or by "
+                    f"'imgsz' or 'stride' of its metadata); {name.replace('_', ' ')} can be {BOUNDS[name]}"
+                )
+        return plan
+
+    @classmethod
+    def _wanted(cls, runner: Runner, imgsz: int | None, batch_size: int, rect: bool) -> InputPlan:
+        """`of` before the check that the sizes are sensible."""
         spec = image_input(runner)
         batch, _, height, width = fixed_sizes(runner)
         min_shape, max_shape = _limits(runner)

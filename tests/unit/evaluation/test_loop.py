@@ -162,6 +162,22 @@ def test_input_plan(square, tmp_path, caplog):
         plan(square, tmp_path, 96, rect=True, size=96)
 
 
+@pytest.mark.parametrize(
+    ("stride", "imgsz", "shape", "says"),
+    [
+        (32768, None, (None, 3, None, None), "batch 8, 32768x32768 pixels .* imgsz can be an integer from 1 to 8,192"),
+        (32, (32768, 32768), (None, 3, None, None), "32768x32768 pixels"),
+        (32, None, (None, 3, 64, 32768), "64x32768 pixels"),
+        (32, None, (5000, 3, 64, 64), "batch 5000, .* batch size can be an integer from 1 to 4,096"),
+    ],
+)
+def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape, says):
+    runner = Shell(square, (TensorSpec("images", shape, "float32"),))
+    runner.metadata |= {"stride": str(stride)} | ({"imgsz": str(list(imgsz))} if imgsz else {})
+    with pytest.raises(InputError, match=says):
+        InputPlan.of(runner, None, 8)
+
+
 class Shell(TorchRunner):
     """The knowing network behind other inputs or outputs than it has."""
 
