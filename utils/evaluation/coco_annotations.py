@@ -9,7 +9,8 @@ from typing import Any
 from utils.core.errors import DataError
 from utils.core.input_files import read_json
 from utils.core.shown import shown
-from utils.evaluation.coco_segmentations import LARGEST_SIDE, is_number, wrong_segmentation
+from utils.evaluation import coco_segmentations as limits
+from utils.evaluation.coco_segmentations import is_number, outline_length, wrong_segmentation
 
 
 def read_annotations(file: Path, *, masks: bool = False) -> dict[str, Any]:
@@ -70,22 +71,34 @@ def _annotation(entry: Mapping[str, Any]) -> str:
 
 def _sized_image(entry: Mapping[str, Any]) -> str:
     for key in ("height", "width"):
-        if not (type(entry.get(key)) is int and 0 < entry[key] <= LARGEST_SIDE):
+        if not (type(entry.get(key)) is int and 0 < entry[key] <= limits.LARGEST_SIDE):
             return f"has the {key} {shown(entry.get(key))}; expected pixels, which masks are measured in"
+    if entry["height"] * entry["width"] > limits.LARGEST_AREA:
+        return f"has {entry['height']} x {entry['width']} pixels; expected {limits.LARGEST_AREA:,} at most"
     return _image(entry)
 
 
 def _outlined(content: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
     """A check of annotations with masks, for after the check of the images."""
     sizes: dict[int | str, tuple[int, int]] = {}
+    total = 0.0
 
     def check(entry: Mapping[str, Any]) -> str:
+        nonlocal total
         if not sizes:
             sizes.update((image["id"], (image["height"], image["width"])) for image in content["images"])
         problem = _annotation(entry)
         if problem or entry["image_id"] not in sizes:  # of an image that is not listed, and never looked at
             return problem
-        return wrong_segmentation(entry.get("segmentation"), sizes[entry["image_id"]])
+        if problem := wrong_segmentation(entry.get("segmentation"), sizes[entry["image_id"]]):
+            return problem
+        length = outline_length(entry["segmentation"])
+        if length > limits.LONGEST_OUTLINE:
+            return f"has polygons of {length:,.0f} pixels' length; expected {limits.LONGEST_OUTLINE:,} at most"
+        total += length
+        if total > limits.LONGEST_OUTLINES:
+            return f"brings the length of all polygons to more than {limits.LONGEST_OUTLINES:,} pixels"
+        return ""
 
     return check
 

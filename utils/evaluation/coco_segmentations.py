@@ -11,6 +11,10 @@ from typing import Any
 from utils.core.shown import shown
 
 LARGEST_SIDE = 65_535  # pixels of an image's side: JPEG has no longer ones
+LARGEST_AREA = 1 << 30  # pixels of an image: OpenCV reads no larger ones
+LONGEST_OUTLINE = 2_000_000  # pixels of an annotation: with them pycocotools takes some 120 MB for a moment
+# of a file: it keeps 1.4 GB of them; with as many annotations as COCO's training split, 1,100 for each
+LONGEST_OUTLINES = 1_000_000_000
 CONTINUES, NEGATIVE, BITS = 32, 16, 31  # in a character of a text of run lengths
 
 
@@ -44,6 +48,17 @@ def wrong_segmentation(found: Any, size: tuple[int, int]) -> str:
 
 def _is_polygon(value: Any) -> bool:
     return isinstance(value, list) and len(value) >= 6 and len(value) % 2 == 0 and all(map(is_number, value))
+
+
+def outline_length(found: Any) -> float:
+    """How many pixels pycocotools walks along the polygons of a `segmentation` that is not wrong; 0 for run lengths."""
+    return sum(map(_length, found)) if isinstance(found, list) else 0
+
+
+def _length(polygon: list[float]) -> float:
+    x, y = polygon[::2], polygon[1::2]
+    edges = zip(x, x[1:] + x[:1], y, y[1:] + y[:1], strict=True)
+    return sum(max(abs(x1 - x0), abs(y1 - y0)) for x0, x1, y0, y1 in edges)
 
 
 def is_number(value: Any) -> bool:

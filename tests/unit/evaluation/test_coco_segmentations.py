@@ -10,8 +10,9 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from utils.core.errors import DataError
+from utils.evaluation import coco_segmentations
 from utils.evaluation.coco_annotations import read_annotations
-from utils.evaluation.coco_segmentations import wrong_segmentation
+from utils.evaluation.coco_segmentations import outline_length, wrong_segmentation
 
 SIZE = (20, 30)
 
@@ -77,6 +78,46 @@ def test_polygons_pass_also_those_that_leave_the_image_a_little():
 )
 def test_what_pycocotools_must_not_see(found, said):
     assert said in wrong_segmentation(found, SIZE)
+
+
+def write_annotations(file: Path, side: int, *segmentations: object) -> Path:
+    content = {
+        "images": [{"id": 1, "file_name": "1.jpg", "height": side, "width": side}],
+        "categories": [{"id": 1, "name": "a"}],
+        "annotations": [
+            {"image_id": 1, "category_id": 1, "bbox": [0, 0, 5, 5], "segmentation": one} for one in segmentations
+        ],
+    }
+    file.write_text(json.dumps(content))
+    return file
+
+
+def zigzag(side: int, edges: int) -> list[int]:
+    """A polygon with so many edges from one side of an image to the other."""
+    return [value for edge in range(edges) for value in (side * (edge % 2), 0)]
+
+
+def test_outlines_that_take_pycocotools_gigabytes_are_refused(tmp_path):
+    file = write_annotations(tmp_path / "a.json", 32_768, [zigzag(32_768, 60)])
+    assert outline_length(read_annotations(file, masks=True)["annotations"][0]["segmentation"]) == 60 * 32_768
+    file = write_annotations(file, 32_768, [zigzag(32_768, 40), zigzag(32_768, 24)])
+    with pytest.raises(DataError, match="entry 0 of 'annotations' has polygons of 2,097,152 pixels' length; expected"):
+        read_annotations(file, masks=True)
+    assert read_annotations(file)  # for boxes nobody looks at them
+
+
+def test_outlines_of_a_file_have_a_bound_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(coco_segmentations, "LONGEST_OUTLINES", 100)
+    square = [[0, 0, 10, 0, 10, 10, 0, 10]]
+    assert read_annotations(write_annotations(tmp_path / "a.json", 20, square, square), masks=True)
+    runs = {"size": [20, 20], "counts": [400]}
+    with pytest.raises(DataError, match="entry 3 of 'annotations' brings the length of all polygons to more than"):
+        read_annotations(write_annotations(tmp_path / "a.json", 20, square, runs, square, square), masks=True)
+
+
+def test_images_of_more_pixels_than_can_be_read_are_refused(tmp_path):
+    with pytest.raises(DataError, match="entry 0 of 'images' has 65535 x 65535 pixels; expected 1,073,741,824 at most"):
+        read_annotations(write_annotations(tmp_path / "a.json", 65_535), masks=True)
 
 
 @pytest.mark.parametrize("key", ["height", "width"])
