@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
+from utils.core.shown import shown
 from utils.core.tasks import DETECTIONS
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class InputPlan:
         for name, found in (*(("imgsz", side) for side in plan.imgsz), ("batch_size", plan.batch_size)):
             if found not in BOUNDS[name]:
                 raise InputError(
-                    f"the network asks for batch {plan.batch_size}, {plan.size(False)} pixels (by its input, or by "
-                    f"'imgsz' or 'stride' of its metadata); {name.replace('_', ' ')} can be {BOUNDS[name]}"
+                    f"the {name.replace('_', ' ')} of the network is {shown(found)} (by its input, or by 'imgsz' or "
+                    f"'stride' of its metadata); expected {BOUNDS[name]}; export it for such a size"
                 )
         return plan
 

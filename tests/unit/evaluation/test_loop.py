@@ -165,10 +165,15 @@ def test_input_plan(square, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("stride", "imgsz", "shape", "says"),
     [
-        (32768, None, (None, 3, None, None), "batch 8, 32768x32768 pixels .* imgsz can be an integer from 1 to 8,192"),
-        (32, (32768, 32768), (None, 3, None, None), "32768x32768 pixels"),
-        (32, None, (None, 3, 64, 32768), "64x32768 pixels"),
-        (32, None, (5000, 3, 64, 64), "batch 5000, .* batch size can be an integer from 1 to 4,096"),
+        (
+            32768,
+            None,
+            (None, 3, None, None),
+            "the imgsz of the network is 32768 .* an integer from 1 to 8,192; ",
+        ),
+        (32, (32768, 32768), (None, 3, None, None), "the imgsz of the network is 32768 "),
+        (32, None, (None, 3, 64, 32768), "the imgsz of the network is 32768 "),
+        (32, None, (5000, 3, 64, 64), "the batch size of the network is 5000 .* expected an integer from 1 to 4,096; "),
     ],
 )
 def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape, says):
