@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
 FILL = 0.35  # opacity of a mask
-FILL_PIXELS = 1400  # longer side of what masks are filled in: more than a panel has
+LONGEST_SIDE = 1400  # pixels of what is drawn, and of what masks are filled in: more than a panel has
+FLATTEST, TALLEST = 1 / 8, 8  # height of a panel by its width; an image beyond has margins
 
 
 def detection_panel(sample: Sample, stage: str, reference: str | None = None) -> Figure:
@@ -32,11 +34,10 @@ def detection_panel(sample: Sample, stage: str, reference: str | None = None) ->
     Raises:
         InputError: the image cannot be read.
     """
-    pixels = read_image(sample.image)
-    height, width = pixels.shape[:2]
-    figure, (axes,) = new_figure(3.4, 3.4 * height / width, 1, layout=None)
+    pixels, size = read_image(sample.image)
+    figure, (axes,) = new_figure(3.4, 3.4 * min(max(size[0] / size[1], FLATTEST), TALLEST), 1, layout=None)
     axes.set_position((0, 0, 1, 1))
-    _draw(axes, pixels, boxes_of(sample, stage), boxes_of(sample, reference))
+    _draw(axes, (pixels, size), boxes_of(sample, stage), boxes_of(sample, reference))
     return figure
 
 
@@ -92,8 +93,11 @@ def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
     return result
 
 
-def read_image(path: str | Path) -> Any:
-    """The image as uint8 RGB `[H, W, 3]`, turned as its EXIF data says.
+@lru_cache(maxsize=4)  # the columns of an image follow each other
+def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
+    """The image as uint8 RGB `[h, w, 3]`, turned as its EXIF data says, and its height and width.
+
+    One with a side above `LONGEST_SIDE` is made smaller, since drawing takes 24 bytes for each pixel.
 
     Raises:
         InputError: it cannot be read.
@@ -105,10 +109,13 @@ def read_image(path: str | Path) -> Any:
     if not is_regular(path):  # opening a pipe waits for ever
         raise InputError(f"cannot read the image: {no_file(path, remedy)}")
     try:
-        with Image.open(path) as image:
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"cannot read the image {path}: {error}; {remedy}") from None
+    size = image.height, image.width
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    return np.asarray(image), size
 
 
 def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
@@ -118,10 +125,13 @@ def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
     return sample.truth if stage == "truth" else sample.predictions.get(stage, [])
 
 
-def _draw(axes: Axes, pixels: Any, boxes: Sequence[Box] | None, others: Sequence[Box] | None) -> None:
+def _draw(
+    axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box] | None, others: Sequence[Box] | None
+) -> None:
+    """Draw an image, as `read_image` gives it, with boxes; those without a partner in `others` stand out."""
     from matplotlib.patches import Rectangle
 
-    height, breadth = pixels.shape[:2]
+    pixels, (height, breadth) = image
     axes.imshow(pixels, interpolation="lanczos", extent=(0, breadth, height, 0))
     axes.set(xlim=(0, breadth), ylim=(height, 0))
     axes.axis("off")
@@ -162,7 +172,7 @@ def _draw_masks(axes: Axes, size: tuple[int, int], boxes: Sequence[Box], colours
 
     if not any(box.outline for box in boxes):
         return
-    scale = min(FILL_PIXELS / max(size), 1.0)
+    scale = min(LONGEST_SIDE / max(size), 1.0)
     layer: np.ndarray = np.zeros((max(round(size[0] * scale), 1), max(round(size[1] * scale), 1), 4), np.uint8)
     for box, colour in reversed(list(zip(boxes, colours, strict=True))):
         polygons = [points_of(text) for text in box.outline]

@@ -109,6 +109,34 @@ def test_a_image_that_is_gone_is_a_clear_error(tmp_path):
         detections.read_image(tmp_path / "gone.png")
 
 
+def test_an_image_is_read_once_for_all_its_columns(report, monkeypatch):
+    read, opened = Image.open, []
+    monkeypatch.setattr(Image, "open", lambda path: opened.append(path) or read(path))
+    detections.detections(report.samples * 2)
+    assert len(opened) == 1
+
+
+def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tmp_path):
+    pixels = np.full((2000, 4000, 3), 255, np.uint8)
+    pixels[500:1500, 1000:2000] = 0
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    drawn, size = detections.read_image(tmp_path / "a.png")
+    assert (drawn.shape, size) == ((700, 1400, 3), (2000, 4000))
+    sample = Sample(str(tmp_path / "a.png"), {"a": [Box((1000, 500, 2000, 1500), "x", 0.5)]})
+    (axes,) = detections.detection_panel(sample, "a").axes
+    assert axes.images[0].get_extent() == [0, 4000, 2000, 0]
+    dark = axes.images[0].get_array()[..., 0] < 128
+    np.testing.assert_allclose(np.argwhere(dark).min(0)[::-1] / 0.35, (1000, 500), atol=3)
+
+
+@pytest.mark.parametrize(("size", "inches"), [((10, 30_000), 27.2), ((30_000, 10), 0.425), ((60, 80), 3.4 * 4 / 3)])
+def test_panels_of_long_images_have_margins(tmp_path, size, inches):
+    Image.new("RGB", size).save(tmp_path / "a.png")
+    figure = detections.detection_panel(Sample(str(tmp_path / "a.png"), {"a": []}), "a")
+    assert figure.get_size_inches().tolist() == pytest.approx([3.4, inches])
+    assert figures.render(figure, "jpg", dpi=50)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
 def test_an_image_that_is_no_regular_file_is_not_opened(tmp_path, make):
