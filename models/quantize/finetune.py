@@ -218,7 +218,7 @@ class Finetuner:
         distance, weight, count = distributed.all_sum(torch.stack((distance, weight, count)))
         if not count:
             raise ValueError("no images to measure the loss on")
-        return float(distance / weight.clamp(min=SMALLEST_WEIGHT))
+        return max(float(distance / weight.clamp(min=SMALLEST_WEIGHT)), 0.0)  # see _finite
 
     def _classes(self) -> int:
         return int(top_layers(self.student)[-1].nc)
@@ -286,7 +286,7 @@ def _finite(loss: Tensor) -> float:
     value = float(loss)
     if not math.isfinite(value):
         raise DivergedError(f"the supervision loss is {value}")
-    return value
+    return max(value, 0.0)  # rounding takes it a hair below zero where student and teacher agree
 
 
 def as_input(images: Tensor, device: torch.device) -> Tensor:

@@ -44,6 +44,8 @@ def why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None
     A head's last convolutions are those without an activation, and those whose result nothing in the network reads: the
     prototypes of masks come from a convolution with one.
     """
+    if ".".join(path.split(".")[:2]) in graph.unused:
+        return "nothing leads from it to the head"
     pattern = first_match(recipe.float, path)
     if pattern is not None:
         return f"the recipe's float pattern {pattern}"

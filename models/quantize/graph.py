@@ -41,6 +41,7 @@ class Graph:
     flows: dict[str, rules.Flow] = field(default_factory=dict)  # modules to replace by a FlowModule
     unknown: dict[str, str] = field(default_factory=dict)  # path → class of modules that no rule describes
     results: list[Any] = field(default_factory=list)  # of each top-level layer: its value, None for a head
+    unused: frozenset[str] = frozenset()  # paths of top-level layers that nothing leads from to the last one
 
     @cached_property
     def ends(self) -> frozenset[str]:
@@ -66,7 +67,18 @@ def read(model: Any) -> Graph:
             value = pick[0] if isinstance(sources, int) else pick
         value = reader.module(layer, f"model.{index}", value)
         results.append(value)
+    graph.unused = _unused(model)
     return graph
+
+
+def _unused(model: Any) -> frozenset[str]:
+    """Layers that an exporter leaves out; a head that was cut down to fewer levels has some in front of it."""
+    used = {len(model.model) - 1}
+    for index in range(len(model.model) - 1, -1, -1):
+        if index in used:
+            sources = model.model[index].f
+            used |= {one if one >= 0 else index + one for one in ([sources] if isinstance(sources, int) else sources)}
+    return frozenset(f"model.{index}" for index in range(len(model.model)) if index not in used)
 
 
 class _Reader:

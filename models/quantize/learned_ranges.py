@@ -51,7 +51,7 @@ class LearnedRanges(nn.Module):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the quantizers round with these ranges; afterwards they have them as their amax."""
+        """Let the quantizers round with these ranges; afterwards they have them as their amax, unless it failed."""
         if not self._fixed_scales:
             self._fixed_scales = [backend.get_amax(quantizer) / INT8.quant_max for quantizer in self._fixed]
         for quantizer, scale in zip(self._fixed, self._fixed_scales, strict=True):
@@ -61,7 +61,7 @@ class LearnedRanges(nn.Module):
         finally:
             for quantizer in (*self._trained, *self._fixed):
                 put_scale(quantizer, None)
-            self.settle()
+        self.settle()
 
     def put_in(self) -> None:
         """Compute the trained scales anew, once for each forward."""

@@ -6,7 +6,8 @@ A row says how a class computes its output, in statements that read like its for
 
 `x` is the module's input (a list when the layer reads several), `out` its result. A name that is one of `OPS` is an
 operation on tensors; every other name is a submodule (`cv1`, `cv2[0]`, `self[0]`). The same statements are read twice:
-`placement.py` interprets them with symbols and derives the placement, `modules.FlowModule` runs them on tensors.
+`graph.py` interprets them with symbols, from which `placement.py` derives the placement, and `modules.FlowModule` runs
+them on tensors.
 
 What follows from the kind of an operation, and needs no further row
 ("Explicit Quantization", TensorRT developer guide):
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Kind = Literal["conv", "move", "average", "add", "float"]
 Flow = tuple[str, ...]
 
-# operation in a flow → what it means for quantization (its computation: modules.OPERATIONS)
+# operation in a flow → what it means for quantization (its computation: flow.OPERATIONS)
 OPS: dict[str, Kind] = {
     "chunk": "move",
     "split": "move",

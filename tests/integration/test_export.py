@@ -105,6 +105,18 @@ def test_a_network_with_relu(typing: str, tmp_path: Path):
     assert_close(run(result.path, random_images()), predict(network, random_images()), pixels, score)
 
 
+def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The layers of the coarse levels are still there, and nothing reads them; the file is checked beside PyTorch."""
+    layers = [*TINY["head"][:-1], [[3, 4], 1, "DDetect", ["nc"]]]
+    floating = save_float(tmp_path / "cut.pt", random_network({**TINY, "head": layers}))
+    weights = save_quantized(tmp_path / "int8.pt", floating)
+    plan = checkpoint.load(weights).model.quantization_plan
+    assert plan.float_convolutions["model.5.cv1.conv"] == "nothing leads from it to the head"
+    code, out, err = program(capsys, "--weights", weights, "--output", tmp_path / "a.onnx", "--device", "cpu")
+    assert (code, err) == (0, [])
+    assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
+
+
 CONFIGS = {
     "static": {},
     "opset 13": {"opset": 13},

@@ -200,6 +200,21 @@ def test_a_loss_that_is_not_finite_is_named(teacher):
     assert not any("trained_scale" in vars(one) for _, one in backend.quantizers(tuner.student))
 
 
+def test_a_training_that_diverges_says_so_whatever_became_of_the_ranges(teacher):
+    """Ranges that are not finite are not put in: the caller restores the best state."""
+    tuner = make(teacher)
+    before = {name: backend.get_amax(one).clone() for name, one in backend.quantizers(tuner.student)}
+    with torch.no_grad():
+        tuner.ranges.log_amax.fill_(float("nan"))
+    with pytest.raises(DivergedError):
+        tuner.run_epoch(images(1), constant(1e-3))
+    assert all(torch.equal(backend.get_amax(one), before[name]) for name, one in backend.quantizers(tuner.student))
+
+
+def test_a_loss_is_not_below_zero():
+    assert finetune._finite(torch.tensor(-1e-9)) == 0.0
+
+
 def test_the_mean_loss_is_told_after_every_step(teacher):
     told = []
     result = make(teacher).run_epoch(images(3), constant(1e-4), on_step=told.append)

@@ -19,6 +19,19 @@ def placed(network: Network, **recipe) -> tuple[Network, placement.Plan]:
     return network, plan
 
 
+def test_layers_that_nothing_reads_stay_in_float():
+    """A head that was cut down to one level: the layers in front of the other one are left out by the exporter."""
+    network = detector()
+    network.model[-1].f = [2, 2]
+    _, plan = placed(network)
+    why = plan.float_convolutions
+    assert {path for path, text in why.items() if text == "nothing leads from it to the head"} == {
+        path for path in plan.convolutions if path.split(".")[1] in "345"
+    }
+    assert why
+    assert not [tensor.name for tensor in plan.tensors if tensor.name.split(".")[1:2] in (["3"], ["4"], ["5"])]
+
+
 ALL = ["model.0.conv", "model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv", "model.5.conv",
        "model.6"]  # fmt: skip
 
