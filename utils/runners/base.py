@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError, QatError
 from utils.core.input_form import InputForm
 from utils.core.tasks import Task, task_of_outputs
@@ -139,7 +139,7 @@ class Runner(ABC):
     def stride(self) -> int:
         """Image sizes are multiples of it, in pixels; 32 when the metadata does not say."""
         value = literal(self.metadata.get("stride", ""))
-        return int(value) if isinstance(value, (int, float)) and 1 <= value <= BOUNDS["imgsz"].most else 32
+        return int(value) if isinstance(value, (int, float)) and 1 <= value < math.inf else 32
 
     @property
     def imgsz(self) -> tuple[int, int] | None:

@@ -221,10 +221,12 @@ def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
 def _add_measured(made: Any, setup: Any, stored: bytes, path: Path) -> None:
     """Write a timing cache that began as `stored`, with what others have added to the file meanwhile."""
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    with os.fdopen(lock, "wb"):
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another build may have added to it
         now = path.read_bytes() if path.is_file() else b""
         if now and now != stored and (other := setup.create_timing_cache(now)) is not None:
             made.combine(other, False)
         with atomic_path(path) as temporary:
             temporary.write_bytes(bytes(made.serialize()))
+    finally:
+        os.close(lock)
