@@ -305,8 +305,8 @@ def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
         verb = "holds" if " " in error.name else "names"
         raise CheckpointError(
             f"{where} {verb} {error.name}, which is no module class of YOLOv9 or torch.nn; it was not loaded. "
-            "Save the network without fusing or wrapping it, or as upstream's train.py does; the name of a class of your "
-            "own has to stand in utils/untrusted/allowed_names.py"
+            "Save the network without fusing or wrapping it, or as upstream's train.py does; the name of a class of "
+            "yours has to stand in utils/untrusted/allowed_names.py"
         ) from error
     except Damaged as error:
         raise CheckpointError(f"{where} is not a PyTorch checkpoint, or it is truncated ({error})") from error
