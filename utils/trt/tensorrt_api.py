@@ -109,7 +109,8 @@ class Api:
         """
         register = getattr(self.module, "init_libnvinfer_plugins", None)  # RTX has it, and no plugin behind it
         if self.is_rtx or register is None or not register(log.handle, ""):
-            raise InputError(f"{self.name} has no plugins here; export with --nms onnx, or without NMS")
+            way = "without NMS" if self.is_rtx else "with --nms onnx, or without NMS"  # RTX reads no NonMaxSuppression
+            raise InputError(f"{self.name} has no plugins here; export {way}")
 
     def torch_type(self, dtype: Any) -> str:
         """Name of torch's data type for TensorRT's.
