@@ -49,7 +49,8 @@ def best(tmp_path_factory, start, demo_data, upstream_yaml):
     run("qat.py", "eval", "--weights", best, *options, "--project", folder, "--name", "eval")
     said = run("export_qat.py", "--weights", best, "--imgsz", SIDE, "--batch-size", "2", "--check", "1",
                "--include", "onnx", "onnx_end2end", "--nms", "onnx")  # fmt: skip
-    assert said.count(": QAT, DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 128, 128] -> ") == 2
+    # Whether PTQ or QAT is best is chance here: with random weights there is nothing to learn.
+    assert said.count(", DDetect, INT8 and FP16 (strongly typed), opset 19, images [2, 3, 128, 128] -> ") == 2
     for name in ("qat_best_gelan-c.onnx", "qat_best_gelan-c-end2end.onnx"):
         assert "hold" in run("export_qat.py", "--verify", best.with_name(name))
     report = json.loads((folder / "eval/report.json").read_text())
