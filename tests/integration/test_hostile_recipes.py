@@ -26,7 +26,7 @@ from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import write_small_set
-from random_networks import TINY, save_float, save_quantized
+from random_networks import TINY, narrow, save_float, save_quantized
 
 PATTERNS = {  # → how many convolutions of TINY it names
     "*cv2": 6,
@@ -99,6 +99,18 @@ def test_the_metadata_names_what_the_head_leaves_in_float(head: str, tiny: Path,
         report = verify(file)
         assert report.ok, report.findings
         assert report.counts["float_convolutions"] == len(named)
+
+
+@pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.17",))], ids=["residual", "float"])
+def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(
+    recipe: Recipe, upstream_yaml: Callable[[str], Path], tmp_path: Path
+):
+    """gelan-e adds up to five layers, in model.16 for instance: the first four are enlarged before."""
+    float_weights = save_float(tmp_path / "gelan-e.pt", random_network(narrow(upstream_yaml("gelan-e"))))
+    _, model = exported(float_weights, recipe, tmp_path)
+    report = verify(model)
+    assert report.ok, report.findings
+    assert report.counts["float_convolutions"] == len(recipe.float)
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def residual(graph: Context) -> Check:
         if len(inputs) < 2 or not (quantized or result) or (graph.is_float(node) and not result):
             continue
         fused = [name for name in inputs if name not in quantized and _fuses_into_add(graph, name)]
-        if not quantized:
+        if not quantized and not any(_is_sum(graph, name) for name in fused):
             yield node.name, "neither input is quantized"
         elif len(quantized) + len(fused) < len(inputs):
             other = next(name for name in inputs if name not in quantized and name not in fused)
@@ -218,9 +218,13 @@ def residual(graph: Context) -> Check:
 
 def _fuses_into_add(graph: Context, tensor: str) -> bool:
     """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
+    return (_is_sum(graph, tensor) or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
+
+
+def _is_sum(graph: Context, tensor: str) -> bool:
+    """Whether a tensor is the result of an Add that has a quantized input."""
     node = graph.view.producer(tensor)
-    chained = node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
-    return (chained or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
+    return node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
 
 
 def types(graph: Context) -> Check:

@@ -232,6 +232,6 @@ class Context:
         return found
 
     def reads_float(self, tensor: str) -> bool:
-        """Whether all that read a tensor, through operators that move values, is float by recipe or decoding."""
-        consumers = list(self.view.consumers_through(tensor, MOVING | {"Resize"}))
+        """Whether all that read a tensor is float by recipe or decoding, through operators that move or add values."""
+        consumers = list(self.view.consumers_through(tensor, MOVING | {"Resize", "Add"}))
         return all(self.is_float(node) or set(node.output) & self.decoding for node in consumers)
