@@ -7,6 +7,7 @@ fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's operators, where the network is
 mask_truth.py   polygons as masks, packed to bits
+per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 shares.py       batches that several processes share

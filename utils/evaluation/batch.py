@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from utils.core.light_torchvision import torchvision
+from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.mask_truth import PackedMasks
+from utils.evaluation.per_image import PerImage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +44,8 @@ class Batch:
         labels: float32 `[n, 6]`: image in the batch, class, cxcywh as fractions of the input; images in their order.
         paths, shapes: of each image, see `Item`.
         masks: of the labels, in their order; None for detection.
+        truth: the labels of each image, float32 `[m, 5]`: class, xyxy in pixels of the original; None where an image
+            is put together of several, which have no original.
     """
 
     images: Tensor
@@ -48,6 +53,7 @@ class Batch:
     paths: tuple[str, ...] = ()
     shapes: tuple[Any, ...] = ()
     masks: PackedMasks | None = None
+    truth: PerImage | None = None
 
     @classmethod
     def empty(cls) -> Batch:
@@ -59,7 +65,8 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The same in pinned memory; torch's loader asks for it where there is a GPU."""
-        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
+        truth = None if self.truth is None else PerImage(self.truth.flat.pin_memory(), self.truth.counts)
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory(), truth=truth)
 
     def with_images(self, images: Tensor) -> Batch:
         """The same with its images elsewhere."""
@@ -74,5 +81,14 @@ def collate(items: Sequence[Any]) -> Batch:
     images, labels, paths, shapes, masks = zip(*good, strict=True)
     for position, rows in enumerate(labels):
         rows[:, 0] = position
-    truth = None if masks[0] is None else PackedMasks.together(masks)
-    return Batch(torch.stack(images), torch.cat(labels), tuple(paths), tuple(shapes), truth)
+    pixels, packed = torch.stack(images), None if masks[0] is None else PackedMasks.together(masks)
+    together = PerImage.of(labels)
+    truth = None if None in shapes else _in_originals(together, pixels.shape[2:], shapes)
+    return Batch(pixels, together.flat, tuple(paths), tuple(shapes), packed, truth)
+
+
+def _in_originals(labels: PerImage, size: Sequence[int], shapes: Sequence[Any]) -> PerImage:
+    """Labels `[m, 6]` as in an `Item`, for inputs of `size` (height, width), as those of `Batch.truth`."""
+    rows = labels.flat
+    boxes = torchvision.ops.box_convert(rows[:, 2:] * rows.new_tensor([*size[::-1]] * 2), "cxcywh", "xyxy")
+    return PerImage(torch.cat([rows[:, 1:2], boxes_to_image(boxes, labels.owners(), shapes)], 1), labels.counts)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.device import sent
+from utils.evaluation.per_image import PerImage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ STEPS = 8  # between two looks at whether anything still changes
 def suppress_batch(
     rows: Tensor, image: Tensor, images: int, iou_thres: float, max_det: int, shift: float, *,
     limit: int, first: int, one: Callable[[Tensor], Tensor],
-) -> list[Tensor]:  # fmt: skip
+) -> PerImage:  # fmt: skip
     """Detections of each image, best first.
 
     Args:
@@ -38,10 +39,24 @@ def suppress_batch(
         limit: candidates of an image that take part at all, the best ones.
         first: candidates that take part at first; images where fewer than `max_det` remain of them are done again
             with four times as many.
-        one: suppresses an image's sorted candidates by itself, when they are too many for a table of `KEPT` pairs.
+        one: says which of an image's sorted candidates stay, int64 `[m]`; it is asked when they are too many for a
+            table of `KEPT` pairs.
     """
     order = _best_first(rows[:, 4], image)
     rows, image = rows[order], image[order]
+    stays, kept = _staying(rows, image, images, iou_thres, max_det, shift, limit=limit, first=first, one=one)
+    return PerImage(rows[stays], kept)
+
+
+def _staying(
+    rows: Tensor, image: Tensor, images: int, iou_thres: float, max_det: int, shift: float, *,
+    limit: int, first: int, one: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, list[int]]:  # fmt: skip
+    """Which rows stay, bool `[n]`, and how many of each image.
+
+    Args:
+        rows: as those of `suppress_batch`, which says what the others are; of each image best first.
+    """
     counts = image.new_zeros(images).scatter_add_(0, image, torch.ones_like(image))
     starts, sizes = counts.cumsum(0) - counts, counts.clamp(max=limit).tolist()
     widths = [width if width**2 <= KEPT else 0 for width in (min(first, size) for size in sizes)]
@@ -62,23 +77,27 @@ def suppress_batch(
     kept = [0] * images
     for index, count in zip((index for group in groups for index in group), number, strict=True):
         kept[index] = count
-    found = list(rows[stays[:-1]].split(kept))
+    stays = stays[:-1]
     again = [index for index, count in enumerate(kept) if sizes[index] > widths[index] and count < max_det]
     if not again:
-        return found
+        return stays, kept
     if (4 * first) ** 2 > KEPT:
-        results = [one(rows[image == index][: sizes[index]]) for index in again]
-    else:
-        place = torch.full((images,), -1, device=rows.device)
-        place[again] = torch.arange(len(again), device=rows.device)
-        theirs = place[image] >= 0
-        results = suppress_batch(
-            rows[theirs], place[image[theirs]], len(again), iou_thres, max_det, shift,
-            limit=limit, first=4 * first, one=one,
-        )  # fmt: skip
-    for index, result in zip(again, results, strict=True):
-        found[index] = result
-    return found
+        for index in again:
+            theirs = (image == index).nonzero()[: sizes[index], 0]
+            best = one(rows[theirs])
+            stays.index_fill_(0, theirs, False).index_fill_(0, theirs[best], True)
+            kept[index] = len(best)
+        return stays, kept
+    place = torch.full((images,), -1)
+    place[again] = torch.arange(len(again))
+    owner = sent(place, rows.device)[image]
+    theirs = (owner >= 0).nonzero()[:, 0]
+    results, numbers = _staying(
+        rows[theirs], owner[theirs], len(again), iou_thres, max_det, shift, limit=limit, first=4 * first, one=one
+    )
+    for index, count in zip(again, numbers, strict=True):
+        kept[index] = count
+    return stays.index_copy_(0, theirs, results), kept
 
 
 def _best_first(scores: Tensor, image: Tensor) -> Tensor:

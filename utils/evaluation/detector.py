@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from utils.core.device import sent
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
@@ -22,6 +20,7 @@ from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.evaluation.per_image import PerImage
 from utils.runners.feeds import as_feed
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Found:
         masks: of these; None for detection.
     """
 
-    rows: list[Tensor]
+    rows: PerImage
     masks: AnyMasks | None = None
 
 
@@ -179,7 +178,7 @@ class Detector:
         table = {"": packed_detections(raw)}
         return {**table, self._masks: raw[self._masks]} if self._masks else table
 
-    def _best(self, raw: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _best(self, raw: Tensor) -> tuple[PerImage, PerImage]:
         """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.
 
         Returns:
@@ -190,7 +189,7 @@ class Detector:
         valid = raw[..., 4] > self._thresholds[0]
         valid &= valid.cumsum(1) <= self._max_det
         counts = valid.sum(1).tolist()
-        return list(order[valid].split(counts)), list(raw[valid].split(counts))
+        return PerImage(order[valid], counts), PerImage(raw[valid], counts)
 
     def _check_classes(self) -> None:
         names = self._runner.names
@@ -249,16 +248,14 @@ class Detector:
         return now
 
 
-def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> list[Tensor]:
+def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> PerImage:
     """Detections of NMS, in the input's pixels for each image, as `[n, 6]` in the pixels of the originals."""
-    counts = [len(one) for one in found]
-    rows = torch.cat([one[:, :6] for one in found])
-    # numpy's: torch's wakes all threads for a few numbers, and waits for those whose cores are busy
-    owner = sent(torch.from_numpy(np.arange(len(counts)).repeat(counts)), rows.device)
-    rows[:, :4] = boxes_to_image(rows[:, :4], owner, shapes)
+    found = PerImage.of(found)
+    boxes = boxes_to_image(found.flat[:, :4], found.owners(), shapes)
+    rows = torch.cat([boxes, found.flat[:, 4:6]], 1)
     if single_cls:
         rows[:, 5] = 0
-    return list(rows.split(counts))
+    return PerImage(rows, found.counts)
 
 
 def _few(names: Any) -> str:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from utils.core import distributed
 from utils.core.bounds import check_bounds
 from utils.core.device import sent
 from utils.core.errors import DataError
-from utils.core.light_torchvision import torchvision
 from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
@@ -25,11 +23,11 @@ from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, in_images
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
-from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.mask_files import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.overlap import OverlappingDetector, awaited, detections
+from utils.evaluation.per_image import PerImage
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
@@ -238,8 +236,7 @@ def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int,
     images, results = zip(*ends, strict=True)
     whole = Statistics(seconds=statistics.seconds)
     for rows, own in statistics.to_plain().items():
-        copies = [one.clone() if isinstance(one, Tensor) else one for one in own]  # not their batch with each of them
-        whole.extend({rows: in_order(distributed.gather((copies, images)))})
+        whole.extend({rows: in_order(distributed.gather((own, images)))})
     if outputs.json:
         outputs.json.results = in_order(distributed.gather((outputs.json.results, results)))
     return whole
@@ -284,18 +281,19 @@ def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch
 
 def add_found(statistics: Statistics, found: Found, batch: Batch) -> None:
     """Take in what a network detects in a batch."""
-    labels = labels_in_images(batch, found.rows[0].device)
+    labels = labels_in_images(batch, found.rows.flat.device)
     overlaps = None
     if found.masks is not None and batch.masks is not None:
         overlaps = mask_overlaps(found.masks, batch.masks, found.rows, labels)
     statistics.add(found.rows, labels, batch.paths, overlaps)
 
 
-def labels_in_images(batch: Batch, device: torch.device) -> list[Tensor]:
-    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`."""
-    labels, (height, width) = batch.labels, batch.images.shape[-2:]
-    scale = labels.new_tensor([width, height] * 2)
-    owner = labels[:, 0].long()
-    boxes = boxes_to_image(torchvision.ops.box_convert(labels[:, 2:] * scale, "cxcywh", "xyxy"), owner, batch.shapes)
-    rows = sent(torch.cat([labels[:, 1:2], boxes], 1), device)
-    return list(rows.split(owner.bincount(minlength=len(batch)).tolist()))
+def labels_in_images(batch: Batch, device: torch.device) -> PerImage:
+    """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`.
+
+    Raises:
+        ValueError: its images have no originals, see `Batch.truth`.
+    """
+    if batch.truth is None:
+        raise ValueError("images that are put together of several have no originals, in which labels could lie")
+    return PerImage(sent(batch.truth.flat, device), batch.truth.counts)

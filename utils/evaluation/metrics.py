@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from utils.core.device import sent
+from utils.evaluation.per_image import PerImage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +24,7 @@ IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _EPSILON = 1e-16
 
 
-def match(
-    detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
-) -> list[Tensor]:
+def match(detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None) -> PerImage:
     """Which detections are correct, at each IoU threshold, for a batch of images at once.
 
     A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
@@ -41,15 +40,16 @@ def match(
     """
     import torch
 
-    counts = [len(found) for found in detections]
+    detections = PerImage.of(detections)
     place, found = _padded(detections, -1.0)  # [B, N, 6]
-    _, truth = _padded(labels, -2.0)  # [B, M, 5]; no class is -1 or -2
+    _, truth = _padded(PerImage.of(labels), -2.0)  # [B, M, 5]; no class is -1 or -2
     if not found.shape[1] or not truth.shape[1]:
-        return [one.new_zeros((len(one), len(IOU_THRESHOLDS)), dtype=torch.bool) for one in detections]
+        wrong = found.new_zeros((len(place), len(IOU_THRESHOLDS)), dtype=torch.bool)
+        return PerImage(wrong, detections.counts)
     if overlaps is None:
         overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
     else:
-        overlap = found.new_zeros((len(counts), truth.shape[1], found.shape[1]))
+        overlap = found.new_zeros((len(found), truth.shape[1], found.shape[1]))
         for one, given in zip(overlap, overlaps, strict=True):
             one[: given.shape[0], : given.shape[1]] = given
     overlap = overlap.where(truth[..., :1] == found[..., 5].unsqueeze(1), -1.0)
@@ -57,13 +57,13 @@ def match(
     enough = best.unsqueeze(-1) >= sent(torch.tensor(IOU_THRESHOLDS, dtype=best.dtype), best.device)  # [B, N, 10]
     label = label.unsqueeze(-1).expand_as(enough)
     rank = torch.arange(found.shape[1], device=found.device).view(1, -1, 1)
-    first = rank.new_full((len(counts), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
+    first = rank.new_full((len(found), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
     first = first.scatter_reduce(1, label, rank.where(enough, found.shape[1]), "amin")  # [B, M, 10]
     correct = enough & (first.gather(1, label) == rank)
-    return list(correct.flatten(0, 1)[place].split(counts))
+    return PerImage(correct.flatten(0, 1)[place], detections.counts)
 
 
-def _padded(rows: Sequence[Tensor], filling: float) -> tuple[Tensor, Tensor]:
+def _padded(rows: PerImage, filling: float) -> tuple[Tensor, Tensor]:
     """Rows of several images, `[n, C]` each, in one table, in a few steps however many images there are.
 
     Returns:
@@ -71,13 +71,13 @@ def _padded(rows: Sequence[Tensor], filling: float) -> tuple[Tensor, Tensor]:
     """
     import torch
 
-    counts = np.array([len(one) for one in rows])
+    counts = np.array(rows.counts)
     width = int(counts.max())
     owner = np.arange(len(rows)).repeat(counts)
     within = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
-    place = sent(torch.from_numpy(owner * width + within), rows[0].device)
-    table = rows[0].new_full((len(rows) * width, rows[0].shape[1]), filling)
-    return place, table.index_copy_(0, place, torch.cat(list(rows))).unflatten(0, (len(rows), width))
+    place = sent(torch.from_numpy(owner * width + within), rows.flat.device)
+    table = rows.flat.new_full((len(rows) * width, rows.flat.shape[1]), filling)
+    return place, table.index_copy_(0, place, rows.flat).unflatten(0, (len(rows), width))
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
+    from utils.evaluation.per_image import PerImage
 
 MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first
@@ -29,7 +30,7 @@ def non_max_suppression(
     *,
     max_det: int = 300,
     agnostic: bool = False,
-) -> list[Tensor]:
+) -> PerImage:
     """Detections of each image, best first. A box counts once for each class whose score suffices.
 
     Args:
@@ -40,9 +41,11 @@ def non_max_suppression(
         agnostic: boxes suppress each other across classes.
 
     Returns:
-        B tensors float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class; where there are mask coefficients `[n, 7]`:
+        For each image float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class; with mask coefficients `[n, 7]`:
         the anchor too, to find them by. Boxes that are not finite are left out.
     """
+    from utils.evaluation.per_image import PerImage
+
     if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
     candidate = ~(prediction.scores.amax(1) <= conf_thres)  # also where a class is NaN: the others are looked at
@@ -50,13 +53,14 @@ def non_max_suppression(
     for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True):
         anchors = keep.nonzero()[:, 0] if prediction.layout.nm else None
         rows = _candidates(boxes[:, keep], scores[:, keep], anchors, conf_thres)
-        found.append(_suppress(rows, iou_thres, max_det, agnostic))
-    return found
+        rows = rows[rows[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
+        found.append(rows[_kept(rows, iou_thres, max_det, agnostic)])
+    return PerImage.of(found)
 
 
 def suppress_together(
     prediction: Prediction, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
-) -> list[Tensor]:
+) -> PerImage:
     """The same, computed for all images at once: many times as fast on a GPU, and slower on a CPU."""
     import torch
 
@@ -72,7 +76,7 @@ def suppress_together(
     return suppress_batch(
         rows, image, len(scores), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
         limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
-        one=lambda rows: _suppress(rows, iou_thres, max_det, agnostic),
+        one=lambda rows: _kept(rows, iou_thres, max_det, agnostic),
     )  # fmt: skip
 
 
@@ -106,21 +110,22 @@ def _candidates(boxes: Tensor, scores: Tensor, anchors: Tensor | None, conf_thre
     return found[found[:, :4].isfinite().all(1)]
 
 
-def _suppress(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
-    """Suppress among the best rows, and take more of them in only while less than `max_det` remain.
+def _kept(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+    """Which of an image's candidates stay, int64 `[m]`; they come best first.
+
+    Suppress among the best rows, and take more of them in only while less than `max_det` remain.
 
     Whether a box remains depends on better ones alone, so this is exact; and it saves most of the time, which grows
     with the square of the number of boxes.
     """
     from utils.core.light_torchvision import torchvision
 
-    found = found[found[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     boxes = found[:, :4] if agnostic else found[:, :4] + found[:, 5:6] * CLASS_OFFSET
     size = FIRST_CANDIDATES * max_det
     while True:
         keep = torchvision.ops.nms(boxes[:size], found[:size, 4], iou_thres)
         if len(keep) >= max_det or size >= len(found):
-            return found[keep[:max_det]]
+            return keep[:max_det]
         size *= FIRST_CANDIDATES
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from utils.core.resampled import Resampled
 from utils.core.score import Score
 from utils.evaluation.bootstrap import Outcomes, resample
 from utils.evaluation.metrics import ClassScores, match, score
+from utils.evaluation.per_image import PerImage
 
 
 @dataclass
@@ -21,18 +23,19 @@ class Statistics:
     """What is kept of each batch of a network's detections, on the runner's device until the end.
 
     Attributes:
-        correct: of each image bool `[n, 10]`, see `metrics.match`.
+        correct: of each batch, for each image bool `[n, 10]`, see `metrics.match`.
         detections: scores and classes, `[n, 2]`.
         labels: their classes, `[m]`.
+        paths: of all images.
         correct_masks: as `correct`, by masks; None where there are none.
     """
 
-    correct: list[Tensor] = field(default_factory=list)
-    detections: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
+    correct: list[PerImage] = field(default_factory=list)
+    detections: list[PerImage] = field(default_factory=list)
+    labels: list[PerImage] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
-    correct_masks: list[Tensor] | None = None
+    correct_masks: list[PerImage] | None = None
 
     def add(
         self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str],
@@ -42,22 +45,24 @@ class Statistics:
 
         `mask_overlaps` are IoU of their masks, `[m, n]`.
         """
-        self.correct += match(found, labels)
+        found, labels = PerImage.of(found), PerImage.of(labels)
+        self.correct.append(match(found, labels))
         if mask_overlaps is not None:
-            self.correct_masks = [*(self.correct_masks or ()), *match(found, labels, mask_overlaps)]
-        self.detections += _columns(found, slice(4, 6))
-        self.labels += _columns(labels, 0)
+            self.correct_masks = [*(self.correct_masks or ()), match(found, labels, mask_overlaps)]
+        self.detections.append(PerImage(found.flat[:, 4:6].contiguous(), found.counts))
+        self.labels.append(PerImage(labels.flat[:, 0].contiguous(), labels.counts))
         self.paths += paths
 
     def extend(self, part: Mapping[str, list[Any]]) -> None:
         """Take in what `to_plain` of another gave."""
         for name, rows in part.items():
-            setattr(self, name, [*(getattr(self, name) or ()), *rows])
+            more = rows if name == "paths" or not rows else [PerImage.of(rows)]
+            setattr(self, name, [*(getattr(self, name) or ()), *more])
 
     def to_plain(self) -> dict[str, list[Any]]:
         """Lists of tensors on the CPU and of paths, as torch.save takes them."""
         names = ["correct", "detections", "labels", *(["correct_masks"] if self.correct_masks is not None else ())]
-        tensors = {name: [one.cpu() for one in getattr(self, name)] for name in names}
+        tensors = {name: _images(getattr(self, name)) for name in names}
         return {**tensors, "paths": list(self.paths)}
 
     def resampled(self) -> Resampled | None:
@@ -75,10 +80,10 @@ class Statistics:
             return boxes
         return Resampled.of(boxes.images, ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True)))
 
-    def _resampled(self, correct: Sequence[Tensor]) -> Resampled | None:
-        lengths = [torch.tensor([len(one) for one in rows], dtype=torch.long) for rows in (correct, self.labels)]
-        owners = [torch.arange(len(self.paths)).repeat_interleave(length).numpy() for length in lengths]
-        hits, detections, labels = (torch.cat(list(rows)).cpu() for rows in (correct, self.detections, self.labels))
+    def _resampled(self, correct: Sequence[PerImage]) -> Resampled | None:
+        counts = [[count for one in rows for count in one.counts] for rows in (correct, self.labels)]
+        owners = [np.arange(len(self.paths)).repeat(count) for count in counts]
+        hits, detections, labels = (_together(rows).cpu() for rows in (correct, self.detections, self.labels))
         confidence, classes = detections.unbind(1)
         return resample(
             Outcomes(
@@ -107,10 +112,10 @@ class Statistics:
         """The same of masks; None where there are none."""
         return None if self.correct_masks is None else self._scores(self.correct_masks)
 
-    def _scores(self, hits: list[Tensor]) -> ClassScores:
+    def _scores(self, hits: Sequence[PerImage]) -> ClassScores:
         if not self.paths:
             raise DataError("no image could be decoded")
-        correct, detections, labels = map(torch.cat, (hits, self.detections, self.labels))
+        correct, detections, labels = map(_together, (hits, self.detections, self.labels))
         if detections.is_cuda:  # which sorts in no time
             order = detections[:, 0].argsort(descending=True, stable=True)
             order = order[detections[order, 1].argsort(stable=True)]
@@ -119,6 +124,11 @@ class Statistics:
         return score(correct, confidence, classes, labels)
 
 
-def _columns(rows: Sequence[Tensor], which: int | slice) -> list[Tensor]:
-    """Some columns of each image's rows, which lie one behind the other: so a GPU joins thousands of them at once."""
-    return list(torch.cat(list(rows))[:, which].contiguous().split([len(one) for one in rows]))
+def _together(batches: Iterable[PerImage]) -> Tensor:
+    """The rows of all images of all batches, `[n, ...]`."""
+    return torch.cat([batch.flat for batch in batches])
+
+
+def _images(batches: Iterable[PerImage]) -> list[Tensor]:
+    """The rows of each image in memory of their own on the CPU: a view would take its batch with it into a file."""
+    return [rows.clone() for batch in batches for rows in PerImage(batch.flat.cpu(), batch.counts)]

@@ -190,12 +190,13 @@ def test_the_same_network_twice_differs_by_nothing():
 
 def test_statistics_of_an_evaluation_are_resampled_image_by_image():
     found = outcomes(np.random.default_rng(8), images=20)
-    statistics = Statistics(paths=list(found.paths))
+    statistics = Statistics()
+    detections = torch.from_numpy(np.column_stack([found.confidence, found.classes]))
+    correct, labels = torch.from_numpy(found.correct), torch.from_numpy(found.label_classes)
     for index in range(20):
-        rows = found.image == index
-        statistics.correct.append(torch.from_numpy(found.correct[rows]))
-        statistics.detections.append(torch.from_numpy(np.column_stack([found.confidence, found.classes])[rows]))
-        statistics.labels.append(torch.from_numpy(found.label_classes[found.label_image == index]))
+        rows, theirs = found.image == index, found.label_image == index
+        one = {"correct": [correct[rows]], "detections": [detections[rows]], "labels": [labels[theirs]]}
+        statistics.extend({**one, "paths": [found.paths[index]]})
     assert statistics.resampled() == resample(found)
     assert len(resample(found).ap) == REPLICATES
     assert isinstance(resample(found), Resampled)

@@ -193,7 +193,7 @@ def coco_ap(images):
 
 
 def our_ap(images, definition="ap_coco"):
-    correct = torch.cat(match([found for _, found in images], [truth for truth, _ in images])).numpy()
+    correct = match([found for _, found in images], [truth for truth, _ in images]).flat.numpy()
     found = torch.cat([found for _, found in images]).numpy()
     labels = torch.cat([truth[:, 0] for truth, _ in images]).numpy()
     ap = getattr(score(correct, found[:, 4], found[:, 5], labels), definition)

@@ -1,0 +1,117 @@
+"""Rows of several images in one tensor, and that nothing on the way from NMS to AP is done image by image."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from utils.core.tasks import Prediction
+from utils.evaluation.batch import Item, collate
+from utils.evaluation.detector import in_images
+from utils.evaluation.loop import labels_in_images
+from utils.evaluation.nms import suppress_together
+from utils.evaluation.per_image import PerImage
+from utils.evaluation.statistics import Statistics
+
+SHAPES = ((100, 200), ((0.5, 0.5), (0.0, 7.0)))
+
+
+class Made(TorchDispatchMode):
+    """Counts the tensors that operators give."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.count += len(result) if isinstance(result, (tuple, list)) else 1
+        return result
+
+
+def test_it_is_a_sequence_of_the_rows_of_each_image():
+    parts = [torch.rand(3, 2), torch.rand(0, 2), torch.rand(1, 2)]
+    found = PerImage.of(parts)
+    assert PerImage.of(found) is found
+    assert (len(found), found.counts, found.flat.shape) == (3, [3, 0, 1], (4, 2))
+    assert all(map(torch.equal, found, parts))
+    assert torch.equal(found[-1], parts[2])
+    assert [len(one) for one in found[:2]] == [3, 0]
+    assert found.owners().tolist() == [0, 0, 0, 2]
+    with pytest.raises(IndexError):
+        found[3]
+
+
+def test_images_are_split_once_and_only_when_one_is_read(monkeypatch):
+    splits, split = [], torch.Tensor.split
+    monkeypatch.setattr(torch.Tensor, "split", lambda *words: splits.append(1) or split(*words))
+    found = PerImage(torch.rand(5, 6), [2, 3])
+    assert (len(found), len(found.owners()), splits) == (2, 5, [])
+    assert len(list(found)) == len(found[0]) == 2
+    assert splits == [1]
+
+
+def batch_of(count):
+    items = []
+    for index in range(count):
+        labels = torch.rand(1 + index % 3, 6) / 2
+        labels[:, 1] = index % 4
+        items.append(Item(torch.zeros(3, 64, 96, dtype=torch.uint8), labels, str(index), SHAPES))
+    return collate(items)
+
+
+@pytest.mark.parametrize("max_det", [300, 5])  # with few, most images are looked at again, with more candidates
+def test_the_tensors_of_a_batch_do_not_become_more_with_its_images(max_det):
+    torch.manual_seed(0)
+    counts = []
+    for images in (32, 128):
+        raw = torch.rand(1, 8, 40).repeat(images, 1, 1)
+        raw[:, :4] = raw[:, :4] * 30 + 20
+        raw, batch, statistics = Prediction.of_boxes(raw), batch_of(images), Statistics()
+        with torch.inference_mode(), Made() as made:
+            found = suppress_together(raw, 0.3, 0.2, max_det, False)
+            rows = in_images(found, batch.shapes)
+            labels = labels_in_images(batch, torch.device("cpu"))
+            before = made.count
+            statistics.add(rows, labels, batch.paths)
+        assert len(rows) == len(labels) == images
+        assert sum(rows.counts) > 2 * images
+        counts.append((before, made.count - before))
+    assert counts[0] == counts[1]
+
+
+def test_what_is_kept_of_an_image_takes_nothing_of_the_others_along():
+    statistics = Statistics()
+    rows = PerImage.of([torch.rand(count, 6) for count in (3, 0, 4)])
+    statistics.add(
+        rows,
+        PerImage.of([torch.rand(2, 5)] * 3),
+        ["a", "b", "c"],
+        [torch.rand(2, 3), torch.rand(2, 0), torch.rand(2, 4)],
+    )
+    plain = statistics.to_plain()
+    assert plain.pop("paths") == ["a", "b", "c"]
+    assert set(plain) == {"correct", "correct_masks", "detections", "labels"}
+    for images in plain.values():
+        assert [type(one) for one in images] == [torch.Tensor] * 3
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in images)
+    copy = Statistics()
+    copy.extend(statistics.to_plain())
+    for name, images in plain.items():
+        assert all(map(torch.equal, copy.to_plain()[name], images))
+
+
+def test_labels_are_in_the_pixels_of_the_originals():
+    labels = torch.tensor([[0, 2, 0.5, 0.5, 0.25, 0.25]])
+    image = torch.zeros(3, 64, 96, dtype=torch.uint8)
+    items = [Item(image, labels.clone(), "a", SHAPES), Item(image, labels[:0], "b", SHAPES)]
+    batch = collate([*items, Item(image, labels.clone(), "c", ((64, 96), ((1.0, 1.0), (0.0, 0.0))))])
+    found = labels_in_images(batch, torch.device("cpu"))
+    assert [one.tolist() for one in found] == [[[2, 72, 34, 120, 66]], [], [[2, 36, 24, 60, 40]]]
+
+
+def test_images_that_are_put_together_of_several_have_no_labels_in_originals():
+    item = Item(torch.zeros(3, 64, 64, dtype=torch.uint8), torch.rand(2, 6), "a", None)
+    batch = collate([item, item._replace(shapes=SHAPES)])
+    assert batch.truth is None
+    with pytest.raises(ValueError, match="have no originals"):
+        labels_in_images(batch, torch.device("cpu"))
