@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,8 @@ from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_sh
 from utils.evaluation.mask_truth import packed_truth
 from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.shares import OrNothing, ShareOfBatches
+
+AT_LEAST = 8  # of a dataset, where several batches are given as one: so that workers can share them
 
 __all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
 
@@ -113,15 +116,23 @@ class ImageDataset(Dataset[Item]):
 
 
 class ShapeBatches(Sampler[list[int]]):
-    """Batches of images that have the same input shape; in the order of the shapes' first images."""
+    """Batches of images that have the same input shape; in the order of the shapes' first images.
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int) -> None:
+    Attributes:
+        batch_size: of the batches, of which several may be given together.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int, together: int = 1) -> None:
+        """Give the first batch of a shape alone, and then at most so many together; see `make_loader`."""
+        step = batch_size * max(min(together, len(shapes) // (batch_size * AT_LEAST)), 1)
         groups: dict[tuple[int, int], list[int]] = {}
         for index, shape in enumerate(shapes):
             groups.setdefault(shape, []).append(index)
         self.batch_size = batch_size
         self._batches = [
-            group[start : start + batch_size] for group in groups.values() for start in range(0, len(group), batch_size)
+            group[start:end]
+            for group in groups.values()
+            for start, end in pairwise([0, *range(batch_size, len(group), step), len(group)])
         ]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -137,6 +148,7 @@ def make_loader(
     *,
     imgsz: int | tuple[int, int],
     batch_size: int,
+    together: int = 1,
     stride: int = 32,
     rect: bool = False,
     pad: float = 0.5,
@@ -156,6 +168,8 @@ def make_loader(
 
     Args:
         imgsz: longer side, or (height, width), in pixels.
+        together: give so many batches as one, but fewer of a small dataset, and the first one alone, with which a
+            network warms up; without `shuffle` and `augment`.
         rect: give each image the smallest input that holds it (multiples of `stride`, plus `pad` strides).
         workers: at most so many processes read ahead; 0 reads in this one.
         shuffle: random order, fixed by `seed`; not together with `rect`.
@@ -191,7 +205,7 @@ def make_loader(
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
-        batches = ShapeBatches(dataset.shapes, batch_size)
+        batches = ShapeBatches(dataset.shapes, batch_size, together)
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)

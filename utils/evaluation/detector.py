@@ -116,7 +116,7 @@ class Detector:
     def milliseconds(self) -> dict[str, float]:
         """Milliseconds per image, for each part.
 
-        The first batch, which warms everything up, counts only if it is the only one.
+        The first call, which warms everything up, counts only if it is the only one.
         """
         skip = 1 if len(self._counts) > 1 else 0
         images = max(sum(self._counts[skip:]), 1)
@@ -142,8 +142,10 @@ class Detector:
             masks.
         """
         min_batch, max_batch = self._batch
-        parts = []
-        for part in images.split(max_batch or len(images)):
+        found: dict[str, Tensor] = {}
+        size = max_batch or len(images)
+        for first in range(0, len(images), size):
+            part = images[first : first + size]
             filler = part[-1:].expand(max(min_batch - len(part), 0), -1, -1, -1)
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
             result = self._detections(raw) if self._suppressed else self._named(raw)
@@ -151,12 +153,13 @@ class Detector:
             # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
             sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in result.values()]
             self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
-            if len(part) < len(images):
-                result = {name: tensor.clone() for name, tensor in result.items()}  # the next call may overwrite it
-            parts.append(result)
-        if len(parts) == 1:
-            return parts[0]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            if len(part) == len(images):
+                return result
+            if not first:
+                found = {name: one.new_empty((len(images), *one.shape[1:])) for name, one in result.items()}
+            for name, tensor in result.items():
+                found[name][first : first + len(part)] = tensor  # a copy: the next call may overwrite it
+        return found
 
     def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> Found:
         """What the network's outputs say is in the images."""

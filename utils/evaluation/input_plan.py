@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from utils.core.bounds import BOUNDS
@@ -17,15 +17,25 @@ from utils.core.tasks import DETECTIONS
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
 
+TOGETHER_PIXELS, TOGETHER_IMAGES = 32 * 640 * 640, 128  # at most, in batches that are read as one
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class InputPlan:
-    """The input that a network will be given: `imgsz` (height, width) in pixels, and the loader's batch size."""
+    """The input that a network will be given.
+
+    Attributes:
+        imgsz: (height, width) in pixels.
+        batch_size: images that the network is given at a time.
+        together: so many of these batches the loader may give as one, for NMS and matching, to which a GPU takes hardly
+            longer for many images than for few.
+    """
 
     imgsz: tuple[int, int]
     batch_size: int
+    together: int = 1
 
     @classmethod
     def of(cls, runner: Runner, imgsz: int | None, batch_size: int, *, rect: bool = False) -> InputPlan:
@@ -44,7 +54,15 @@ class InputPlan:
                     f"the {name.replace('_', ' ')} of the network is {shown(found)} (by its input, or by 'imgsz' or "
                     f"'stride' of its metadata); expected {BOUNDS[name]}; export it for such a size"
                 )
-        return plan
+        limited = fixed_sizes(runner)[0] is not None or plan.batch_size < batch_size
+        if not limited or rect or runner.device.type != "cuda" or runner.task.prototypes:  # masks take much memory
+            return plan
+        return replace(plan, together=plan._fitting())
+
+    def _fitting(self) -> int:
+        """How many batches are within the limits of what is read as one."""
+        images = min(TOGETHER_PIXELS // (self.imgsz[0] * self.imgsz[1]), TOGETHER_IMAGES)
+        return max(images // self.batch_size, 1)
 
     @classmethod
     def _wanted(cls, runner: Runner, imgsz: int | None, batch_size: int, rect: bool) -> InputPlan:

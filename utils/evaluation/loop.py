@@ -119,9 +119,10 @@ def evaluate(
                         max_det=config.max_det, single_cls=config.single_cls,
                         upsample_masks=config.upsample_masks)  # fmt: skip
     stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
-    loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, stride=runner.stride,
-                         rect=config.rect, pad=config.pad, workers=config.workers, single_cls=config.single_cls,
-                         limit=config.limit, mask_stride=stride, progress=progress, share=True)  # fmt: skip
+    loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, together=plan.together,
+                         stride=runner.stride, rect=config.rect, pad=config.pad, workers=config.workers,
+                         single_cls=config.single_cls, limit=config.limit, mask_stride=stride, progress=progress,
+                         share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         expected = dataset.example_label_file()

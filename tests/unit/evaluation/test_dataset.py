@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from utils import upstream
 from utils.core.errors import DataError
 from utils.evaluation import images as images_module
 from utils.evaluation.augmented import SeededImages
-from utils.evaluation.dataset import ImageDataset, collate, load_data, make_loader
+from utils.evaluation.dataset import ImageDataset, ShapeBatches, collate, load_data, make_loader
 from utils.evaluation.images import find_images, label_file, read_labels
 from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, rectangular_shapes
 from utils.evaluation.quiet_decoders import decode
@@ -436,3 +437,13 @@ def test_the_set_itself_is_what_it_says(folder):
     content = json.loads((folder / "annotations/instances_val.json").read_text())
     dataset = ImageDataset([str(folder / "images/val")], 3, 64)
     assert len(content["annotations"]) == sum(len(image.labels) for image in dataset.images) > 20
+
+
+def test_batches_that_are_given_together_come_after_a_first_one_alone():
+    batches = ShapeBatches([(64, 64)] * 500, 8, 16)
+    sizes = list(map(len, batches))
+    assert list(itertools.chain(*batches)) == list(range(500))
+    assert sizes == [8, *[56] * 8, 44]  # of 500 images an eighth at most: several workers have something to read
+    assert (len(batches), batches.batch_size) == (10, 8)
+    assert list(map(len, ShapeBatches([(64, 64)] * 1100, 8, 16))) == [8, *[128] * 8, 68]
+    assert list(map(len, ShapeBatches([(64, 64)] * 20, 8, 16))) == list(map(len, ShapeBatches([(64, 64)] * 20, 8)))

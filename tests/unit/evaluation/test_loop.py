@@ -183,6 +183,53 @@ def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape
         InputPlan.of(runner, None, 8)
 
 
+@pytest.mark.parametrize(
+    ("batch", "side", "asked", "together"),
+    [(8, 64, 32, 16), (8, 640, 32, 4), (32, 320, 32, 4), (32, 640, 1, 1), (48, 320, 32, 2), (200, 64, 32, 1),
+     (1, 1280, 32, 8), (None, 320, 8, 1)],
+)  # fmt: skip
+def test_a_gpu_gets_several_static_batches_at_once(square, batch, side, asked, together):
+    """As many as hold no more than 32 images of 640 pixels, and no more than 128 images."""
+    runner = Shell(square, (TensorSpec("images", (batch, 3, side, side), "float32"),))
+    assert InputPlan.of(runner, None, asked) == InputPlan((side, side), batch or asked)
+    runner.device = torch.device("cuda")
+    found = InputPlan.of(runner, None, asked)
+    assert found == InputPlan((side, side), batch or asked, together)
+    assert found.describe(False) == f"batch {batch or asked}, {side}x{side}"
+    runner.metadata["task"] = "segment"
+    assert InputPlan.of(runner, None, asked).together == 1
+
+
+def test_a_gpu_gets_several_batches_at_once_where_a_profile_ends_below_the_wish(square):
+    runner = Shell(square, (TensorSpec("images", (None, 3, None, None), "float32"),))
+    runner.device, runner.limits = torch.device("cuda"), {"images": ((1, 3, 32, 32), (8, 3, 640, 640))}
+    assert InputPlan.of(runner, 320, 16) == InputPlan((320, 320), 8, 16)
+    for asked in (4, 8):
+        assert InputPlan.of(runner, 320, asked) == InputPlan((320, 320), asked)
+    assert InputPlan.of(runner, 320, 16, rect=True) == InputPlan((320, 320), 8)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_batches_that_are_read_at_once_give_the_same(square, tmp_path, monkeypatch, overlap):
+    with open_runner(export_answers(square.model, tmp_path / "a.onnx", 2, 64)) as runner:
+        config = replace(CONFIG, overlap=overlap)
+        alone = evaluate(runner, square.data, config, progress=False)
+        plan, calls = InputPlan.of, []
+        monkeypatch.setattr(InputPlan, "of", lambda *words, **options: replace(plan(*words, **options), together=16))
+        inputs, infer = [], runner.infer
+        monkeypatch.setattr(runner, "infer", lambda feeds: inputs.append(len(feeds["images"])) or infer(feeds))
+        monkeypatch.setattr(Detector, "_found", lambda *words: calls.append(words[2][0]) or found_in(*words))
+        result = evaluate(runner, square.data, config, progress=False)
+    assert calls == [2, *[4] * 9, 2]  # the first alone, with which the network warms up
+    assert inputs == [2] * 20
+    assert numbers(result) == numbers(alone)
+    assert result.measured_on == alone.measured_on
+    assert "batch 2, 64x64" in result.measured_on
+
+
+found_in = Detector._found
+
+
 class Shell(TorchRunner):
     """The knowing network behind other inputs or outputs than it has."""
 
