@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import interrupts
-from utils.core import console, distributed
+from utils.core import console, distributed, shared_memory
 from utils.core.arguments import folder_name_argument, refuse_empty
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
@@ -269,6 +269,8 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, UnicodeEncodeError):
         found = error.object[error.start : error.end]
         return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
+    if reason := shared_memory.explained(error):
+        return reason
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         file = error.filename2 or error.filename  # of two, a copy's target
         where = f" while writing {file}" if file else ""

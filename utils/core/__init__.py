@@ -18,6 +18,7 @@ late_modules.py     modules that are imported when something of them is asked fo
 light_torchvision.py  torchvision without torch's compiler
 log_levels.py       how much a part of the program says
 distributed.py      several processes that work on one job
+shared_memory.py    how many loading processes it has room for
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
 input_form.py       in which form a network takes images

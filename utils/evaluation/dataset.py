@@ -6,6 +6,7 @@ upstream's own dataset, everything else from the one here.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from utils.core import distributed
 from utils.core.errors import DataError
+from utils.core.shared_memory import end_when_it_is_full, loading_processes
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
@@ -212,10 +214,16 @@ def make_loader(
     collate_items: Callable[[Sequence[Any]], Batch] = collate
     if share and distributed.world().size > 1:
         batches, collate_items = ShareOfBatches(batches), OrNothing(collate_items)
+    images = max(map(len, batches)) if isinstance(batches, ShapeBatches) else min(batch_size, len(dataset))
+    side = imgsz if isinstance(imgsz, int) else max(imgsz)
+    pixels = max(map(math.prod, dataset.shapes)) if isinstance(dataset, ImageDataset) else side**2
+    sharing = 1 if share else distributed.world().size  # each with batches of its own, or a part of the same
+    workers, each = loading_processes(min(workers, _cores(), len(batches)), images * 3 * pixels, sharing)
     return _Loader(
         dataset,
         batch_sampler=batches,
-        num_workers=min(workers, _cores(), len(batches)),
+        num_workers=workers,
+        prefetch_factor=each or None,
         collate_fn=collate_items,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
@@ -254,11 +262,12 @@ def _cores() -> int:
 
 
 def _start_worker(_: int) -> None:
-    """One thread per worker, no ear for Ctrl-C, and no word about a main process that has gone."""
+    """One thread, no ear for Ctrl-C, an end where no batch can be handed over, no word if the main process has gone."""
     import cv2
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _tell_unless_left
+    end_when_it_is_full()
     cv2.setNumThreads(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -437,6 +438,17 @@ def test_the_set_itself_is_what_it_says(folder):
     content = json.loads((folder / "annotations/instances_val.json").read_text())
     dataset = ImageDataset([str(folder / "images/val")], 3, 64)
     assert len(content["annotations"]) == sum(len(image.labels) for image in dataset.images) > 20
+
+
+@pytest.mark.parametrize(("room", "workers"), [(2, 0), (3, 1), (100, 2)])
+def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, room, workers):
+    data, size = load_data(folder / "data.yaml"), 8 * 3 * 64 * 64
+    wanted = [batch.images for batch in make_loader(data, "val", imgsz=64, batch_size=8, workers=0)]
+    monkeypatch.setattr("utils.evaluation.dataset._cores", lambda: 2)
+    monkeypatch.setattr("utils.core.shared_memory._free", lambda: math.ceil(room * size / 0.8))
+    loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
+    assert loader.num_workers == workers
+    assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))
 
 
 def test_batches_that_are_given_together_come_after_a_first_one_alone():
