@@ -411,7 +411,12 @@ def test_half_turns_the_body_and_dfl_to_fp16_and_leaves_scores_and_ends():
 BEHIND_PROTOTYPES = {  # what reads the result of their last convolution → the tensors of it that are FP16
     "SiLU": ([("Sigmoid", ["raw"], "gate"), ("Mul", ["raw", "gate"], "output1")], {"gate", "output1/half"}),
     "ReLU": ([("Relu", ["raw"], "output1")], {"output1/half"}),
+    "Mish": (
+        [("Softplus", ["raw"], "gate"), ("Tanh", ["gate"], "product"), ("Mul", ["raw", "product"], "output1")],
+        {"gate", "product", "output1/half"},
+    ),
     "scores": ([("Sigmoid", ["raw"], "output1")], set()),
+    "scores, limited": ([("Sigmoid", ["raw"], "gate"), ("Clip", ["gate"], "output1")], set()),
     "another reader": (
         [("Sigmoid", ["raw"], "gate"), ("Mul", ["raw", "gate"], "product"), ("Add", ["product", "gate"], "output1")],
         set(),
