@@ -18,6 +18,7 @@ from onnx import ModelProto
 
 import export_qat
 from models.quantize import backend, checkpoint, placement
+from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError
 from utils.jobs.compare_tensors import compare
@@ -90,18 +91,30 @@ def assert_close(found: np.ndarray, expected: np.ndarray, pixels: float, score: 
     assert difference[:, 4:].max() <= score
 
 
-@pytest.mark.parametrize("typing", ["weak", "strong"])
-def test_a_network_with_relu(typing: str, tmp_path: Path):
+# upstream's `activation` → what there is of it in a file at most opsets: below 20 torch writes GELU in pieces, at 13
+# Hardswish too, and Mish always
+ACTIVATIONS = {"ReLU()": "Relu", "Mish()": "Softplus", "GELU()": "Erf", "Hardswish()": "HardSwish"}
+
+
+@pytest.mark.parametrize("options", [{"typing": "weak"}, {"typing": "weak", "opset": 13}, {"typing": "strong"}])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_network_with_another_activation(activation: str, options: dict, tmp_path: Path):
     """Placed, calibrated, exported, verified, and run beside PyTorch, as with SiLU."""
-    floating = save_float(tmp_path / "relu.pt", random_network({**TINY, "activation": "nn.ReLU()"}))
+    floating = save_float(tmp_path / "float.pt", random_network({**TINY, "activation": f"nn.{activation}"}))
     network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
-    config = ExportConfig((SIDE, SIDE), 2, typing=typing)
+    config = ExportConfig((SIDE, SIDE), 2, **options)
     result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
     assert result.report is not None
     assert result.report.ok, result.report.findings
-    kinds = [node.op_type for node in onnx.load(result.path).graph.node]
+    model = onnx.load(result.path)
+    kinds = [node.op_type for node in model.graph.node]
     assert kinds.count("Sigmoid") == 1
-    pixels, score = (0.25, 1e-3) if typing == "weak" else (0.5, 2e-3)
+    pieces = activation == "Hardswish()" and "opset" in options
+    assert kinds.count("HardSigmoid" if pieces else ACTIVATIONS[activation]) >= 35
+    agreement = compare(network.model, model, random_images(), result.quantizers)
+    assert agreement.tensors == len(result.quantizers)
+    assert agreement.steps <= 1
+    pixels, score = (0.25, 1e-3) if options["typing"] == "weak" else (0.5, 2e-3)
     assert_close(run(result.path, random_images()), predict(network, random_images()), pixels, score)
 
 
@@ -115,6 +128,59 @@ def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest
     code, out, err = program(capsys, "--weights", weights, "--output", tmp_path / "a.onnx", "--device", "cpu")
     assert (code, err) == (0, [])
     assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
+
+
+LEVELS = TINY["head"][:2]  # up to layer 6
+TWINS = {  # layers from 7 on → kinds of nodes that compute the same twice, and how many are left
+    "two upsamples": ([*[[6, 1, "nn.Upsample", [None, 2, "nearest"]]] * 2, [[7, 8, 4], 1, "Concat", [1]]], "Resize", 1),
+    "two Concats": (
+        [TINY["head"][2], *[[[7, 4], 1, "Concat", [1]]] * 2, [[8, 9], 1, "Concat", [1]]],
+        "Concat",
+        11,  # one less than there are
+    ),
+    "two ADowns": (
+        [*[[4, 1, "ADown", [16]]] * 2, [[7, 8], 1, "Concat", [1]], TINY["head"][2], [[10, 4], 1, "Concat", [1]]],
+        "AveragePool",
+        4,  # layer 5, an AConv, has the same, too
+    ),
+}
+
+
+@pytest.mark.parametrize("simplify", [False, True])
+@pytest.mark.parametrize("name", TWINS)
+def test_layers_that_compute_the_same(name: str, simplify: bool, tmp_path: Path):
+    """In the file there is one of them, and its quantizer is still compared with the right one in PyTorch."""
+    layers, kind, left = TWINS[name]
+    head = [*LEVELS, *layers, [[3, 6 + len(layers), 6], 1, "DDetect", ["nc"]]]
+    floating = save_float(tmp_path / "twins.pt", random_network({**TINY, "head": head}))
+    network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
+    merge = torch._C._jit_pass_cse
+    config = ExportConfig((SIDE, SIDE), 2, simplify=simplify, for_int8_kernels=False)
+    result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
+    assert torch._C._jit_pass_cse is merge
+    assert result.report.ok, result.report.findings
+    model = onnx.load(result.path)
+    assert [node.op_type for node in model.graph.node].count(kind) == left
+    agreement = compare(network.model, model, random_images(), result.quantizers)
+    assert agreement.tensors == len(result.quantizers) < placed_calls(network)
+    assert agreement.steps <= 1
+    assert agreement.fraction < 1e-3
+
+
+def placed_calls(network: Network) -> int:
+    """How often an activation quantizer of a network is called while it is exported."""
+    count = 0
+
+    def called(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    hooks = [one.register_forward_hook(called) for one in network.model.activation_quantizers.values()]
+    with torch.no_grad(), export_mode():
+        network.model(random_images())
+    for hook in hooks:
+        hook.remove()
+    return count
 
 
 CONFIGS = {

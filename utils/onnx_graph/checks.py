@@ -140,16 +140,25 @@ def convolution_inputs(graph: Context) -> Check:
 
 
 def before_activation(graph: Context) -> Check:
-    """No quantizer stands between a convolution, or the sigmoid of SiLU, and the rest of the activation."""
-    for node in graph.nodes(*WEIGHTED, "Sigmoid"):
+    """No quantizer stands between a convolution and its activation, or inside the activation."""
+    for node in graph.view.nodes:
+        if node.op_type not in WEIGHTED and not graph.is_activation(node):
+            continue
         broken = None
         for quantizer in graph.quantizers(node.output[0]):
             behind = graph.view.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
             consumers = [*behind, *graph.view.consumers(node.output[0])]
-            activation = next((item for item in consumers if item.op_type == "Mul" or graph.is_activation(item)), None)
+            activation = next((item for item in consumers if _goes_on(graph, node, item)), None)
             if activation is not None:
                 broken = f"{quantizer.name} stands between it and {activation.name}"
         yield node.name, broken
+
+
+def _goes_on(graph: Context, node: NodeProto, reader: NodeProto) -> bool:
+    """Whether what reads a node's result is a convolution's activation, or goes on with the one the node belongs to."""
+    if node.op_type in WEIGHTED:
+        return reader.op_type == "Mul" or graph.is_activation(reader)
+    return reader.op_type == "Mul" and graph.before_activation(node.output[0]) in reader.input
 
 
 def concat(graph: Context) -> Check:

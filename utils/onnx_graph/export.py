@@ -168,7 +168,7 @@ def trace(model: nn.Module, config: ExportConfig) -> ModelProto:
     device = next(model.parameters()).device
     images = torch.zeros(config.batch_size, 3, *config.imgsz, device=device)
     buffer = io.BytesIO()
-    with _exportable(model, config), torch.no_grad(), _quiet():
+    with _exportable(model, config), torch.no_grad(), _quiet(), _unmerged():
         results = predicted(model(images))  # the head computes its anchors for this size: constants in the trace
         names = [INPUT, *(OUTPUT, PROTOTYPES)[: len(results)]]
         axes = {name: axes for name, axes in AXES[config.dynamic].items() if name in names}
@@ -226,6 +226,21 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _unmerged() -> Iterator[None]:
+    """Keep the exporter from merging operations that compute the same: the graph has each call of a quantizer.
+
+    `number_quantizers` counts on that, and `merge_quantizers` merges afterwards. The exporter has no option for it.
+    """
+    name = "_jit_pass_cse"  # common subexpression elimination
+    merge = getattr(torch._C, name)
+    setattr(torch._C, name, lambda _graph: False)  # nothing was changed
+    try:
+        yield
+    finally:
+        setattr(torch._C, name, merge)
 
 
 def _check_size(model: Any, config: ExportConfig) -> None:

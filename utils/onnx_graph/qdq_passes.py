@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.core.number_types import INT8
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import WEIGHTED, Context
 from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute
 
 
@@ -58,59 +58,76 @@ def take_numbers(model: ModelProto) -> dict[str, int]:
 
 @pure
 def merge_quantizers(model: ModelProto) -> None:
-    """Leave one QuantizeLinear and one DequantizeLinear a tensor.
+    """Leave one QuantizeLinear and one DequantizeLinear a tensor, and one of the nodes that compute the same tensor.
 
     Two of a kind on one tensor with equal scale, zero point and axis become one. A quantizer that reads a
-    DequantizeLinear of the same scale is dropped with its partner: quantizing twice gives the same integers.
+    DequantizeLinear of the same scale is dropped with its partner: quantizing twice gives the same integers. Other
+    nodes of a kind, as two Concats of the same tensors, become one if their results are quantized with equal scales.
     """
     view = GraphView(model)
-    first: dict[tuple[object, ...], str] = {}
+    first: dict[tuple[object, ...], list[str]] = {}
     renamed: dict[str, str] = {}
     source: dict[str, tuple[str, tuple[object, ...]]] = {}  # DQ output → (its integer input, parameters)
     kept = []
     for node in model.graph.node:
         rename_inputs(node, renamed)
-        if node.op_type not in QDQ or set(node.output) & view.outputs:
+        parameters = quantizer_parameters(node, view) if node.op_type in QDQ else _computation(node, view)
+        if parameters is None or set(node.output) & view.outputs:
             kept.append(node)
             continue
-        parameters = quantizer_parameters(node, view)
         key = (node.op_type, node.input[0], *parameters)
         integers, before = source.get(node.input[0], ("", ()))
         if node.op_type == QUANTIZE and integers and before == parameters:
             renamed[node.output[0]] = integers
         elif key in first:
-            renamed[node.output[0]] = first[key]
+            renamed |= {name: other for name, other in zip(node.output, first[key], strict=True) if name}
         else:
-            first[key] = node.output[0]
+            first[key] = list(node.output)
             kept.append(node)
             if node.op_type == DEQUANTIZE:
                 source[node.output[0]] = (node.input[0], parameters)
     set_nodes(model, kept)
 
 
+def _computation(node: NodeProto, view: GraphView) -> tuple[object, ...] | None:
+    """What a node computes and how its results are quantized, comparable; None of a convolution, or if none of them is.
+
+    Nodes with equal results whose scales differ stay apart: a tensor has one quantizer.
+    """
+    readers = [reader for name in node.output for reader in view.consumers(name) if reader.op_type == QUANTIZE]
+    if not readers or not node.input or node.op_type in WEIGHTED:
+        return None
+    attributes = sorted(item.SerializeToString() for item in node.attribute)
+    scales = {(list(node.output).index(reader.input[0]), *quantizer_parameters(reader, view)) for reader in readers}
+    inputs = [_comparable(name, view) for name in node.input]
+    return (node.domain, *inputs, *attributes, len(node.output), frozenset(scales))
+
+
 def quantizer_parameters(node: NodeProto, view: GraphView) -> tuple[object, ...]:
     """Scale, zero point and axis of a quantizer, comparable: by value where they are constant, else by name."""
-    found: list[object] = []
-    for name in node.input[1:]:
-        value = view.array(name)
-        found.append(name if value is None else (str(value.dtype), value.shape, value.tobytes()))
+    found = [_comparable(name, view) for name in node.input[1:]]
     scale = view.array(node.input[1])
     return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
+
+
+def _comparable(name: str, view: GraphView) -> object:
+    """A tensor by its value where that is constant, else by its name."""
+    value = view.array(name)
+    return name if value is None else (str(value.dtype), value.shape, value.tobytes())
 
 
 @pure
 def share_scales(model: ModelProto) -> None:
     """Let quantizers with equal scales (or zero points) read one initializer, so that equality shows in the graph."""
     view = GraphView(model)
-    first: dict[tuple[object, ...], str] = {}
+    first: dict[object, str] = {}
     for node in model.graph.node:
         if node.op_type not in QDQ:
             continue
         for position in range(1, len(node.input)):
-            value = view.array(node.input[position])
-            if value is not None:
-                key = (str(value.dtype), value.shape, value.tobytes())
-                node.input[position] = first.setdefault(key, node.input[position])
+            name = node.input[position]
+            if view.is_constant(name):
+                node.input[position] = first.setdefault(_comparable(name, view), name)
     drop_unused(model)
 
 

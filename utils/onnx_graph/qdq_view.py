@@ -20,6 +20,8 @@ MOVING = frozenset({"Concat", "Flatten", "MaxPool", "Reshape", "Slice", "Split",
 ACTIVATIONS = frozenset(
     {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Tanh"}
 )
+CURVES = ACTIVATIONS | {"Erf", "Softplus"}  # one of them at least is in any activation
+PIECES = CURVES | {"Add", "Div", "Mul"}  # what activations consist of that have no operator of their own in an opset
 
 
 @dataclass(frozen=True)
@@ -91,40 +93,46 @@ class Context:
             node.op_type == "Resize" and attribute(node, "mode", b"nearest") == b"nearest"
         )
 
-    def is_activation(self, node: NodeProto) -> bool:
-        """Whether a node applies an activation: an operator of its own, or the product that ends SiLU."""
-        return node.op_type in ACTIVATIONS or self._silu_input(node) is not None
+    @cached_property
+    def _origins(self) -> dict[str, str]:
+        """Results inside and behind activations → the tensor whose value alone decides them, place by place.
 
-    def _silu_input(self, node: NodeProto) -> str | None:
-        """Name the tensor x of x · sigmoid(x), which is SiLU; None for another product."""
-        if node.op_type != "Mul":
-            return None
-        for gate, value in (tuple(node.input), tuple(reversed(node.input))):
-            producer = self.view.producer(gate)
-            if producer is not None and producer.op_type == "Sigmoid" and producer.input[0] == value:
-                return value
-        return None
+        SiLU, Mish, GELU and Hardswish are several operators in some opsets: x · sigmoid(x), x · tanh(softplus(x)),
+        x · (1 + erf(x / c)) · 0.5, x · hardsigmoid(x). Each reads x, constants, or what was made of these.
+        """
+        origins: dict[str, str] = {}
+        curved = set()
+        for node in self.view.nodes:
+            computed = [name for name in node.input if name and not self.view.is_constant(name)]
+            sources = {origins.get(name, name) for name in computed}
+            if node.op_type not in PIECES or len(sources) != 1 or (len(computed) > 1 and node.op_type != "Mul"):
+                continue
+            origins[node.output[0]] = source = sources.pop()
+            if node.op_type in CURVES:
+                curved.add(source)
+        return {name: source for name, source in origins.items() if source in curved}
+
+    def is_activation(self, node: NodeProto) -> bool:
+        """Whether a node is an activation, or a part of one."""
+        return node.output[0] in self._origins
 
     def before_activation(self, tensor: str) -> str:
         """The tensor that an activation was applied to; the same tensor when none was."""
-        node = self.view.producer(tensor)
-        while node is not None and self.is_activation(node):
-            tensor = self._silu_input(node) or node.input[0]
-            node = self.view.producer(tensor)
-        return tensor
+        return self._origins.get(tensor, tensor)
 
     def after_activation(self, tensor: str) -> str:
         """The result of the activation that alone reads a tensor; the same tensor where another node reads it.
 
         A Sigmoid by itself makes scores, and is none.
         """
-        readers = self.view.consumers(tensor)
-        gates = [node for node in readers if node.op_type == "Sigmoid"]
-        others = [node for node in readers if node.op_type != "Sigmoid"]
-        if len(others) != 1 or not self.is_activation(others[0]):
-            return tensor
-        alone = all(self.view.consumers(gate.output[0]) == others for gate in gates)
-        return str(others[0].output[0]) if alone else tensor
+        inside = {name for name, origin in self._origins.items() if origin == tensor}
+        ends = [name for name in (tensor, *inside) if self._leaves(name, inside)]
+        scores = all(node.op_type == "Sigmoid" for node in self.view.consumers(tensor))
+        return tensor if scores or len(ends) != 1 else ends[0]
+
+    def _leaves(self, tensor: str, inside: set[str]) -> bool:
+        """Whether a tensor is a result of the graph, or one that nodes with other results than `inside` read."""
+        return tensor in self.view.outputs or any(node.output[0] not in inside for node in self.view.consumers(tensor))
 
     def from_weighted(self, tensor: str) -> bool:
         """Whether a tensor is a convolution's result, with or without activation."""

@@ -279,6 +279,37 @@ def test_quantizers_that_differ_are_not_merged():
         np.testing.assert_array_equal(run(qdq_passes.merge_quantizers(editor.model)), run(editor.model))
 
 
+def twins(scale: float = 0.05, *, quantized: bool = True) -> ModelProto:
+    """Two Concats of the same tensors and two Splits of what they give, whose last parts are added."""
+    b = Builder()
+    x = b.pair(b.conv(b.pair("images", 1 / 127, "images"), "model.0", (3, 8)), 0.05, "x")
+    parts = []
+    for name, own in (("a", 0.05), ("b", scale)):
+        joined = b.node("Concat", f"/{name}/Concat", x, x, axis=1)
+        joined = b.pair(joined, own, name) if quantized else joined
+        sizes = b.tensor(f"{name}/sizes", np.array([4, 12]))
+        part = b.node("Split", f"/{name}/Split", joined, sizes, outputs=2, axis=1)[1]
+        parts.append(b.pair(part, own, f"{name}/part"))
+    b.nodes.append(helper.make_node("Add", parts, ["output0"], name="/Add"))
+    return b.model("output0", [12, SIZE, SIZE])
+
+
+def test_nodes_that_compute_the_same_become_one():
+    model = twins()
+    result = qdq_passes.merge_quantizers(model)
+    assert [ops(graph).count(kind) for graph in (model, result) for kind in ("Concat", "Split")] == [2, 2, 1, 1]
+    assert ops(result).count(QUANTIZE) == 2 + 3, "weights and the image; x, Concat and part"
+    np.testing.assert_array_equal(run(result), run(model))
+
+
+@pytest.mark.parametrize("model", [twins(0.06), twins(quantized=False)], ids=["two scales", "no quantizer"])
+def test_such_nodes_stay_where_they_are_quantized_otherwise(model: ModelProto):
+    """A tensor with two scales would be quantized twice; one that is not quantized is no matter of this pass."""
+    result = qdq_passes.merge_quantizers(model)
+    assert ops(result).count("Concat") == 2
+    np.testing.assert_array_equal(run(result), run(model))
+
+
 def test_per_tensor_scales_become_scalars():
     result = qdq_passes.scalar_scales(double_graph())
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
@@ -411,7 +442,12 @@ def test_half_turns_the_body_and_dfl_to_fp16_and_leaves_scores_and_ends():
 BEHIND_PROTOTYPES = {  # what reads the result of their last convolution → the tensors of it that are FP16
     "SiLU": ([("Sigmoid", ["raw"], "gate"), ("Mul", ["raw", "gate"], "output1")], {"gate", "output1/half"}),
     "ReLU": ([("Relu", ["raw"], "output1")], {"output1/half"}),
+    "Mish": (
+        [("Softplus", ["raw"], "gate"), ("Tanh", ["gate"], "product"), ("Mul", ["raw", "product"], "output1")],
+        {"gate", "product", "output1/half"},
+    ),
     "scores": ([("Sigmoid", ["raw"], "output1")], set()),
+    "scores, limited": ([("Sigmoid", ["raw"], "gate"), ("Clip", ["gate"], "output1")], set()),
     "another reader": (
         [("Sigmoid", ["raw"], "gate"), ("Mul", ["raw", "gate"], "product"), ("Add", ["product", "gate"], "output1")],
         set(),

@@ -60,6 +60,20 @@ def test_each_half_gets_a_convolution(used, slices, silu):
     assert verify(result).ok
 
 
+def test_an_activation_of_several_operators_is_copied_whole():
+    """Mish: x · tanh(softplus(x)) instead of x · sigmoid(x)."""
+    model = elan((24, 40))
+    index, gate = next((i, node) for i, node in enumerate(model.graph.node) if node.op_type == "Sigmoid")
+    softplus = helper.make_node("Softplus", gate.input, ["softplus"], "/cv1/act/Softplus")
+    gate.op_type, gate.input[0] = "Tanh", "softplus"
+    model.graph.node.insert(index, softplus)
+    result, parts = separate_parts(model)
+    assert len(parts) == 2
+    assert [node.name for node in nodes(result, "Softplus")] == ["/cv1/act/Softplus.0", "/cv1/act/Softplus.1"]
+    np.testing.assert_array_equal(run(result), run(model))
+    assert verify(result).ok
+
+
 def test_several_parts_and_another_scale():
     model = elan((16, 24, 8), 1)
     for tensor in model.graph.initializer:

@@ -227,6 +227,96 @@ def test_mutation_of_a_strongly_typed_graph(name: str):
     assert {(finding.rule, finding.node) for finding in verify(editor.model).findings} == expected
 
 
+# what torch's exporter writes where the opset has no operator: name, operator, inputs; x is the convolution's result
+PIECES = {
+    "Mish": [("a", "Softplus", "x"), ("b", "Tanh", "a"), ("end", "Mul", "x", "b")],
+    "GELU": [
+        ("a", "Div", "x", "root"),
+        ("b", "Erf", "a"),
+        ("c", "Add", "b", "one"),
+        ("d", "Mul", "x", "c"),
+        ("end", "Mul", "d", "half"),
+    ],
+    "Hardswish": [("a", "HardSigmoid", "x"), ("end", "Mul", "x", "a")],
+}
+
+
+def in_pieces(kind: str) -> Editor:
+    """The good graph with another activation behind every convolution that has one: `/model.0/act/a`, ..., `/end`."""
+    editor = Editor(GOOD)
+    nodes = []
+    for node in editor.model.graph.node:
+        scope, _, last = node.name.rpartition("/")
+        if not scope.endswith("/act"):
+            nodes.append(node)
+        elif last == "Mul":
+            names = {"x": node.input[0], "end": node.output[0]}
+            for name, op, *inputs in PIECES[kind]:
+                inputs = [names.get(one, f"{scope}/{one}" if len(one) == 1 else one) for one in inputs]
+                nodes.append(onnx.helper.make_node(op, inputs, [names.get(name, f"{scope}/{name}")], f"{scope}/{name}"))
+    del editor.model.graph.node[:]
+    editor.model.graph.node.extend(nodes)
+    for name, value in (("root", 2**0.5), ("one", 1), ("half", 0.5)):
+        editor.model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, np.float32), name))
+    return editor
+
+
+@pytest.mark.parametrize("kind", PIECES)
+@pytest.mark.parametrize("strong", [False, True])
+def test_activation_of_several_operators(kind: str, strong: bool):
+    model = in_pieces(kind).model
+    onnx.checker.check_model(model, full_check=True)
+    report = verify(set_metadata(to_half(model), {"typing": "strong"}) if strong else model)
+    assert report.findings == ()
+    assert report.checked["float island"] >= 7 * (len(PIECES[kind]) - 1), "all pieces but Adds"
+
+
+@pytest.mark.parametrize("kind", PIECES)
+def test_what_breaks_beside_an_activation_of_several_operators(kind: str):
+    found = {}
+    scope, branch = "/model.0/act", "/model.3/m/cv2"
+    product = f"{scope}/{'d' if kind == 'GELU' else 'end'}"
+    edits: dict[str, Edit] = {
+        "before": lambda edit: edit.insert_pair("/model.0/conv/Conv_output_0", 0.05, "inserted"),
+        "inside": lambda edit: edit.insert_pair(edit.find(f"{scope}/{PIECES[kind][0][0]}").output[0], 0.05, "inserted"),
+        "behind": lambda edit: edit.insert_node("Exp", edit.find(f"{scope}/end").output[0]),
+        "of a pool": lambda edit: edit.insert_node("Softplus", "/model.1/AveragePool_output_0"),
+        "residual": lambda edit: edit.rewire("/model.3/m/Add", 0, "/model.3/Split_output_1"),
+        "sum": lambda edit: edit.insert_node("Neg", edit.find(f"{branch}/act/end").output[0]),
+        "two convolutions": lambda edit: edit.rewire(
+            product.replace("model.0", branch[1:]), 0, "/model.3/m/cv1/conv/Conv_output_0"
+        ),
+    }
+    for name, change in edits.items():
+        editor = in_pieces(kind)
+        change(editor)
+        found[name] = {(finding.rule, finding.node) for finding in verify(editor.model).findings}
+    assert found["before"] == {("activation", "/model.0/conv/Conv")}
+    assert ("float island", product) in found["inside"]
+    assert found["behind"] == {("float island", "/inserted/Exp")}
+    assert found["of a pool"] == {("float island", "/inserted/Softplus"), ("average pool", "/model.1/AveragePool")}
+    assert found["residual"] == {("residual", "/model.3/m/Add")}
+    assert found["sum"] == {("residual", "/model.3/m/Add"), ("float island", "/inserted/Neg")}
+    assert ("float island", product.replace("model.0", branch[1:])) in found["two convolutions"]
+
+
+@pytest.mark.parametrize(("kind", "gate"), [("Mish", "b"), ("GELU", "c"), ("Hardswish", "a")])
+def test_a_quantizer_before_the_product_that_ends_an_activation(kind: str, gate: str):
+    editor = in_pieces(kind)
+    editor.insert_pair(f"/model.0/act/{gate}", 0.01, "inserted")
+    found = {(finding.rule, finding.node) for finding in verify(editor.model).findings}
+    assert ("activation", f"/model.0/act/{gate}") in found
+
+
+def test_a_product_with_a_constant_is_no_activation():
+    editor = Editor(GOOD)
+    editor.model.graph.node.remove(editor.find("/model.0/act/Sigmoid"))
+    editor.rewire("/model.0/act/Mul", 1, "half")
+    editor.model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
+    found = [(finding.rule, finding.node) for finding in verify(editor.model).findings]
+    assert found == [("float island", "/model.0/act/Mul")]
+
+
 def test_dfl_may_decode_in_fp32_as_in_older_files():
     editor = Editor(STRONG)
     editor.set_tensor("model.5.dfl.conv.weight/half", np.ones((1, 4, 1, 1), np.float32))
