@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import interrupts
 from utils.core import console, distributed
-from utils.core.arguments import folder_name_argument, refuse_empty
+from utils.core.arguments import folder_name_argument, given_flags, refuse_empty, refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
 from utils.core.shown import printable
@@ -127,7 +127,13 @@ def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse
 
 
 def given_nms(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of `add_nms`, as fields of `NmsSettings`."""
+    """What was given of `add_nms`, as fields of `NmsSettings`.
+
+    Raises:
+        InputError: an overlap was given, and nothing is suppressed.
+    """
+    if args.nms == "none":
+        refuse_idle(args, ["iou_thres"], "with --nms none, which suppresses no boxes")
     entries = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in NMS_FLAGS.items()}
     return {name: value for name, value in entries.items() if value is not None}
 
@@ -235,16 +241,21 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 def _parse(
     parser: argparse.ArgumentParser, leaves: Sequence[argparse.ArgumentParser], argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
+    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant.
+
+    `given` in the namespace says which options are on the command line, see `given_flags`.
+    """
     for target in (parser, *leaves):
         target.error = partial(_refuse, target)  # type: ignore[method-assign]
-    refuse_empty(parser.error, sys.argv[1:] if argv is None else argv)
-    args, unknown = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    refuse_empty(parser.error, words)
+    args, unknown = parser.parse_known_args(words)
+    leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
     if unknown:
-        leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
         flags = [flag for action in leaf._actions for flag in action.option_strings]
         meant = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
         leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
+    args.given = given_flags(leaf, words)
     return args
 
 

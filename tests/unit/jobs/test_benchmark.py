@@ -244,6 +244,15 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     assert list((tmp_path).glob("*.engine")) == []
 
 
+def test_options_of_gpus_are_named_on_a_cpu(program, tmp_path):
+    """benchmark_trt.sh gives them wherever it runs, so they are not refused."""
+    write_onnx(tmp_path / "a.onnx", (1, 3, 32, 32))
+    words = ("a.onnx", "--device", "cpu", "--batch-size", 1)
+    assert "on a CPU these do nothing: --useCudaGraph, --useSpinWait\n" in program(
+        *words, "--useCudaGraph", "--useSpinWait")[1]  # fmt: skip
+    assert "do nothing" not in program(*words)[1]
+
+
 def test_a_checkpoint_is_timed_at_the_size_of_the_files_beside_it(program, tmp_path, monkeypatch):
     seen, forward = set(), Detector.forward
     monkeypatch.setattr(Detector, "forward", lambda self, x: seen.add(tuple(x.shape[2:])) or forward(self, x))
@@ -325,6 +334,7 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
         (("a.pt", "--timing-iterations", 2), "--timing-iterations is for engines that are built"),
         (("a.pt", "--tactic-sources-off", "CUDNN"), "--tactic-sources-off is for engines that are built"),
         (("int8.onnx", "--device", "cpu", "--input-format", "linear", "chw32"), "--input-format is for engines that"),
+        (("a.engine", "--tune", 10), "--tune does nothing to engines that are built already; leave it out"),
         (("int8.onnx", "--device", "cpu", "--compile"), "--compile is for PyTorch's networks, and no .pt takes part"),
         (("qat.pt",), "qat.pt is a quantized checkpoint"),
         (("a.pt", "--baseline", "a.pt"), "a.pt is neither an .onnx file nor an engine"),
