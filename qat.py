@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from utils.cli import run_program
 from utils.core import distributed
-from utils.core.arguments import refuse_idle
+from utils.core.arguments import idle
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite_in
@@ -83,8 +83,8 @@ def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
 
 def quantize(args: argparse.Namespace) -> None:
     """`qat.py quantize`."""
-    if args.ptq_only:
-        refuse_idle(args, OF_TRAINING, "with --ptq-only, which ends before training")
+    if args.ptq_only and idle(args, *OF_TRAINING):  # a usual command with --ptq-only behind it
+        logger.warning("--ptq-only ends before training; these do nothing: %s", ", ".join(idle(args, *OF_TRAINING)))
 
     def job() -> Job:
         from utils.jobs import quantize

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torchvision
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
-from forms import FLAGS, LOW, SIDE, Program, images, lively, with_outputs
+from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, images, lively, with_outputs
 from forms import run as run_file
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
@@ -79,9 +79,8 @@ def test_masks_are_those_of_the_plain_file(
 ):
     shape = ["--dynamic", dynamic] if dynamic != "none" else ["--batch-size", 2]
     words = ["--weights", weights[kind], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, *shape, "--nms", nms]
-    flags = FLAGS if nms == "onnx" else FLAGS[:2] + FLAGS[4:]  # without suppression there is no overlap to choose
-    words += ["--include", "onnx", "onnx_end2end", *flags, "--mask-resolution", 28, "--typing", typing, "--simplify"]
-    code, out, err = program(export_qat.main, *words, "--pooler-scale", "0.25", "--sampling-ratio", "0")
+    words += ["--include", "onnx", "onnx_end2end", *FLAGS_OF[nms], "--mask-resolution", 28, "--typing", typing]
+    code, out, err = program(export_qat.main, *words, "--simplify", "--pooler-scale", "0.25", "--sampling-ratio", "0")
     assert (code, err) == (0, [])
     batch = "batch" if dynamic != "none" else 2
     assert f"det_classes [{batch}, 40], det_masks [{batch}, 40, 784]" in "\n".join(out)

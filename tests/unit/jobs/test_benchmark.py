@@ -228,12 +228,13 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     rows = rows_of(tmp_path)
     assert [(one["model"], one["runtime"], one["precision"]) for one in rows[:5]] == [
         ("a", "PyTorch", "FP32"), ("a", "PyTorch", "FP16"), ("float", "ONNX Runtime", "FP32"),
-        ("int8", "ONNX Runtime", "INT8"), ("static", "ONNX Runtime", "FP32"),
+        ("int8", "ONNX Runtime", "INT8 in FP32"), ("static", "ONNX Runtime", "FP32"),
     ]  # fmt: skip
     assert [bool(one["error"]) for one in rows] == [False] * 4 + [True] + [False] * 5
     assert all(one["speedup"] > 0 for one in rows if not one["error"])
     assert rows[3]["gain"] is not None
     assert "against the baseline" in out
+    assert out.count("int8.onnx: the file holds INT8, and ONNX Runtime computes its convolutions in FP32 on this") == 1
     assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
     with (tmp_path / "runs/benchmark_trt/exp/benchmark.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -48,9 +48,6 @@ CASES = [
                    "--mask-resolution 5", "--pooler-scale 0.25", "--sampling-ratio 0")),
     (export_qat.main, "--verify a.onnx", "--simplify", "with --verify"),
     (export_qat.main, "--verify a.onnx", "--weights a.pt", "with --verify"),
-    *((qat.main, "quantize --weights a.pt --ptq-only", flag, "with --ptq-only")
-      for flag in ("--hyp a.yaml", "--epochs 1", "--iters 1", "--lr 1e-5", "--train ranges", "--supervision layers",
-                   "--supervision-stride 2", "--teacher b.pt", "--patience 1")),
     (script("benchmark_trt.py"), "a.onnx --noDataTransfers", "--exposeDMA", "with --noDataTransfers"),
     (script("compare_placement.py"), "a.yaml --from-onnx", "--force-onnx", "with --from-onnx"),
     *((script("accuracy.py"), "--data a.yaml --weights a.pt", flag, "with --weights")
@@ -97,6 +94,17 @@ def test_overlaps_are_not_chosen_where_nothing_is_suppressed(tmp_path, capsys):
     for main, more in ((export_qat.main, ["--include", "onnx_end2end"]), (export_yoloV9.main, [])):
         assert main([*words, *more]) == 2
         assert "--iou-thres does nothing with --nms none, which suppresses no boxes" in capsys.readouterr().err
+
+
+def test_options_of_training_are_named_where_there_is_none(capsys):
+    """`--ptq-only` is what one adds to a usual command, so they are not refused."""
+    training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
+    told = "--ptq-only ends before training; these do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
+    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt", "--patience=1"]
+    assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
+    assert told + "--supervision-stride, --teacher, --patience\n" in capsys.readouterr().out
+    assert qat.main(words) == 2
+    assert "do nothing" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [CalibrateOptions, SensitiveOptions])
