@@ -22,6 +22,7 @@ from utils.core import console, distributed
 from utils.core.arguments import folder_name_argument, given_flags, refuse_empty, refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
+from utils.core.files import no_room
 from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
@@ -280,10 +281,8 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, UnicodeEncodeError):
         found = error.object[error.start : error.end]
         return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        file = error.filename2 or error.filename  # of two, a copy's target
-        where = f" while writing {file}" if file else ""
-        return f"no space left on the disk{where}; earlier files are intact"
+    if full := no_room(error):
+        return full
     if isinstance(error, OSError) and _is_a_paths(error):
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from utils.core.device import device_name
-from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.errors import DependencyError, InputError, QatError, no_file
 from utils.core.input_files import check_text
 from utils.runners.base import Runner, TensorSpec
 
@@ -120,6 +120,9 @@ def convolution_type(path: str | Path, feeds: Mapping[str, Tensor]) -> str | Non
 
     Args:
         feeds: as `Runner.infer` takes them.
+
+    Raises:
+        QatError: there is no room for the profile.
     """
     import onnxruntime
 
@@ -129,7 +132,11 @@ def convolution_type(path: str | Path, feeds: Mapping[str, Tensor]) -> str | Non
         options.enable_profiling, options.profile_file_prefix = True, f"{folder}/profile"
         session = open_session(str(path), options, [_CPU])
         session.run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        profile = session.end_profiling()
+        try:
+            events = json.loads(Path(profile).read_text(encoding="utf-8"))
+        except ValueError as error:  # ONNX Runtime says nothing when it cannot write
+            raise QatError(f"ONNX Runtime left no whole {profile}; is there space left on the disk?") from error
     found: Counter[str] = Counter()
     for event in events:
         about = event.get("args", {})
