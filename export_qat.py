@@ -16,14 +16,22 @@ interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_device, add_input, add_nms, given_nms, run_program
+from utils.core.arguments import idle, refuse_idle, refuse_others
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.jobs.dependencies import need
 
+if TYPE_CHECKING:
+    from utils.jobs.open import Network
+
 FORMATS = ("onnx", "onnx_end2end")
+OF_NMS = ("nms", "topk_all", "iou_thres", "conf_thres", "class_agnostic")
+OF_MASKS = ("mask_resolution", "pooler_scale", "sampling_ratio")
+OF_QUANTIZERS = ("int8_weights", "keep_layers")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -127,10 +135,9 @@ def export(args: argparse.Namespace) -> None:
     sides = args.imgsz or [640]
     if len(sides) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(sides)} numbers")
-    if args.nms and "onnx_end2end" not in names:
-        raise InputError(f"--nms {args.nms} needs --include onnx_end2end: without it there is no NMS in the file")
-    if args.mask_resolution is not None and "onnx_end2end" not in names:
-        raise InputError("--mask-resolution needs --include onnx_end2end: without it there are no masks in the file")
+    if "onnx_end2end" not in names:
+        refuse_idle(args, OF_NMS, "without --include onnx_end2end, which puts NMS into the file")
+        refuse_idle(args, OF_MASKS, "without --include onnx_end2end, which puts masks into the file")
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     if args.input_layout == "nhwc" and args.input != "uint8":
@@ -152,11 +159,14 @@ def export(args: argparse.Namespace) -> None:
     resolution = output_formats.RESOLUTION if args.mask_resolution is None else args.mask_resolution
     known = {"onnx": output_formats.plain(), "onnx_end2end": output_formats.end2end(nms, resolution)}
     files = output_files(args.weights, args.output, [known[name] for name in names])
-    flags = ["--mask-resolution"] * (args.mask_resolution is not None)
-    deliver(
-        Request(args.weights, config, files, args.device, args.data, args.check, args.imgsz is None), print,
-        lambda network: refuse_flags_of_masks(network, args.weights, flags),
-    )  # fmt: skip
+
+    def check(network: Network) -> None:
+        refuse_flags_of_masks(network, args.weights, idle(args, *OF_MASKS))
+        if not network.quantized:
+            refuse_idle(args, OF_QUANTIZERS, f"to a float network, and {args.weights} is one")
+
+    request = Request(args.weights, config, files, args.device, args.data, args.check, args.imgsz is None)
+    deliver(request, print, check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def handle(args: argparse.Namespace) -> int:
         if args.verify:
+            refuse_others(args, ["verify"], "with --verify, which reads a file and exports nothing")
             return verify(args.verify)
         export(args)
         return 0

@@ -16,6 +16,7 @@ import interrupts
 interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
 
 import argparse
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -23,12 +24,15 @@ from typing import Any, TypeVar
 
 from utils.cli import run_program
 from utils.core import distributed
+from utils.core.arguments import idle
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite_in
 from utils.jobs.dependencies import need
 from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions, given_options
 from utils.jobs.qat_arguments import add_calibrate, add_eval, add_quantize, add_sensitive
+
+logger = logging.getLogger(__name__)
 
 Job = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]  # find, start and resume a run
 Options = TypeVar("Options", QuantizeOptions, SensitiveOptions, CalibrateOptions, EvalOptions)
@@ -62,6 +66,9 @@ WRITTEN = {
 }
 
 
+OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher", "patience")
+
+
 def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
     """The options of a new run, which is not to overwrite what it reads."""
     options = kind(**given_options(vars(args), kind))
@@ -69,11 +76,15 @@ def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
     check_files(**read)
     refuse_overwrite_in(options.project, options.name, options.exist_ok, WRITTEN[kind], read.values())
     need("torch")
+    if read["hyp"] and kind is not QuantizeOptions:
+        logger.warning("--hyp %s is checked only: these images are not augmented", read["hyp"])
     return options
 
 
 def quantize(args: argparse.Namespace) -> None:
     """`qat.py quantize`."""
+    if args.ptq_only and idle(args, *OF_TRAINING):  # a usual command with --ptq-only behind it
+        logger.warning("--ptq-only ends before training; these do nothing: %s", ", ".join(idle(args, *OF_TRAINING)))
 
     def job() -> Job:
         from utils.jobs import quantize

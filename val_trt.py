@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir, command_line, run_program
+from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
@@ -25,6 +26,17 @@ from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, MASK_AP_NMS_IOU
 from utils.jobs.dependencies import need_for, need_to_draw
 from utils.jobs.file_options import TASKS, FileOptions
+
+DETECTIONS = ("save_txt", "save_conf", "save_json")
+# Options that mean nothing for a task, and why.
+IDLE = {
+    "speed": (("conf_thres", "iou_thres", "rect", *DETECTIONS),
+              "with --task speed, which measures squares at everyday thresholds, and writes no detections"),
+    "study": (DETECTIONS, "with --task study, which writes no detections"),
+}  # fmt: skip
+# ... for --source, which ends where evaluation begins.
+OF_EVALUATION = (*DETECTIONS, "task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "verbose",
+                 "batch_size", "workers")  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -98,7 +110,11 @@ def main(args: argparse.Namespace) -> int:
     if options.imgsz and len(options.imgsz) > 1 and options.task != "study":
         raise InputError(f"--imgsz takes one size, and several only with --task study; found {options.imgsz}")
     if options.source is not None:
+        refuse_idle(args, OF_EVALUATION, "with --source, which draws detections and evaluates nothing")
         return draw(options, options.source)
+    refuse_idle(args, *IDLE.get(options.task, ((), "")))
+    if not options.save_txt:
+        refuse_idle(args, ["save_conf"], "without --save-txt, to whose files it adds scores")
     if options.overlap and options.task == "speed":
         raise InputError("--task speed measures parts by themselves, and with --overlap they overlap; leave one out")
     check_files(data=options.data)
@@ -116,11 +132,6 @@ def draw(options: FileOptions, source: str) -> int:
     from utils.evaluation.sources import check_readable, check_source, target_names
 
     files = check_source(source)
-    for name in ("save_txt", "save_json", "limit", "rect", "single_cls", "upsample_masks", "overlap"):
-        if getattr(options, name):
-            raise InputError(
-                f"--{name.replace('_', '-')} belongs to evaluation; --source draws, and writes nothing else"
-            )
     check_readable(files)
     need_to_draw(options.engine_file)
     if options.exist_ok:

@@ -27,12 +27,14 @@ import argparse
 from pathlib import Path
 
 from utils.cli import add_image_size, run_program
+from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.jobs.dependencies import need
 
 NETWORKS = ["yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c"]
+OF_TRAINING = ("epochs", "batch_size", "lr")
 STEPS = ("train", "float", "quantize", "export", "time", "evaluate", "page")
 
 
@@ -72,6 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Run what is missing, and write the page."""
+    if args.weights:
+        refuse_idle(args, OF_TRAINING, "with --weights, whose networks are trained")
     check_files(data=args.data)
     need("torch", "matplotlib", "jinja2")
     from utils.jobs.accuracy import measure, run
@@ -89,6 +93,8 @@ def main(args: argparse.Namespace) -> int:
     gpus = run.devices(args.device)
     data, python = Path(args.data).resolve(), os.environ.get("ENGINE_PYTHON") or sys.executable
     typing, reason = measure.tensorrt(python, data, bool(gpus))
+    if reason:
+        refuse_idle(args, ["optimization_level"], f"where no engines are built ({reason})")
     training = TrainOptions(data, args.imgsz, args.epochs, args.batch_size, args.lr, args.workers, len(gpus))
     options = measure.MeasureOptions(
         data, args.imgsz, args.workers, bool(gpus), args.qat_epochs, args.qat_iters, args.optimization_level,

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_dir, command_line, run_program
+from utils.core.arguments import idle, refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import DependencyError, InputError
 from utils.core.input_form import INPUT_FORMATS
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from utils.trt.trtexec import Trtexec
 
 logger = logging.getLogger("utils.benchmark")
+
+OF_BUILDS = ("tactic_sources_off", "optimization_level", "max_aux_streams", "timing_iterations", "build_limit", "tune")
+OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers", "exposeDMA")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -103,6 +107,8 @@ def main(args: argparse.Namespace) -> int:
     """Build what is missing, time, write table, JSON, CSV and plot. 1 if an engine has no figures."""
     if args.imgsz and len(args.imgsz) > 2:
         raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
+    if args.noDataTransfers:
+        refuse_idle(args, ["exposeDMA"], "with --noDataTransfers, which copies nothing")
     checkpoints = [file for file in args.files if file.suffix.lower() == ".pt"]
     others = [file for file in args.files if file not in checkpoints]
     on_cpu = args.device.strip().lower() == "cpu"
@@ -126,6 +132,8 @@ def main(args: argparse.Namespace) -> int:
     building = BuildConfig.given(args)
     if not engines:
         benchmark.check_without_engines(entries, args.infStreams, building, args.input_format)
+    elif all(entry.is_engine for entry in entries):
+        refuse_idle(args, OF_BUILDS, "to engines that are built already")
     if args.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     entries = in_formats(entries, args.input_format)
@@ -143,6 +151,8 @@ def main(args: argparse.Namespace) -> int:
         list(dict.fromkeys(args.infStreams)), timing, building, device, compiled, size or common, api,
         _trtexec() if api and not (args.own_timing or checkpoints) else None,
     )  # fmt: skip
+    if not job.on_gpu and idle(args, *OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
+        logger.warning("on a CPU these do nothing: %s", ", ".join(idle(args, *OF_GPUS)))
     about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
     rows: list[Row] = []

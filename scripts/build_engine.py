@@ -52,8 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workspace", type=bounded("workspace"), metavar="MB", help="memory for kernels (default: 3/4 of what is free)"
     )
-    parser.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
-    parser.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
+    caches = parser.add_mutually_exclusive_group()
+    caches.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
+    caches.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     add_build_options(parser)
     parser.add_argument(
         "--input-format", choices=INPUT_FORMATS,
@@ -128,7 +129,7 @@ def outputs(engine: Path, args: argparse.Namespace) -> Iterator[Path]:
     """What is written; the timing cache that is named by GPU and version cannot be anything else."""
     yield engine
     yield engine.with_name(f"{engine.name}.json")
-    if args.timing_cache and not args.no_timing_cache:
+    if args.timing_cache:
         yield Path(args.timing_cache)
     if args.generate_graph and not args.target:
         yield from (engine.with_suffix(suffix) for suffix in (".layers.json", ".svg"))

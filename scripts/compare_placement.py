@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.cli import add_build_options, add_device, add_image_size, command_line, run_program
+from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
@@ -91,6 +92,8 @@ def main(args: argparse.Namespace) -> int:
         need_tensorrt()
     if args.tune and (args.workers or 1) > 1:
         raise InputError(f"--tune times engines between builds, and {args.workers} --workers would disturb that")
+    if args.from_onnx:
+        refuse_idle(args, ["force_onnx"], "with --from-onnx, which exports nothing")
     check_files(recipe=args.recipe)
     for model in args.models if not args.from_onnx else ():
         check_file(model, "give a model's YAML such as models/detect/gelan-c.yaml, or a .pt")

@@ -24,6 +24,7 @@ import logging
 from pathlib import Path
 
 from utils.cli import add_data, add_device, add_image_size, run_program
+from utils.core.arguments import refuse_others
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
@@ -61,6 +62,8 @@ def _part(text: str) -> tuple[int, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Train and measure, or show."""
+    if args.table:
+        refuse_others(args, ["table", "output"], "with --table, which trains nothing")
     need("torch")
     from utils.jobs import compare_qat
 

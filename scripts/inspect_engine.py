@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.cli import add_device, run_program
+from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
 from utils.core.input_files import check_file
 from utils.jobs.dependencies import need, need_tensorrt
@@ -46,7 +47,9 @@ def main(args: argparse.Namespace) -> int:
     """Report."""
     check_file(args.file, "expected an engine or the inspector's JSON")
     recorded = args.file.suffix == ".json"
-    if not recorded:
+    if recorded:
+        refuse_idle(args, ["batch_size", "device"], "with a record, which has its times or none")
+    else:
         need("torch")
         need_tensorrt()
     if args.generate_graph:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.cli import add_device, add_image_size, run_program
+from utils.core.arguments import refuse_idle, refuse_others
 from utils.core.bounds import bounded
 from utils.core.device import select_device
 from utils.core.errors import InputError
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from utils.reports.schema import Sample
 
 logger = logging.getLogger(__name__)
+
+OF_IMAGES = ("data", "samples", "imgsz", "conf_thres", "device")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -90,7 +93,9 @@ def main(args: argparse.Namespace) -> int:
         return print_environment(args)
     if not args.runs:
         raise InputError("give run folders, or their report.json; or --environment")
-    if args.compare and not args.data:
+    if not args.compare:
+        refuse_idle(args, OF_IMAGES, "without --compare, whose networks it is for")
+    elif not args.data:
         raise InputError("--compare needs --data, the dataset whose images are shown")
     need("matplotlib", *["torch"] * bool(args.compare))
     for network in args.compare or ():
@@ -123,9 +128,7 @@ def main(args: argparse.Namespace) -> int:
 
 def print_environment(args: argparse.Namespace) -> int:
     """Print what a bug report needs to know of this machine, and of the files in `args.runs`."""
-    given = [flag for flag in ("output", "title", "note", "compare", "data") if getattr(args, flag)]
-    if given:
-        raise InputError(f"--environment makes no report; leave out --{given[0]}")
+    refuse_others(args, ["environment"], "with --environment, which makes no report")
     from utils.jobs import environment
 
     print(printable(environment.describe(args.runs)))

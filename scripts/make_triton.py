@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.cli import IMAGE_SIZE_FLAGS, run_program
+from utils.core.arguments import refuse_idle, refuse_others
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
@@ -90,6 +91,10 @@ def main(args: argparse.Namespace) -> int:
     """Write, or check."""
     if (args.file is None) == (args.check is None):
         raise InputError("give an ONNX file or an engine to serve, or --check a model repository")
+    if args.check is not None:
+        refuse_others(args, ["check"], "with --check, which writes nothing")
+    elif args.file.suffix.lower() == ".onnx":
+        refuse_idle(args, ["onnx"], "with an ONNX file; it says what an engine was built from")
     from utils.jobs import model_repository
 
     if args.check is not None:

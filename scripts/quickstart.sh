@@ -209,9 +209,10 @@ evaluate_engine() { # ONNX NAME
 }
 
 write_report() {
+  local note="PTQ and QAT simulate INT8 in PyTorch, and ONNX Runtime convolves in FP32 on a CPU:"
   run_part "4/4 report" program scripts/make_report.py "$run" "${evaluated[@]}" --title "YOLOv9 quickstart" \
     --compare "$weights" "$onnx" --data "$data" --imgsz "$imgsz" \
-    --note "PTQ and QAT run in PyTorch with simulated INT8, so their ms/image say nothing about the speed of INT8." ||
+    --note "$note their ms/image say nothing about the speed of INT8." ||
     exit $?
 }
 

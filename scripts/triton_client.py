@@ -24,11 +24,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_run_dir, run_program
+from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.output_paths import refuse_overwrite
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.jobs.dependencies import need
+
+OF_DRAWING = ("conf_thres", "iou_thres", "max_det", "project", "name", "exist_ok")
+OF_MEASURING = ("concurrency", "batch_size")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -65,6 +69,10 @@ def main(args: argparse.Namespace) -> int:
     """Draw, measure, or both."""
     if args.source is None and args.measure is None:
         raise InputError("give --source to draw detections, --measure SECONDS to time requests, or both")
+    if args.source is None:
+        refuse_idle(args, OF_DRAWING, "without --source, whose detections are drawn")
+    if args.measure is None:
+        refuse_idle(args, OF_MEASURING, "without --measure")
     need("torch", *["tritonclient"] * (args.protocol == "grpc"))
     from utils.evaluation.sources import check_readable, check_source, target_names
 

@@ -236,7 +236,10 @@ def main(argv: list[str] | None = None) -> int:
         for name, data in files.items():
             path = args.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            try:
+                path.write_bytes(data)
+            except OSError as error:
+                raise Unexpected(f"cannot write {path}: {error.strerror}") from error
     except (Unexpected, OSError, zipfile.BadZipFile) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

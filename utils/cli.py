@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 
 import interrupts
 from utils.core import console, distributed, shared_memory
-from utils.core.arguments import folder_name_argument, refuse_empty
+from utils.core.arguments import folder_name_argument, given_flags, refuse_empty, refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
+from utils.core.files import no_room
 from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
@@ -127,7 +128,13 @@ def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse
 
 
 def given_nms(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of `add_nms`, as fields of `NmsSettings`."""
+    """What was given of `add_nms`, as fields of `NmsSettings`.
+
+    Raises:
+        InputError: an overlap was given, and nothing is suppressed.
+    """
+    if args.nms == "none":
+        refuse_idle(args, ["iou_thres"], "with --nms none, which suppresses no boxes")
     entries = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in NMS_FLAGS.items()}
     return {name: value for name, value in entries.items() if value is not None}
 
@@ -235,16 +242,21 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 def _parse(
     parser: argparse.ArgumentParser, leaves: Sequence[argparse.ArgumentParser], argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
+    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant.
+
+    `given` in the namespace says which options are on the command line, see `given_flags`.
+    """
     for target in (parser, *leaves):
         target.error = partial(_refuse, target)  # type: ignore[method-assign]
-    refuse_empty(parser.error, sys.argv[1:] if argv is None else argv)
-    args, unknown = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    refuse_empty(parser.error, words)
+    args, unknown = parser.parse_known_args(words)
+    leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
     if unknown:
-        leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
         flags = [flag for action in leaf._actions for flag in action.option_strings]
         meant = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
         leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
+    args.given = given_flags(leaf, words)
     return args
 
 
@@ -269,12 +281,8 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, UnicodeEncodeError):
         found = error.object[error.start : error.end]
         return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
-    if reason := shared_memory.explained(error):
-        return reason
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        file = error.filename2 or error.filename  # of two, a copy's target
-        where = f" while writing {file}" if file else ""
-        return f"no space left on the disk{where}; earlier files are intact"
+    if full := no_room(error) or shared_memory.explained(error):
+        return full
     if isinstance(error, OSError) and _is_a_paths(error):
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

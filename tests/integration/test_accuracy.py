@@ -71,8 +71,8 @@ def test_a_trained_network_goes_to_its_page(checkout, demo_data, demo_weights, t
              "--qat-epochs", 1, "--qat-iters", 1, "--output", output]  # fmt: skip
     for _ in range(2):  # the second time there is nothing to do
         assert run_program(accuracy.make_parser(), accuracy.main, [*map(str, words)]) == 0
-    assert called == ["eval float", "ptq-auto", "ranges", "qat", "export fp16", "export int8", "times-onnx",
-                      "eval fp16 onnx", "eval int8 onnx"]  # fmt: skip
+    assert called == ["eval float", "ptq-auto", "ranges", "qat", "export float", "export int8", "times-onnx",
+                      "eval float onnx", "eval int8 onnx"]  # fmt: skip
     (network,) = json.loads((output / "accuracy.json").read_text())["networks"]
     rows = network["rows"]
     assert list(rows) == ["float", "float ONNX", "PTQ", "PTQ auto", "ranges only", "QAT", "INT8 ONNX"]
@@ -82,8 +82,8 @@ def test_a_trained_network_goes_to_its_page(checkout, demo_data, demo_weights, t
         0 < row["ap_difference_error"] < 0.2 for stage, row in rows.items() if stage not in ("float", "float ONNX")
     )
     assert rows["float"]["ap_by_size"].keys() & {"small", "medium"}
-    assert [(time["precision"], time["batch"]) for time in network["times"]] == [
-        ("fp16", 1), ("int8", 1), ("fp16", 8), ("int8", 8),
+    assert [(time["kind"], time["batch"]) for time in network["times"]] == [
+        ("float", 1), ("int8", 1), ("float", 8), ("int8", 8),
     ]  # fmt: skip
     assert str(tmp_path) not in (output / "accuracy.html").read_text()
 

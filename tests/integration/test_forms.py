@@ -17,7 +17,7 @@ import onnx
 import pytest
 import torch
 from deepstream_parser import objects_in, parse_as_deepstream
-from forms import FLAGS, LOW, SIDE, Program, images, lively, run, with_outputs
+from forms import FLAGS_OF, LOW, SIDE, Program, images, lively, run, with_outputs
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized
 
@@ -66,7 +66,7 @@ def test_detections_are_the_loops(
 ):
     shape = ["--dynamic"] if dynamic == "all" else ["--batch-size", 2]
     words = ["--weights", weights[kind], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, *shape, "--nms", nms]
-    code, out, err = program(export_qat.main, *words, "--include", "onnx", "onnx_end2end", *FLAGS)
+    code, out, err = program(export_qat.main, *words, "--include", "onnx", "onnx_end2end", *FLAGS_OF[nms])
     assert (code, err) == (0, [])
     lines = [line for line in out if ".onnx: " in line]
     assert [line.split(": ")[0] for line in lines] == [f"{tmp_path}/net.onnx", f"{tmp_path}/net-end2end.onnx"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torchvision
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
-from forms import FLAGS, LOW, SIDE, Program, images, lively, with_outputs
+from forms import FLAGS, FLAGS_OF, LOW, SIDE, Program, images, lively, with_outputs
 from forms import run as run_file
 from onnx import numpy_helper
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
@@ -79,8 +79,8 @@ def test_masks_are_those_of_the_plain_file(
 ):
     shape = ["--dynamic", dynamic] if dynamic != "none" else ["--batch-size", 2]
     words = ["--weights", weights[kind], "--output", tmp_path / "net.onnx", "--imgsz", SIDE, *shape, "--nms", nms]
-    words += ["--include", "onnx", "onnx_end2end", *FLAGS, "--mask-resolution", 28, "--typing", typing, "--simplify"]
-    code, out, err = program(export_qat.main, *words, "--pooler-scale", "0.25", "--sampling-ratio", "0")
+    words += ["--include", "onnx", "onnx_end2end", *FLAGS_OF[nms], "--mask-resolution", 28, "--typing", typing]
+    code, out, err = program(export_qat.main, *words, "--simplify", "--pooler-scale", "0.25", "--sampling-ratio", "0")
     assert (code, err) == (0, [])
     batch = "batch" if dynamic != "none" else 2
     assert f"det_classes [{batch}, 40], det_masks [{batch}, 40, 784]" in "\n".join(out)
@@ -165,7 +165,10 @@ def test_deepstream_export(kind: str, weights: dict[str, Path], tmp_path: Path, 
         (export_yoloV9.main, "float", ["--conf-thres", 2], "'2' is not a number from 0 to 1"),
         (export_qat.main, "detector", ["--include", "onnx_end2end", "--mask-resolution", 5],
          "ends in DDetect: a detector, and --mask-resolution is for segmentation networks"),
-        (export_qat.main, "float", ["--mask-resolution", 5], "--mask-resolution needs --include onnx_end2end"),
+        (export_qat.main, "float", ["--mask-resolution", 5], "--mask-resolution does nothing without --include"),
+        (export_qat.main, "detector", ["--include", "onnx_end2end", "--sampling-ratio", "0"],
+         "a detector, and --sampling-ratio is for segmentation networks"),
+        (export_yoloV9.main, "float", ["--nms", "none", "--iou-thres", 0.5], "--iou-thres does nothing with --nms"),
         (export_qat.main, "float", ["--mask-resolution", 5000], "'5000' is not an integer from 0 to 1,024"),
         (export_qat.main, "float", ["--pooler-scale", "0.5"], "argument --pooler-scale: invalid choice: '0.5' (choose"),
         (export_qat.main, "float", ["--sampling-ratio", "2"], "argument --sampling-ratio: invalid choice: '2' (choose"),

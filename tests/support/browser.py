@@ -28,6 +28,7 @@ MEASURE = """(async () => {
   for (const element of document.querySelectorAll("details")) element.open = true;
   await Promise.all([...document.images].map(image => image.decode().catch(() => null)));
   return {
+    cut: Math.max(0, ...[...document.querySelectorAll(".scroll")].map(one => one.scrollWidth - one.clientWidth)),
     sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     height: document.documentElement.scrollHeight,
     images: [...document.images].map(image => {
@@ -51,6 +52,7 @@ class Seen:
         complaints: errors, warnings and exceptions on its console.
         requests: addresses that it asked for, other than its own and `data:`.
         sideways: pixels by which it is wider than the window.
+        cut: pixels by which a table or a chart is wider than what it scrolls in, at most.
         images: of each its natural width and height, which are 0 for a broken image, those on the page, and its top.
         png: a screenshot of all of it.
     """
@@ -58,6 +60,7 @@ class Seen:
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     sideways: int = 0
+    cut: int = 0
     images: list[list[float]] = field(default_factory=list)
     png: bytes = b""
 
@@ -112,7 +115,9 @@ class Browser:
         looks = value["result"]["value"]
         clip = {"x": 0, "y": 0, "width": width, "height": looks["height"], "scale": 1}
         shot = self._call("Page.captureScreenshot", session, captureBeyondViewport=True, clip=clip)
-        seen = Seen(sideways=looks["sideways"], images=looks["images"], png=base64.b64decode(shot["data"]))
+        seen = Seen(
+            sideways=looks["sideways"], cut=looks["cut"], images=looks["images"], png=base64.b64decode(shot["data"])
+        )
         for event in self._events:
             if event.get("sessionId") == session:
                 _note(seen, event["method"], event["params"], page.resolve().as_uri())

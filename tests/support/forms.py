@@ -16,6 +16,7 @@ from utils.runners.onnxrt import open_session
 SIDE = 64
 LOW = 0.5  # score: half of what a random head says is above
 FLAGS = ("--conf-thres", LOW, "--iou-thres", 0.6, "--topk-all", 40)
+FLAGS_OF = {"onnx": FLAGS, "none": FLAGS[:2] + FLAGS[4:]}  # without suppression there is no overlap to choose
 Program = Callable[..., tuple[int, list[str], list[str]]]
 
 

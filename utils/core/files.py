@@ -16,6 +16,37 @@ import interrupts
 from utils.core.errors import InputError
 from utils.core.output_paths import folder_name
 
+# What the system says when there is no room, and the words for it.
+NO_ROOM = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the disk's quota is used up",
+    errno.EFBIG: "the file is larger than it may be here",
+}
+
+
+@contextlib.contextmanager
+def named_when_full(path: str | Path, temporary: str | Path = "") -> Iterator[None]:
+    """Let an error of a full disk name `path`: the system names no file for what is written into an open one.
+
+    Args:
+        temporary: what stands in for `path` until it is whole; its name says nothing to a user.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename2 or error.filename  # of two, a copy's target
+        if error.errno in NO_ROOM and (named is None or (temporary and str(named).startswith(str(temporary)))):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise
+
+
+def no_room(error: BaseException) -> str:
+    """What there is to say about a disk that is full; '' for any other error."""
+    if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+        return ""
+    file = error.filename2 or error.filename
+    return f"{NO_ROOM[error.errno]}{f' while writing {os.fsdecode(file)}' if file else ''}; earlier files are intact"
+
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
@@ -27,8 +58,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = _writable(path)
     try:
-        yield temporary
-        temporary.replace(path)
+        with named_when_full(path, temporary):
+            yield temporary
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
         interrupts.temporaries.discard(str(temporary))
@@ -57,7 +89,8 @@ def _writable(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _temporary(path)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in NO_ROOM:
+            error.filename = os.fspath(path)
             raise
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 

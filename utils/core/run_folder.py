@@ -26,7 +26,7 @@ from pathlib import Path
 import interrupts
 from utils.core import distributed
 from utils.core.errors import InputError
-from utils.core.files import make_run_dir
+from utils.core.files import make_run_dir, named_when_full
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,8 @@ def _lock(folder: Path, advice: str) -> int:
             if os.fstat(descriptor).st_size and _signature(descriptor) is None:
                 raise InputError(f"{path} is no lock of this project's; choose another folder, or remove it")
             interrupts.temporaries.add(str(path.absolute()))  # goes with a program that ends without unwinding
-            _sign(descriptor)
+            with named_when_full(path):
+                _sign(descriptor)
             if locked:
                 clear_leftovers(folder)
             return descriptor

@@ -18,7 +18,7 @@ from utils import upstream
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, IMAGES, task_of_head
 from utils.runners.base import TensorSpec
-from utils.runners.onnxrt import OnnxRuntimeRunner
+from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
 from utils.runners.pytorch import last_layer
 from utils.trt import onnx_summary
 from utils.trt.benchmark import FAILURES, Candidate, one_line
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOT_AS_HELD = (
+    "{0}: the file holds {1}, and ONNX Runtime computes its convolutions in {2} on this CPU: "
+    "its times say nothing of {1}"
+)
 DEFAULT_SIZE = (640, 640)  # of a .pt, which does not say one; pixels
 
 
@@ -161,7 +165,10 @@ def open_checkpoint(
 
 
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:
-    """An ONNX file in ONNX Runtime on the CPU; what does not run is a row that says why."""
+    """An ONNX file in ONNX Runtime on the CPU; what does not run is a row that says why.
+
+    Where a file is not computed in the type that it holds, the row's precision and a note say both.
+    """
     summary = onnx_summary.read(file)
     row = Row(file.stem, batch, baseline, _precision(summary), runtime=ONNX_RUNTIME,
               nms=set(DETECT.detections) <= set(summary.outputs))  # fmt: skip
@@ -174,7 +181,13 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         _, channels, *own = summary.input_form.nchw(known)
         height, width = side or own
         shape = summary.input_form.own((batch, channels, height, width))
-        return Candidate(row, [RunnerExecution(runner, {spec.name: shape})])
+        execution = RunnerExecution(runner, {spec.name: shape})
+        held, computed = row.precision, None
+        if held != "FP32":
+            computed = convolution_type(file, {spec.name: execution.buffers[spec.name]})
+        if computed not in (None, held):
+            row = replace(row, precision=f"{held} in {computed}", notes=(NOT_AS_HELD.format(file, held, computed),))
+        return Candidate(row, [execution])
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
 

@@ -42,6 +42,8 @@ def run(options: FileOptions, command: str) -> Report:
     file = Path(options.engine_file)
     with open_runner(file, select_device(options.device)) as runner:
         configs = make_configs(options, runner)
+        if options.overlap and runner.device.type != "cuda":
+            logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
         report = Report(command=command, title="Evaluation", data=str(options.data))
         with new_run(options.project, options.name, options.exist_ok) as folder:
             results = []

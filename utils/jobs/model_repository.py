@@ -121,6 +121,8 @@ def describe(
         if not note.profile and onnx is not None:
             shapes = profile_shapes(file, config)
             note = replace(note, profile={name: [list(shape) for shape in three] for name, three in shapes.items()})
+    elif onnx is not None:
+        raise InputError(f"--onnx does nothing: the note of {path} says what it takes and gives; leave it out")
     elif batch or sides:
         raise InputError(f"the note of {path} says its profile; leave --batch-size and --imgsz out")
     return of_engine(path, note), note

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.core.errors import DataError
+from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.letterbox import letterbox
-from utils.evaluation.quiet_decoders import decode
+from utils.evaluation.quiet_decoders import decode, quiet_decoders
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.dependencies import without_torch
 from utils.jobs.open import open_runner
@@ -256,6 +256,18 @@ def _image(artist: Artist | PlainArtist, file: Path, target: Path) -> Path:
     return target
 
 
+def _frames_in(file: Path) -> int:
+    """As a video's own index says it; 0 where there is none."""
+    import cv2
+
+    with quiet_decoders():
+        video = cv2.VideoCapture(str(file))
+    try:
+        return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+    finally:
+        video.release()
+
+
 def _video(artist: Artist | PlainArtist, file: Path, target: Path, progress: bool) -> Path:
     import cv2
     from tqdm import tqdm
@@ -275,5 +287,7 @@ def _video(artist: Artist | PlainArtist, file: Path, target: Path, progress: boo
             writer.release()
             if not count:
                 raise DataError(f"{file} cannot be decoded")
+            if _frames_in(temporary) < count:  # OpenCV says nothing when it cannot write
+                raise QatError(f"{target} could not be written whole; is there space left on the disk?")
     logger.info("%s: %d frames", target, count)
     return target

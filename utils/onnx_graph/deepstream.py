@@ -28,7 +28,9 @@ STRONG = """\
 # The types and ranges are in the ONNX file, so there is no calibration file. It wants TensorRT's strongly typed mode,
 # which DeepStream-Yolo's builder does not ask for: build it with `trtexec --onnx={onnx} --stronglyTyped`
 # (TensorRT 10.12 and later; 11 needs no flag) and name the engine in model-engine-file."""
-FLOAT = "# 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this network, which is not quantized."
+FLOAT = """\
+# Of the engine, whatever the types in the ONNX file. 0: FP32, 2: FP16. 1 (INT8) needs a calibration file for this
+# network, which is not quantized."""
 TRTEXEC = """\
 # The types and ranges are in the ONNX file, so there is no calibration file, without which nvinfer's own builder
 # makes no INT8 engine. Build it with `trtexec --onnx={onnx} {flags} --saveEngine={engine}`

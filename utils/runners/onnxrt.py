@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from utils.core.device import device_name
-from utils.core.errors import DependencyError, InputError, no_file
+from utils.core.errors import DependencyError, InputError, QatError, no_file
 from utils.core.input_files import check_text
 from utils.runners.base import Runner, TensorSpec
 
@@ -106,6 +109,41 @@ def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) ->
     except InvalidGraph:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         return onnxruntime.InferenceSession(source, options, providers=providers)
+
+
+def convolution_type(path: str | Path, feeds: Mapping[str, Tensor]) -> str | None:
+    """The type in which most convolutions of a file compute on the CPU, INT8, FP16 or FP32; None if there are none.
+
+    What a file holds does not say it: a convolution between quantizers is one of integers only if nothing, such as
+    SiLU, stands before the quantizer behind it, and few CPUs convolve FP16. So the file runs once, with ONNX Runtime's
+    profiler.
+
+    Args:
+        feeds: as `Runner.infer` takes them.
+
+    Raises:
+        QatError: there is no room for the profile.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    with TemporaryDirectory() as folder:
+        options.enable_profiling, options.profile_file_prefix = True, f"{folder}/profile"
+        session = open_session(str(path), options, [_CPU])
+        session.run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
+        profile = session.end_profiling()
+        try:
+            events = json.loads(Path(profile).read_text(encoding="utf-8"))
+        except ValueError as error:  # ONNX Runtime says nothing when it cannot write
+            raise QatError(f"ONNX Runtime left no whole {profile}; is there space left on the disk?") from error
+    found: Counter[str] = Counter()
+    for event in events:
+        about = event.get("args", {})
+        if event.get("cat") == "Node" and "Conv" in about.get("op_name", "") and about.get("input_type_shape"):
+            (kind,) = list(about["input_type_shape"][0])[:1]
+            found[{"float": "FP32", "float16": "FP16", "uint8": "INT8", "int8": "INT8"}.get(kind, kind)] += 1
+    return found.most_common(1)[0][0] if found else None
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

@@ -139,6 +139,8 @@ def network(file: ServedFile, wishes: Wishes, name: str, batch: int, said: Mappi
     if batch > 1:
         delay = {"max_queue_delay_microseconds": wishes.queue_delay} if wishes.queue_delay else {}
         config["dynamic_batching"] = delay
+    elif wishes.queue_delay:
+        raise InputError("--queue-delay does nothing where a batch holds one request only; leave it out")
     if wishes.cuda_graphs:
         if file.platform != PLAN:
             raise InputError(f"--cuda-graphs is for TensorRT engines, and {file.path} runs in ONNX Runtime")

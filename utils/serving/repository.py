@@ -18,6 +18,7 @@ from pathlib import Path
 
 import interrupts
 from utils.core.errors import InputError
+from utils.core.files import named_when_full
 from utils.serving import pbtxt
 from utils.serving.config import LABELS, PYTHON, Config
 from utils.serving.served_file import FILE_NAMES, ServedFile
@@ -99,8 +100,9 @@ def _beside(repository: Path) -> Iterator[Path]:
     folder = place / f".{whole.name}-{os.urandom(4).hex()}.part"
     interrupts.temporaries.add(str(folder))
     try:
-        folder.mkdir(parents=True)
-        yield folder
+        with named_when_full(repository, folder):
+            folder.mkdir(parents=True)
+            yield folder
     except PermissionError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
     finally:

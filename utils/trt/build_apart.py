@@ -21,6 +21,7 @@ from types import TracebackType
 
 import interrupts
 from utils.core.errors import QatError
+from utils.core.files import no_room
 from utils.trt.build_config import BuildConfig
 
 TICK = 0.5  # seconds between two looks at a build that runs
@@ -170,5 +171,6 @@ def _serve(connection: Connection, device: int | None, work: Work) -> None:
         except QatError as error:
             answer = str(error), error.exit_code
         except Exception as error:  # noqa: BLE001 - here is where errors of any kind become lines
-            answer = f"{type(error).__name__}: {' '.join(str(error).split())}", QatError.exit_code
+            line = no_room(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            answer = line, QatError.exit_code
         connection.send(answer)

@@ -70,7 +70,13 @@ def decide(file: OnnxFile, api: Abilities, gpu: Gpu | None, config: BuildConfig)
     typing = choose_typing(file, api, config)
     check_input_format(file, api, config)
     check_target(api, gpu, config.targets)
-    return Decision(typing, precision_of(file, config, typing), profile_shapes(file, config))
+    precision = precision_of(file, config, typing)
+    if config.precision not in ("best", precision):
+        raise InputError(
+            f"--precision {config.precision} does nothing: {api.name} builds {file.path} in its own types, "
+            f"{precision.upper()}; leave it out"
+        )
+    return Decision(typing, precision, profile_shapes(file, config))
 
 
 def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Literal["weak", "strong"]:

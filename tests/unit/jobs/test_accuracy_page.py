@@ -47,11 +47,11 @@ def write_report(folder: Path, *rows: Row, notes: tuple[str, ...] = ()) -> None:
 
 def write_times(folder: Path, name: str) -> None:
     lines = []
-    for precision, ms in zip(("fp16", "int8"), MS[name], strict=True):
+    for (kind, ran_as), ms in zip((("float", "FP16"), ("int8", "INT8")), MS[name], strict=True):
         for batch in (1, 8):
             latency = ms * batch / 8
             figures = {"qps": 1000 / latency, "latency": {"median": latency, "p99": latency * 1.5}}
-            lines.append({"model": f"{name}-{precision}", "batch": batch, "precision": precision.upper(),
+            lines.append({"model": f"{name}-{kind}", "batch": batch, "precision": ran_as,
                           "figures": figures, "images_per_second": 1000 * batch / latency})  # fmt: skip
     lines.append(
         {"model": f"{name}-int8", "batch": 64, "precision": "INT8", "figures": None, "images_per_second": None}
@@ -71,7 +71,7 @@ def output(tmp_path) -> Path:
         sizes = {"small": 0.3, "medium": 0.5, "large": 0.9}
         write_report(folder / "eval-float", row("float", FLOAT[name], 1.0, ap_by_size=sizes))
         write_report(folder / "eval-int8-engine", row("TensorRT INT8", INT8[name], 2.0, ap_by_size={"small": 0.2}))
-        write_report(folder / "eval-fp16-engine", row("TensorRT FP16", FLOAT[name], 1.0))
+        write_report(folder / "eval-float-engine", row("TensorRT FP16", FLOAT[name], 1.0))
         notes = (f"no epoch of QAT beat PTQ: /home/{SECRET}/x.pt", "QAT stopped. epoch 3: it diverged")
         write_report(
             folder / "qat", row("PTQ", FLOAT[name] - 0.05, 3.0), row("QAT", FLOAT[name] - 0.01, 1.0), notes=notes
@@ -164,7 +164,7 @@ def test_json_has_the_same_numbers(output):
     assert network["rows"]["QAT"]["ap"] == 0.59
     assert network["rows"]["QAT"]["file"] == "QAT.pt"
     assert network["rows"]["QAT"]["ap_difference"] == pytest.approx(-0.01)
-    assert network["times"][1] == {"precision": "fp16", "ran_as": "FP16", "batch": 8, "latency": 4.0, "p99": 6.0,
+    assert network["times"][1] == {"kind": "float", "ran_as": "FP16", "batch": 8, "latency": 4.0, "p99": 6.0,
                                    "images_per_second": 2000.0}  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_notes_are_those_of_their_stage(output):
 def test_what_is_not_there_is_a_dash(output):
     import shutil
 
-    for name in ("eval-fp16-engine", "times"):
+    for name in ("eval-float-engine", "times"):
         shutil.rmtree(output / "yolov9-t" / name)
     found = run.found(output)
     assert tables.accuracy(found).rows[0][2] == "-"

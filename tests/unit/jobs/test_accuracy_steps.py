@@ -238,12 +238,12 @@ def test_engines_are_built_timed_and_evaluated_where_tensorrt_is(recorded):
         step(recorded, options(optimization_level=3))
     folder, commands = recorded.folder, recorded.commands
     assert commands["export int8"][2] == str(folder / "qat" / "weights" / "qat_best_float.pt")
-    assert commands["export fp16"][2] == str(folder / "float.pt")
+    assert commands["export float"][2] == str(folder / "float.pt")
     assert commands["times"][:5] == ["TensorRT", "scripts/benchmark_trt.py", str(folder / "yolov9-t-int8.onnx"),
-                                     "--baseline", str(folder / "yolov9-t-fp16.onnx")]  # fmt: skip
+                                     "--baseline", str(folder / "yolov9-t-float.onnx")]  # fmt: skip
     assert commands["times"][-5:] == ["--useCudaGraph", "--useSpinWait", "--noDataTransfers",
                                       "--optimization-level", "3"]  # fmt: skip
-    assert commands["eval fp16 engine"][3] == str(folder / "yolov9-t-fp16-b8.engine")
+    assert commands["eval float engine"][3] == str(folder / "yolov9-t-float-b8.engine")
     assert commands["eval int8 engine"][3] == str(folder / "yolov9-t-int8-b8.engine")
     assert "--device" not in commands["eval int8 engine"]
 

@@ -228,12 +228,13 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     rows = rows_of(tmp_path)
     assert [(one["model"], one["runtime"], one["precision"]) for one in rows[:5]] == [
         ("a", "PyTorch", "FP32"), ("a", "PyTorch", "FP16"), ("float", "ONNX Runtime", "FP32"),
-        ("int8", "ONNX Runtime", "INT8"), ("static", "ONNX Runtime", "FP32"),
+        ("int8", "ONNX Runtime", "INT8 in FP32"), ("static", "ONNX Runtime", "FP32"),
     ]  # fmt: skip
     assert [bool(one["error"]) for one in rows] == [False] * 4 + [True] + [False] * 5
     assert all(one["speedup"] > 0 for one in rows if not one["error"])
     assert rows[3]["gain"] is not None
     assert "against the baseline" in out
+    assert out.count("int8.onnx: the file holds INT8, and ONNX Runtime computes its convolutions in FP32 on this") == 1
     assert "ONNX Runtime" in (tmp_path / "runs/benchmark_trt/exp/benchmark.md").read_text()
     with (tmp_path / "runs/benchmark_trt/exp/benchmark.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -242,6 +243,15 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     assert lines[4]["qps"] == ""
     assert float(lines[0]["latency_median_ms"]) > 0
     assert list((tmp_path).glob("*.engine")) == []
+
+
+def test_options_of_gpus_are_named_on_a_cpu(program, tmp_path):
+    """benchmark_trt.sh gives them wherever it runs, so they are not refused."""
+    write_onnx(tmp_path / "a.onnx", (1, 3, 32, 32))
+    words = ("a.onnx", "--device", "cpu", "--batch-size", 1)
+    assert "on a CPU these do nothing: --useCudaGraph, --useSpinWait\n" in program(
+        *words, "--useCudaGraph", "--useSpinWait")[1]  # fmt: skip
+    assert "do nothing" not in program(*words)[1]
 
 
 def test_a_checkpoint_is_timed_at_the_size_of_the_files_beside_it(program, tmp_path, monkeypatch):
@@ -325,6 +335,7 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
         (("a.pt", "--timing-iterations", 2), "--timing-iterations is for engines that are built"),
         (("a.pt", "--tactic-sources-off", "CUDNN"), "--tactic-sources-off is for engines that are built"),
         (("int8.onnx", "--device", "cpu", "--input-format", "linear", "chw32"), "--input-format is for engines that"),
+        (("a.engine", "--tune", 10), "--tune does nothing to engines that are built already; leave it out"),
         (("int8.onnx", "--device", "cpu", "--compile"), "--compile is for PyTorch's networks, and no .pt takes part"),
         (("qat.pt",), "qat.pt is a quantized checkpoint"),
         (("a.pt", "--baseline", "a.pt"), "a.pt is neither an .onnx file nor an engine"),

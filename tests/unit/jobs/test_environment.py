@@ -193,7 +193,7 @@ def test_paths_lose_their_folders(text, kept):
     ("words", "said"),
     [
         ([], "give run folders"),
-        (["--environment", "--output", "out"], "leave out --output"),
+        (["--environment", "--output", "out"], "--output does nothing with --environment"),
         (["--environment", "missing.onnx"], "missing.onnx does not exist"),
         (["--environment", ROOT / "README.md"], "cannot tell what it is by its name"),
     ],

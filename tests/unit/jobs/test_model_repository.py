@@ -197,6 +197,9 @@ def test_an_engine_of_others_takes_what_its_file_says(tmp_path):
     found = made(tmp_path / "b.plan", tmp_path, onnx=source, batch=(1, 2, 4))
     assert found["m_network"].max_batch_size == 4
     assert EngineNote.load(tmp_path / "repo/m_network/1/model.plan").profile["images"][2] == [4, 3, 64, 96]
+    noted = write_engine(tmp_path / "c.engine", source)
+    with pytest.raises(InputError, match=r"--onnx does nothing: the note of .*c.engine says what it takes and gives"):
+        made(noted, tmp_path, onnx=source)
 
 
 def test_an_older_note_leads_to_the_file_that_it_names(tmp_path):
@@ -218,6 +221,7 @@ def test_an_older_note_leads_to_the_file_that_it_names(tmp_path):
         (None, {}, {"max_batch": 4, "platform": PLAN, "batch": (1, 2, 2)}, "--max-batch-size is 4, .* takes up to 2"),
         (None, {}, {"platform": PLAN, "batch": (2, 2, 2)}, "takes 2 images at least, .* --batch-size 1 2 2"),
         (None, {}, {"cuda_graphs": True}, "--cuda-graphs is for TensorRT engines"),
+        (None, {"batch": 2}, {"queue_delay": 100}, "--queue-delay does nothing where a batch holds one request only"),
         (None, {}, {"batch": (1, 1, 1)}, "--batch-size and --imgsz are those of an engine's"),
         (None, {}, {"nms": False, "given": ("conf_thres",)}, "--conf-thres is of NMS .* --no-nms leaves NMS out"),
         (end2end(NmsSettings("onnx")), {}, {"given": ("max_det",)}, "--max-det is of NMS .*NMS is inside the file"),

@@ -104,12 +104,16 @@ def test_files_that_are_asked_for(program, tmp_path):
 
 
 def test_speed(program, tmp_path):
-    code, out, _ = program("--imgsz", 64, "--task", "speed", "--save-txt", "--save-json")
+    code, out, _ = program("--imgsz", 64, "--task", "speed")
     assert code == 0
     assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == ["report.json"]
     slow = program("--imgsz", 64)[1]
     recalls = [float(next(line for line in text.splitlines() if "all" in line).split()[4]) for text in (out, slow)]
     assert recalls[0] <= recalls[1]  # everyday thresholds find less
+
+
+def test_overlap_gains_nothing_on_a_cpu(program):
+    assert "--overlap gains nothing on a CPU" in program("--imgsz", 64, "--limit", 2, "--overlap")[1]
 
 
 def test_study(program, tmp_path):
@@ -158,7 +162,7 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         ((), {"file": "images"}, "cannot tell what it is by its name"),
         ((), {"file": "folder.onnx"}, "folder.onnx is a folder; expected an ONNX file"),
         ((), {"file": "deepstream.onnx"}, "the network's output has DeepStream's form"),
-        (("--source", "images", "--save-txt"), {}, "--save-txt belongs to evaluation"),
+        (("--source", "images", "--save-txt"), {}, "--save-txt does nothing with --source, which draws"),
         ((), {"data": "nowhere.yaml"}, "nowhere.yaml does not exist"),
         ((), {"data": "a.onnx"}, "is not valid YAML"),
         ((), {"data": "four.yaml"}, "the network has 3 classes (cat, dog, owl), and"),

@@ -9,9 +9,9 @@ from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
-from utils.trt import onnx_summary
+from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
-from utils.trt.decision import choose_typing, profile_shapes
+from utils.trt.decision import choose_typing, decide, profile_shapes
 
 QUIET = BuildConfig(progress=False)
 
@@ -23,6 +23,16 @@ def test_half_scales_without_strong_typing(tmp_path, monkeypatch):
     described = dataclasses.replace(onnx_summary.read(file), half=True, half_scales=True, quantized=True)
     with pytest.raises(InputError, match="its scales are FP16"):
         choose_typing(described, api, QUIET)
+
+
+def test_a_precision_that_is_not_the_files_own(tmp_path, monkeypatch):
+    """A build in the types of the file cannot follow it."""
+    api = stand_in(monkeypatch, "11.1.0")
+    half = dataclasses.replace(onnx_summary.read(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))), half=True)
+    gpu = tensorrt_api.gpu()
+    with pytest.raises(InputError, match=r"--precision fp32 does nothing: .* in its own types, FP16; leave it out"):
+        decide(half, api, gpu, dataclasses.replace(QUIET, precision="fp32"))
+    assert decide(half, api, gpu, dataclasses.replace(QUIET, precision="fp16")).precision == "fp16"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from utils.jobs.accuracy.steps import CHECKOUT, Steps
 
 BATCHES = (1, 8)  # that are timed; AP is that of the engine of the larger
 QUANTIZED = {"ptq-auto": ("--calib-method", "auto", "--ptq-only"), "ranges": ("--train", "ranges"), "qat": ()}
-PRECISIONS = ("fp16", "int8")
+KINDS = ("float", "int8")  # of exported files; TensorRT makes FP16 engines of those in float
 TENSORRT_SETUP = "scripts/check_engine_setup.py"
 
 
@@ -80,21 +80,21 @@ def quantize(steps: Steps, options: MeasureOptions) -> None:
 
 def export(steps: Steps, options: MeasureOptions) -> None:
     """The float network and the one after QAT as ONNX files."""
-    weights = {"fp16": steps.weights, "int8": steps.folder / "qat" / "weights" / "qat_best_float.pt"}
-    for precision in PRECISIONS:
-        file = onnx_file(steps, precision)
+    weights = {"float": steps.weights, "int8": steps.folder / "qat" / "weights" / "qat_best_float.pt"}
+    for kind in KINDS:
+        file = onnx_file(steps, kind)
         command: list[str | Path] = [
-            "export_qat.py", "--weights", weights[precision], "--data", options.data, "--imgsz", str(options.imgsz),
+            "export_qat.py", "--weights", weights[kind], "--data", options.data, "--imgsz", str(options.imgsz),
             "--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", options.typing, "--output", file,
             *options.device,
         ]  # fmt: skip
-        steps.run(f"export {precision}", file, command)
+        steps.run(f"export {kind}", file, command)
 
 
 def measure_times(steps: Steps, options: MeasureOptions) -> None:
     """Build the engines of both files, and time them in turns; without TensorRT ONNX Runtime runs the files."""
     command: list[str | Path] = [
-        "scripts/benchmark_trt.py", onnx_file(steps, "int8"), "--baseline", onnx_file(steps, "fp16"),
+        "scripts/benchmark_trt.py", onnx_file(steps, "int8"), "--baseline", onnx_file(steps, "float"),
         "--batch-size", *map(str, BATCHES), "--project", steps.folder, "--name", _times(options), "--exist-ok",
     ]  # fmt: skip
     if options.no_engines:
@@ -109,12 +109,12 @@ def measure_times(steps: Steps, options: MeasureOptions) -> None:
 
 def evaluate(steps: Steps, options: MeasureOptions) -> None:
     """AP of both engines, or of the ONNX files where there are none."""
-    kind = "onnx" if options.no_engines else "engine"
-    for precision in PRECISIONS:
-        file = onnx_file(steps, precision)
+    ran = "onnx" if options.no_engines else "engine"
+    for kind in KINDS:
+        file = onnx_file(steps, kind)
         if not options.no_engines:
             file = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine")
-        name = f"eval-{precision}-{kind}"
+        name = f"eval-{kind}-{ran}"
         device = ["--device", "cpu"] if options.no_engines else []
         command: list[str | Path] = [
             "val_trt.py", "--engine-file", file, "--data", options.data, "--workers", str(options.workers),
@@ -124,9 +124,9 @@ def evaluate(steps: Steps, options: MeasureOptions) -> None:
                   tensorrt=not options.no_engines)  # fmt: skip
 
 
-def onnx_file(steps: Steps, precision: str) -> Path:
-    """The ONNX file of a precision; engines lie beside it."""
-    return steps.folder / f"{steps.folder.name}-{precision}.onnx"
+def onnx_file(steps: Steps, kind: str) -> Path:
+    """The ONNX file of a kind; engines lie beside it."""
+    return steps.folder / f"{steps.folder.name}-{kind}.onnx"
 
 
 def _times(options: MeasureOptions) -> str:

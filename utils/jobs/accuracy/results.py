@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.core.errors import InputError
 from utils.core.resampled import Difference
-from utils.jobs.accuracy.measure import PRECISIONS
+from utils.jobs.accuracy.measure import KINDS
 from utils.jobs.accuracy.steps import Steps
 from utils.jobs.run_state import STOPPED
 from utils.reports.rows import Row
@@ -22,8 +22,8 @@ SAID = {"PTQ auto": CHOSEN, "ranges only": STOPPED, "QAT": STOPPED}  # how the n
 # a stage of the tables → the folder of its report, and the stage's name there (None: the only row)
 STAGES: dict[str, tuple[str, str | None]] = {
     FLOAT: ("eval-float", None),
-    "FP16 engine": ("eval-fp16-engine", None),
-    "float ONNX": ("eval-fp16-onnx", None),
+    "FP16 engine": ("eval-float-engine", None),
+    "float ONNX": ("eval-float-onnx", None),
     "PTQ": ("qat", "PTQ"),
     "PTQ auto": ("ptq-auto", "PTQ"),
     "ranges only": ("ranges", "QAT"),
@@ -31,7 +31,7 @@ STAGES: dict[str, tuple[str, str | None]] = {
     "INT8 engine": ("eval-int8-engine", None),
     "INT8 ONNX": ("eval-int8-onnx", None),
 }
-DEPLOYED = {"fp16": ("FP16 engine", "float ONNX"), "int8": ("INT8 engine", "INT8 ONNX")}
+DEPLOYED = {"float": ("FP16 engine", "float ONNX"), "int8": ("INT8 engine", "INT8 ONNX")}
 ENGINES = tuple(engine for engine, _ in DEPLOYED.values())
 
 
@@ -40,13 +40,13 @@ class Time:
     """One file's times at one batch size.
 
     Attributes:
-        precision: fp16 or int8: which of the two files.
-        ran_as: what it was run as, such as FP16.
+        kind: float or int8: which of the two files.
+        ran_as: what it was run as, such as FP16, which TensorRT makes of a float file.
         latency, p99: milliseconds a batch, median and 99th percentile.
         images_per_second: throughput.
     """
 
-    precision: str
+    kind: str
     ran_as: str
     batch: int
     latency: float
@@ -79,13 +79,13 @@ class Results:
         row, base = self.rows.get(stage), self.rows.get(FLOAT)
         return None if row is None or base is None or stage == FLOAT else row.difference(base)
 
-    def deployed(self, precision: str) -> Row | None:
-        """The row of the engine of a precision, or else of its ONNX file."""
-        return next((self.rows[stage] for stage in DEPLOYED[precision] if stage in self.rows), None)
+    def deployed(self, kind: str) -> Row | None:
+        """The row of the engine of a file, or else of the file itself."""
+        return next((self.rows[stage] for stage in DEPLOYED[kind] if stage in self.rows), None)
 
-    def time(self, precision: str, batch: int) -> Time | None:
+    def time(self, kind: str, batch: int) -> Time | None:
         """The time of a file at a batch size, if it was measured."""
-        return next((one for one in self.times if (one.precision, one.batch) == (precision, batch)), None)
+        return next((one for one in self.times if (one.kind, one.batch) == (kind, batch)), None)
 
 
 def load(steps: Steps) -> Results:
@@ -118,12 +118,12 @@ def _times(path: Path) -> tuple[dict[str, str], str, tuple[Time, ...]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         times = tuple(
             Time(
-                precision, row["precision"], row["batch"], row["figures"]["latency"]["median"],
+                kind, row["precision"], row["batch"], row["figures"]["latency"]["median"],
                 row["figures"]["latency"]["p99"], row["images_per_second"],
             )
             for row in content["rows"]
-            for precision in PRECISIONS
-            if row["figures"] is not None and row["model"].endswith(f"-{precision}")
+            for kind in KINDS
+            if row["figures"] is not None and row["model"].endswith(f"-{kind}")
         )  # fmt: skip
         device = {str(key): str(value) for key, value in content["device"].items()}
         return {"Selected Device": "unknown", **device}, str(content["software"]), times

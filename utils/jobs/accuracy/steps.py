@@ -16,7 +16,7 @@ from typing import Any
 
 from utils.core.errors import InputError, QatError
 from utils.core.file_schema import check, listing, number, record, text
-from utils.core.files import atomic_path
+from utils.core.files import atomic_path, named_when_full
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class Steps:
         words = [self.engine_python if tensorrt else sys.executable, *map(str, command)]
         started = time.monotonic()
         with log.open("a", encoding="utf-8") as output:
-            print(f"$ {shlex.join(words)}", file=output, flush=True)
+            with named_when_full(log):
+                print(f"$ {shlex.join(words)}", file=output, flush=True)
             done = subprocess.run(
                 words, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=CHECKOUT, check=False,
                 env={**os.environ, **self.environment},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from utils.jobs.accuracy.measure import BATCHES, PRECISIONS
+from utils.jobs.accuracy.measure import BATCHES, KINDS
 from utils.jobs.accuracy.results import FLOAT, STAGES, Results
 from utils.reports.chart_page import Table
 from utils.reports.rows import SIZES
@@ -40,7 +40,7 @@ def _ap(network: Results, stage: str) -> str:
 
 
 def by_size(networks: Sequence[Results]) -> Table:
-    """AP of small, medium and large objects: float, FP16 and INT8."""
+    """AP of small, medium and large objects: float in PyTorch, and both files."""
     rows = []
     for one in networks:
         for name, row in _sized(one).items():
@@ -51,7 +51,7 @@ def by_size(networks: Sequence[Results]) -> Table:
 
 def _sized(network: Results) -> dict[str, Row]:
     """The rows with AP by size."""
-    rows = [network.rows.get(FLOAT), *map(network.deployed, PRECISIONS)]
+    rows = [network.rows.get(FLOAT), *map(network.deployed, KINDS)]
     names = {id(row): stage for stage, row in network.rows.items()}
     return {names[id(row)]: row for row in rows if row is not None and row.ap_by_size}
 
@@ -60,15 +60,15 @@ def times(networks: Sequence[Results]) -> Table:
     """Latency and throughput of both files at each batch size."""
     rows = []
     for one, batch in product(networks, BATCHES):
-        fp16, int8 = (one.time(precision, batch) for precision in PRECISIONS)
-        if fp16 is None and int8 is None:
+        plain, int8 = (one.time(kind, batch) for kind in KINDS)
+        if plain is None and int8 is None:
             continue
-        faster = f"{int8.images_per_second / fp16.images_per_second - 1:+.0%}" if fp16 and int8 else DASH
-        cells = [milliseconds(getattr(found, name, None)) for found in (fp16, int8) for name in ("latency", "p99")]
-        rates = [f"{found.images_per_second:,.0f}" if found else DASH for found in (fp16, int8)]
+        faster = f"{int8.images_per_second / plain.images_per_second - 1:+.0%}" if plain and int8 else DASH
+        cells = [milliseconds(getattr(found, name, None)) for found in (plain, int8) for name in ("latency", "p99")]
+        rates = [f"{found.images_per_second:,.0f}" if found else DASH for found in (plain, int8)]
         rows.append((one.name, str(batch), *cells, *rates, faster))
-    ran = {one.precision: one.ran_as for network in networks for one in network.times}
-    first, second = ran.get("fp16", "FP16"), ran.get("int8", "INT8")
+    ran = {one.kind: one.ran_as for network in networks for one in network.times}
+    first, second = ran.get("float", "FP16"), ran.get("int8", "INT8")
     heads = ("network", "batch", f"{first}, ms", "p99", f"{second}, ms", "p99", f"{first}, images/s",
              f"{second}, images/s", f"{second} against {first}")  # fmt: skip
     places = dict.fromkeys(one.timed_on for one in networks if one.timed_on)
@@ -77,42 +77,44 @@ def times(networks: Sequence[Results]) -> Table:
 
 
 def outdone(networks: Sequence[Results]) -> list[str]:
-    """A sentence for each network in FP16 that a larger one in INT8 beats in AP and in time."""
+    """A sentence for each float network that a larger one in INT8 beats in AP and in time."""
     found = []
     for small, large in product(networks, networks):
-        ours, theirs = small.deployed("fp16"), large.deployed("int8")
-        fp16, int8 = small.time("fp16", PLOTTED_BATCH), large.time("int8", PLOTTED_BATCH)
-        if small is large or ours is None or theirs is None or fp16 is None or int8 is None:
+        ours, theirs = small.deployed("float"), large.deployed("int8")
+        plain, int8 = small.time("float", PLOTTED_BATCH), large.time("int8", PLOTTED_BATCH)
+        if small is large or ours is None or theirs is None or plain is None or int8 is None:
             continue
-        if (theirs.ap or 0) > (ours.ap or 0) and int8.latency < fp16.latency:
+        if (theirs.ap or 0) > (ours.ap or 0) and int8.latency < plain.latency:
             scores = f"AP {fraction(theirs.ap)} against {fraction(ours.ap)}"
-            latencies = f"{int8.latency:.2f} ms against {fp16.latency:.2f} ms at batch size {PLOTTED_BATCH}"
-            found.append(f"{large.name} in INT8 beats {small.name} in {fp16.ran_as}: {scores}, and {latencies}.")
+            latencies = f"{int8.latency:.2f} ms against {plain.latency:.2f} ms at batch size {PLOTTED_BATCH}"
+            found.append(
+                f"{large.name} in {int8.ran_as} beats {small.name} in {plain.ran_as}: {scores}, and {latencies}."
+            )
     return found
 
 
 def ap_against_latency(networks: Sequence[Results]) -> Figure | None:
-    """A line for FP16 and one for INT8, with a point for each network; None where nothing was timed and evaluated."""
+    """A line for float files, one for INT8, a point for each network; None where nothing was timed and evaluated."""
     from utils.reports.figures import BLUE, VERMILLION, new_figure, title
 
     lines = {}
-    for precision in PRECISIONS:
+    for kind in KINDS:
         points = []
         for one in networks:
-            row, time = one.deployed(precision), one.time(precision, PLOTTED_BATCH)
+            row, time = one.deployed(kind), one.time(kind, PLOTTED_BATCH)
             if row is not None and row.ap is not None and time is not None:
                 points.append((time.latency / PLOTTED_BATCH, row.ap, one.name, time.ran_as))
         if points:
-            lines[precision] = sorted(points)
+            lines[kind] = sorted(points)
     if not lines:
         return None
     figure, (axes,) = new_figure(7.0, 4.4, 1)
-    for precision, colour, marker, line in (("fp16", BLUE, "o", "--"), ("int8", VERMILLION, "s", "-")):
-        points = lines.get(precision, [])
+    for kind, colour, marker, line in (("float", BLUE, "o", "--"), ("int8", VERMILLION, "s", "-")):
+        points = lines.get(kind, [])
         axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, marker=marker, linestyle=line,
-                  label=points[0][3] if points else precision)  # fmt: skip
+                  label=points[0][3] if points else kind)  # fmt: skip
         for latency, ap, name, _ in points:
-            below = (6, -11) if precision == "fp16" else (-4, 7)
+            below = (6, -11) if kind == "float" else (-4, 7)
             axes.annotate(name, (latency, ap), textcoords="offset points", xytext=below, fontsize=8, color=colour)
     axes.set(xlabel=f"milliseconds an image, at batch size {PLOTTED_BATCH}", ylabel="AP")
     axes.margins(y=0.15)

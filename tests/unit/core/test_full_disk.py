@@ -1,0 +1,138 @@
+"""A disk that is full: the line names the file that was written, no half file stays, and an earlier one is whole.
+
+A limit of the system on the size of files stands in for the disk: what is written ends in the same kind of error, which
+names no file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from matplotlib.figure import Figure
+
+from utils import cli
+from utils.core import files
+from utils.core.errors import QatError
+from utils.jobs import visualize
+from utils.reports import chart_page, figures, html
+from utils.reports.schema import Report
+from utils.serving import repository
+from utils.trt.engine_file import EngineNote
+
+LONG = "x" * 5000
+
+
+@contextmanager
+def small_files(size: int = 2000):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_model(path: Path) -> None:
+    model = onnx.ModelProto(producer_name=LONG)
+    with files.atomic_path(path) as temporary:
+        onnx.save(model, temporary)
+
+
+def copy(path: Path) -> None:
+    source = path.parent.parent / "source"
+    source.write_bytes(b"x") if not source.exists() else None
+    files.copy_file(source, path)
+
+
+WRITERS = {
+    "a.pt": lambda path: files.save_torch({"text": LONG}, path),
+    "a.onnx": save_model,
+    "copy": copy,
+    "a.png": lambda path: figures.save(Figure(figsize=(8, 8)), path),
+    "report.json": Report("c", notes=[LONG]).save,
+    "report.html": lambda path: html.write_html(Report("c", notes=[LONG]), path),
+    "page.html": lambda path: chart_page.write(chart_page.ChartPage(LONG, "", {}, []), path),
+    "a.engine": lambda path: EngineNote(onnx=LONG).save(path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_file_is_named_and_nothing_half_written_stays(name, tmp_path):
+    path = tmp_path / "out" / name
+    path.parent.mkdir()
+    (tmp_path / "source").write_bytes(b"x" * 5000)
+    written = path.with_name(f"{name}.json") if name == "a.engine" else path
+    written.write_text("the earlier one")
+    with small_files(), pytest.raises(OSError, match="Errno") as caught:
+        WRITERS[name](path)
+    said = f"the file is larger than it may be here while writing {written}; earlier files are intact"
+    assert cli._one_line(caught.value) == said
+    assert [one.name for one in path.parent.iterdir()] == [written.name]
+    assert written.read_text() == "the earlier one"
+    WRITERS[name](path)
+    assert written.stat().st_size > 2000
+
+
+def test_a_disk_without_room_for_a_byte(tmp_path, monkeypatch):
+    """The device /dev/full takes nothing, with the error of a full disk."""
+    with pytest.raises(OSError, match="Errno") as caught, files.atomic_path(tmp_path / "a.txt"):
+        Path("/dev/full").write_text("text")
+    said = f"no space left on the disk while writing {tmp_path / 'a.txt'}; earlier files are intact"
+    assert files.no_room(caught.value) == said
+
+    def full(self, **_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "touch", full)
+    with pytest.raises(OSError, match="Errno") as caught, files.atomic_path(tmp_path / "a.txt"):
+        pytest.fail("there is no file")
+    assert files.no_room(caught.value) == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_file_keeps_its_name(tmp_path):
+    with pytest.raises(OSError, match="Errno") as caught, files.atomic_path(tmp_path / "a.txt"):
+        raise OSError(errno.ENOSPC, "full", "elsewhere")
+    assert "while writing elsewhere;" in files.no_room(caught.value)
+    with pytest.raises(FileNotFoundError) as missing, files.atomic_path(tmp_path / "a.txt"):
+        (tmp_path / "none").read_text()
+    assert files.no_room(missing.value) == ""
+    assert missing.value.filename == str(tmp_path / "none")
+
+
+def test_a_folder_that_is_written_whole_or_not_at_all(tmp_path):
+    """Of a model repository the folder is named, not the hidden one that it is made in."""
+    (tmp_path / "source").write_bytes(b"x" * 5000)
+    models = tmp_path / "models"
+    with small_files(), pytest.raises(OSError, match="Errno") as caught, repository._beside(models) as folder:
+        shutil.copyfile(tmp_path / "source", folder / "a")
+    assert f"while writing {models};" in files.no_room(caught.value)
+    assert [one.name for one in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_video_that_opencv_could_not_write(tmp_path):
+    """It does not say so."""
+    import cv2
+
+    class Plain:
+        def draw(self, image):
+            return image, 0
+
+    noise = np.random.default_rng(0).integers(0, 255, (20, 96, 96, 3), dtype=np.uint8)
+    writer = cv2.VideoWriter(str(tmp_path / "in.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 25, (96, 96))
+    for frame in noise:
+        writer.write(frame)
+    writer.release()
+    visualize._video(Plain(), tmp_path / "in.mp4", tmp_path / "whole.mp4", progress=False)
+    assert visualize._frames_in(tmp_path / "whole.mp4") == 20
+    with small_files(), pytest.raises(QatError, match=r"out.mp4 could not be written whole; is there space left on"):
+        visualize._video(Plain(), tmp_path / "in.mp4", tmp_path / "out.mp4", progress=False)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["in.mp4", "whole.mp4"]
