@@ -31,6 +31,7 @@ class Operation:
     path: str  # path of the module, or of the flow that the statement stands in
     inputs: list[Value]
     outputs: list[Value]
+    same: bool = False  # the result is the input itself
 
 
 @dataclass
@@ -125,7 +126,7 @@ class _Reader:
         if listed:
             names = [f"{names[0]}[{index}]" for index in range(len(arguments[1]))]
         outputs = [Value(f"{path}.{name}", path, name) for name in names]
-        self.graph.operations.append(Operation(kind, path, inputs, outputs))
+        self.graph.operations.append(Operation(kind, path, inputs, outputs, same=step.call == "identity"))
         return outputs if listed or len(outputs) > 1 else outputs[0]
 
     def _operation(self, kind: rules.Kind, path: str, inputs: list[Value], output: Value) -> Value:

@@ -102,27 +102,32 @@ class ConvUnit(nn.Module):
 
 
 class MoveUnit(nn.Module):
-    """A module that only moves values (MaxPool2d, Upsample), and the site of its result."""
+    """A module that only moves values (MaxPool2d, Upsample), and the site of its result.
+
+    `input_site` is set where it reads the image.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.input_site: Site | None = None
         self.output_site: Site | None = None
         for name in ("i", "f", "type", "np"):  # what upstream's loop over layers reads
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the module, then the site."""
-        x = self.inner(x)
+        """Apply the module between its sites."""
+        x = self.inner(x if self.input_site is None else self.input_site(x))
         return x if self.output_site is None else self.output_site(x)
 
 
 class FlowModule(nn.Module):
-    """Runs the statements of a rule on tensors."""
+    """Runs the statements of a rule on tensors. `input_site` is set where an operation of its own reads the image."""
 
     steps: tuple[Step, ...]
     sites: dict[str, Site]
+    input_site: Site | None
 
     @classmethod
     def take_over(cls, original: nn.Module, statements: Sequence[str]) -> FlowModule:
@@ -130,10 +135,13 @@ class FlowModule(nn.Module):
         stand_in = _take_over(cls, original)
         stand_in.steps = parse(tuple(statements))
         stand_in.sites = {}
+        stand_in.input_site = None
         return stand_in
 
     def forward(self, x: Any) -> Any:
         """Run the statements; `x` is a tensor, or a list of them where the layer reads several."""
+        if self.input_site is not None:
+            x = [self.input_site(one) for one in x] if isinstance(x, list) else self.input_site(x)
         values: dict[str, Any] = {"x": x}
         for step in self.steps:
             function = OPERATIONS[step.call] if step.is_operation else self.get_submodule(step.call)

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.quantize import backend
-from models.quantize.modules import QuantConv2d, Site
+from models.quantize.modules import Site
 from models.quantize.placement import Plan
 from utils.core.device import full_float32
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
@@ -234,13 +234,12 @@ def _switches(model: Any) -> dict[str, _Switch]:
 
 
 def _input_switch(model: Any, paths: tuple[str, ...]) -> _Switch:
-    consumers: list[QuantConv2d] = [model.get_submodule(path) for path in paths]
-    site = consumers[0].input_site
-    assert site is not None  # placement.apply gives one to each of them
+    consumers: list[Any] = [model.get_submodule(path) for path in paths]
+    site: Site = consumers[0].input_site  # placement.apply gives one to each of them
     return _Switch(site, paths, _attributes(consumers, "input_site", site))
 
 
-def _attributes(owners: list[nn.Module] | list[QuantConv2d], name: str, site: Site) -> Callable[[bool], None]:
+def _attributes(owners: list[nn.Module], name: str, site: Site) -> Callable[[bool], None]:
     def turn(on: bool) -> None:
         for owner in owners:
             setattr(owner, name, site if on else None)

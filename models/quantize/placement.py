@@ -18,7 +18,7 @@ from torch import nn
 
 from models.quantize import backend, modules, rules
 from models.quantize.float_convolutions import choose_convolutions, inside_unknown, is_unit, weight_path, why_float
-from models.quantize.graph import Graph, Value, read
+from models.quantize.graph import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.tasks import IMAGES
 
@@ -44,7 +44,7 @@ class Plan:
     Attributes:
         tensors: quantized tensors, in order of computation.
         convolutions: path of each nn.Conv2d → 'int8', or the reason why it stays in float.
-        image_consumers: convolutions that read the image, which no module computes.
+        image_consumers: modules that quantize the image, which no module computes: convolutions, pools, flows.
         fallback: convolutions inside modules without a rule, each with an input scale of its own.
         flows: modules that run as flows → their statements.
         unknown: modules without a rule → their class.
@@ -93,11 +93,13 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
     consumers = _consumers(graph)
     wanted = _wanted(graph, convolutions, consumers, recipe.add)
     scale_of = _shared_scales(graph, wanted)
+    of_image = _image_consumers(graph, convolutions, wanted)
     tensors = []
     for operation in graph.operations:
+        rounded = operation in of_image or all(_has_site(source) for source in operation.inputs)
         for value in operation.outputs:
             if value in wanted and not value.opaque:
-                redundant = operation.kind == "move" and all(_has_site(source) for source in operation.inputs)
+                redundant = operation.kind == "move" and rounded
                 tensors.append(
                     QuantizedTensor(
                         value.name,
@@ -108,26 +110,25 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
                         tuple(consumers[value]),
                     )
                 )
-    sources = {value: operation for operation in graph.operations for value in operation.inputs if not _has_site(value)}
-    lacking = {
-        operation.path: value
+    if of_image:
+        image = next(value for value in of_image[0].inputs if _is_image(value))
+        paths = tuple(operation.path for operation in of_image)
+        tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, paths))
+    lacking = [
+        operation.path
         for operation in graph.operations
-        for value in operation.inputs
-        if value in sources and operation.kind == "conv" and convolutions[operation.path] == "int8"
-    }
-    image = next((value for value in lacking.values() if value.name == IMAGES), None)
-    if image is not None:
-        consumers_of_image = tuple(path for path, value in lacking.items() if value is image)
-        tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, consumers_of_image))
+        if operation.kind == "conv" and convolutions[operation.path] == "int8" and operation.inputs[0].opaque
+    ]
     inside = inside_unknown(model, graph, recipe)
     states = {weight_path(model, path): state for path, state in convolutions.items()} | inside
     return Plan(
         tensors=tuple(tensors),
         convolutions=states,
-        image_consumers=tuple(weight_path(model, path) for path, value in lacking.items() if value is image),
+        image_consumers=tuple(
+            weight_path(model, operation.path) if operation.kind == "conv" else operation.path for operation in of_image
+        ),
         fallback=tuple(
-            [path for path, state in inside.items() if state == "int8"]
-            + [weight_path(model, path) for path, value in lacking.items() if value is not image]
+            [path for path, state in inside.items() if state == "int8"] + [weight_path(model, path) for path in lacking]
         ),
         flows=graph.flows,
         unknown=graph.unknown,
@@ -264,6 +265,23 @@ def _shared_scales(graph: Graph, wanted: set[Value]) -> dict[Value, Value]:
                     shared[one] |= shared[other]
                     shared.update(dict.fromkeys(shared[other], shared[one]))
     return {value: min(tensors, key=order.__getitem__) for value, tensors in shared.items()}
+
+
+def _image_consumers(graph: Graph, convolutions: dict[str, str], wanted: set[Value]) -> list[Operation]:
+    """The operations that read the image as INT8; what only passes it on quantizes its result."""
+    found = []
+    for operation in graph.operations:
+        if operation.kind == "conv":
+            reads = convolutions[operation.path] == "int8"
+        else:
+            reads = operation.kind != "float" and not operation.same and not wanted.isdisjoint(operation.outputs)
+        if reads and any(_is_image(value) for value in operation.inputs):
+            found.append(operation)
+    return found
+
+
+def _is_image(value: Value) -> bool:
+    return not value.owner
 
 
 def _has_site(value: Value) -> bool:

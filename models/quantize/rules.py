@@ -22,6 +22,8 @@ What follows from the kind of an operation, and needs no further row
              With the recipe's `add: residual` that branch stays float.
 * `float`    computed in float; nothing is asked of its inputs.
 
+The image is a tensor like any other: whatever reads it as INT8 quantizes it first.
+
 docs/placement.md holds what each choice brought on a GPU.
 """
 

@@ -130,6 +130,49 @@ def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest
     assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
 
 
+FIRST = {  # layers that read the image and pool, enlarge or read it twice → the stride of the convolution behind them
+    "max pool": ([-1, 1, "nn.MaxPool2d", [2, 2]], 1),
+    "max pool in a module": ([-1, 1, "MP", [2]], 1),
+    "AConv": ([-1, 1, "AConv", [8]], 1),
+    "upsample": ([-1, 1, "nn.Upsample", [None, 2, "nearest"]], 4),
+    "SPPCSPC": ([-1, 1, "SPPCSPC", [16]], 2),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_network_that_does_not_begin_with_one_convolution(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The image is quantized in front of it, the file has all properties, and the check finds nothing."""
+    first, stride = FIRST[name]
+    backbone = [first, [-1, 1, "Conv", [8, 3, stride]], *TINY["backbone"][1:]]
+    head = [[one_later(row[0]), *row[1:]] for row in TINY["head"]]
+    floating = save_float(tmp_path / "first.pt", random_network({**TINY, "backbone": backbone, "head": head}))
+    weights = save_quantized(tmp_path / "int8.pt", floating)
+    network, original = load_network(weights, CPU), load_network(floating, CPU)
+    with placement.quantizers_off(network.model):
+        assert np.array_equal(predict(network, random_images()), predict(original, random_images()))
+    arguments = ("--weights", weights, "--imgsz", SIDE, SIDE, "--typing", "weak", "--device", "cpu")
+    for form in ("float", "int8"):
+        path = tmp_path / f"{form}.onnx"
+        code, out, err = program(capsys, *arguments, "--input", form, "--output", path)
+        assert (code, err) == (0, [])
+        assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
+        assert verify_file(path).ok
+    config = ExportConfig((SIDE, SIDE), 1)
+    result = export_onnx(network.model, config, tmp_path / "again.onnx", network.metadata())
+    agreement = compare(network.model, onnx.load(result.path), random_images(1), result.quantizers)
+    assert agreement.steps <= 1
+    assert agreement.fraction < 1e-3
+
+
+def one_later(sources: int | list[int]) -> int | list[int]:
+    """Where a layer reads, when another layer is put in front of all."""
+    if isinstance(sources, list):
+        return [one_later(source) for source in sources]
+    return sources if sources < 0 else sources + 1
+
+
 LEVELS = TINY["head"][:2]  # up to layer 6
 TWINS = {  # layers from 7 on → kinds of nodes that compute the same twice, and how many are left
     "two upsamples": ([*[[6, 1, "nn.Upsample", [None, 2, "nearest"]]] * 2, [[7, 8, 4], 1, "Concat", [1]]], "Resize", 1),

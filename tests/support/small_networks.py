@@ -60,6 +60,16 @@ class ADown(nn.Module):
         return torch.cat((self.cv1(left), self.cv2(nn.functional.max_pool2d(right, 3, 2, 1))), 1)
 
 
+@_named_like_upstream
+class AConv(nn.Module):
+    def __init__(self, c1: int, c2: int) -> None:
+        super().__init__()
+        self.cv1 = Conv(c1, c2, 3, 2)
+
+    def forward(self, x):
+        return self.cv1(nn.functional.avg_pool2d(x, 2, 1, 0, False, True))
+
+
 class Unknown(nn.Module):
     """A user's own block: no row describes it."""
 

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from scipy.stats import spearmanr
-from small_networks import ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
+from small_networks import AConv, ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
 from torchvision.ops import box_iou
 
@@ -46,7 +46,22 @@ def branches() -> Network:
     ).eval()
 
 
-NETWORKS = {"chain": chain, "branches": branches}
+def pooled() -> Network:
+    """A pool reads the image."""
+    torch.manual_seed(2)
+    return Network(
+        [
+            (-1, AConv(3, 8)),
+            (-1, nn.MaxPool2d(2)),
+            (-1, Conv(8, 8)),
+            (-1, RepNBottleneck(8)),
+            (-1, Conv(8, 8)),
+            (-1, nn.Conv2d(8, 4, 1)),
+        ]
+    ).eval()
+
+
+NETWORKS = {"chain": chain, "branches": branches, "pooled": pooled}
 
 
 def placed(network: nn.Module, recipe: Recipe, amax: dict[str, torch.Tensor]) -> nn.Module:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from quantizer_libraries import LIBRARIES
 from small_networks import (
+    AConv,
     Concat,
     Conv,
     Network,
@@ -185,6 +186,50 @@ def test_a_segment_head_with_quantizers_off_computes_what_it_did(make, training)
 
 def flat(result) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else [one for item in result for one in flat(item)]
+
+
+FIRST = {  # a layer that reads the image, which is no convolution → tensors that share the image's scale
+    "max pool": (nn.MaxPool2d(2), ("images", "model.0")),
+    "upsample": (nn.Upsample(None, 2, "nearest"), ("images", "model.0")),
+    "average pool": (AConv(3, 3), ("images",)),
+    "shortcut": (RepNBottleneck(3), ("images",)),
+    "in a row": (nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2)), ("images", "model.0.0", "model.0.1")),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_image_is_quantized_for_whatever_reads_it(name: str):
+    torch.manual_seed(0)
+    first, shared = FIRST[name]
+    original = Network([(-1, copy.deepcopy(first)), (-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]).eval()
+    network, plan = placed(copy.deepcopy(original))
+    assert plan.tensors[0].name == "images"
+    assert plan.scales["images"] == shared
+    assert [item.redundant for item in plan.tensors if item.name in shared] == [False] + [True] * (len(shared) - 1)
+    with torch.no_grad(), placement.quantizers_off(network):
+        assert torch.equal(network(X), original(X))
+    for number, (_, quantizer) in enumerate(backend.quantizers(network)):
+        backend.set_amax(quantizer, torch.full_like(backend.get_amax(quantizer), 0.4 + 0.07 * number))
+    image = network.activation_quantizers["images"]
+    with torch.no_grad():
+        assert torch.equal(network(X), network(image(X)))
+        with export_mode():
+            exported = network(X)
+        assert torch.equal(network(X), exported)
+        for path in plan.image_consumers:
+            network.get_submodule(path).input_site = None
+        assert torch.equal(network(image(X)), exported), "all that read the image read the same"
+        assert not torch.equal(network(X), exported)
+
+
+def test_what_float_convolutions_read_is_not_quantized_for_them():
+    network = Network([(-1, nn.MaxPool2d(2)), (-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))])
+    _, plan = placed(network, float=("model.1",))
+    assert plan.image_consumers == ()
+    assert [item.name for item in plan.tensors] == ["model.1"]
+    _, plan = placed(Network([(-1, Conv(3, 4)), (-1, nn.Conv2d(4, 4, 1))]), float=("model.0",))
+    assert plan.image_consumers == ()
+    assert [item.name for item in plan.tensors] == ["model.0"]
 
 
 def test_module_without_a_row_falls_back_to_its_convolutions_with_a_warning(caplog):
