@@ -24,6 +24,12 @@ from utils.core.tasks import IMAGES
 
 logger = logging.getLogger(__name__)
 
+# heads the list of all scales in `describe`
+SCALES = (
+    "scales of tensors, which are named after the module whose result they are, or MODULE.variable; "
+    "weights have one for each output channel"
+)
+
 
 @dataclass(frozen=True)
 class QuantizedTensor:
@@ -186,7 +192,7 @@ def quantizers_off(model: nn.Module) -> Iterator[None]:
 
 
 def describe(plan: Plan) -> str:
-    """Say in a text what is quantized, what shares a scale, and what stays in float and why."""
+    """Say in a text what is quantized, which tensors share a scale or have their own, what stays in float and why."""
     total, as_float = len(plan.convolutions), plan.float_convolutions
     scales = plan.scales
     lines = [
@@ -196,7 +202,9 @@ def describe(plan: Plan) -> str:
             f"  no rule: {path} ({name}): its convolutions have input scales of their own"
             for path, name in plan.unknown.items()
         ),
-        *(f"  one scale: {', '.join(tensors)}" for tensors in scales.values() if len(tensors) > 1),
+        SCALES,
+        *(f"  {'one' if tensors[1:] else 'own'} scale: {', '.join(tensors)}" for tensors in scales.values()),
+        *(f"  own scale: {path}.input" for path in plan.fallback),
     ]
     return "\n".join(lines)
 

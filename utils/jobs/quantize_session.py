@@ -111,15 +111,14 @@ class Session:
         return student
 
     def _explain(self, plan: placement.Plan) -> None:
-        """The placement in words: all of it as a file, without the long lists of shared scales in the log."""
+        """The placement in words: all of it as a file, without the long list of scales in the log."""
         text = placement.describe(plan)
         path = self.folder / "placement.txt"
         if not distributed.is_main():
             return
         with atomic_path(path) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
-        lines = [line for line in text.splitlines() if not line.startswith("  one scale")]
-        logger.info("%s\nall of it: %s", "\n".join(lines), path)
+        logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
 
     def _finetune(self, student: nn.Module) -> None:
         """The epochs that are left, until the last, the guard or patience ends them."""
