@@ -235,7 +235,10 @@ def _unmerged() -> Iterator[None]:
     `number_quantizers` counts on that, and `merge_quantizers` merges afterwards. The exporter has no option for it.
     """
     name = "_jit_pass_cse"  # common subexpression elimination
-    merge = getattr(torch._C, name)
+    merge = getattr(torch._C, name, None)
+    if merge is None:  # private to torch: a version without it may do without
+        yield
+        return
     setattr(torch._C, name, lambda _graph: False)  # nothing was changed
     try:
         yield
