@@ -20,6 +20,7 @@ from utils.core.errors import DataError, InputError
 from utils.core.file_schema import Mismatch, number, record
 from utils.core.input_files import EXPECTED, is_regular, read_yaml
 from utils.core.tasks import masks_of_head, task_of_head
+from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.find_images import find_images, label_file
@@ -230,7 +231,8 @@ def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
     if not found:
         files = [image.path for image in getattr(loader.dataset, "images", ())]
         first = f"; the first: {files[0]}" if files else ""
-        raise DataError(f"none of the {len(files)} images can be decoded, although their headers can be read{first}")
+        count = len(loader.dataset)
+        raise DataError(f"none of the {count} images can be decoded, although their headers can be read{first}")
 
 
 def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
@@ -238,7 +240,10 @@ def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
     asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
     if 0 < found < asked and distributed.is_main() and not getattr(loader, "undecodable_said", False):
         loader.undecodable_said = True
-        logger.warning("%d of %d images cannot be decoded and are left out", asked - found, asked)
+        what = "%d of %d images cannot be decoded and are left out"
+        if isinstance(loader.dataset, SeededImages):  # one file may be in several mosaics
+            what = "%d of %d augmented images are left out, because an image that they are made of cannot be decoded"
+        logger.warning(what, asked - found, asked)
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
