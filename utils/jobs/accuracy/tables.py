@@ -77,15 +77,16 @@ def times(networks: Sequence[Results]) -> Table:
 
 
 def outdone(networks: Sequence[Results]) -> list[str]:
-    """A sentence for each network in FP16 that a larger one in INT8 beats in AP and in time."""
+    """A sentence for each network in FP16 that a larger one in INT8 beats in time, and in AP beyond its error."""
     found = []
     for small, large in product(networks, networks):
         ours, theirs = small.deployed("fp16"), large.deployed("int8")
         fp16, int8 = small.time("fp16", PLOTTED_BATCH), large.time("int8", PLOTTED_BATCH)
         if small is large or ours is None or theirs is None or fp16 is None or int8 is None:
             continue
-        if (theirs.ap or 0) > (ours.ap or 0) and int8.latency < fp16.latency:
-            scores = f"AP {fraction(theirs.ap)} against {fraction(ours.ap)}"
+        gain = theirs.difference(ours)
+        if gain and gain.value > 0 and gain.beyond_error and int8.latency < fp16.latency:
+            scores = f"AP {fraction(theirs.ap)} against {fraction(ours.ap)} ({gain})"
             latencies = f"{int8.latency:.2f} ms against {fp16.latency:.2f} ms at batch size {PLOTTED_BATCH}"
             found.append(f"{large.name} in INT8 beats {small.name} in {fp16.ran_as}: {scores}, and {latencies}.")
     return found
