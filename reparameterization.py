@@ -77,10 +77,12 @@ def convert(args: argparse.Namespace) -> int:
     deployed = conversion.convert(training, variant)
     difference = conversion.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
+    when = ", before its values were rounded to FP16" if conversion.is_rounded_by_half(deployed.model, weights) else ""
     conversion.save(target, deployed.model)
     print(
         f"{target}: GELAN-{variant.name}, {deployed.nc} classes, {after:.2f} M parameters (of {before:.2f} M), FP16, "
-        f"{target.stat().st_size / 1e6:.1f} MB; largest difference from the training network's output: {difference:g}"
+        f"{target.stat().st_size / 1e6:.1f} MB; "
+        f"largest difference from the training network's output: {difference:g}{when}"
     )
     return 0
 

@@ -82,6 +82,8 @@ def main(args: argparse.Namespace) -> int:
     from utils.jobs.accuracy.networks import network
     from utils.jobs.accuracy.train import TrainOptions
 
+    if args.epochs == 0:
+        raise InputError("--epochs 0 trains nothing; leave it out, or give trained networks with --weights")
     if args.weights:
         for file in args.weights:
             check_file(file, "--weights takes float checkpoints (.pt)")

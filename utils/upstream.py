@@ -230,6 +230,9 @@ def make_dataset(
                 stride=stride,
             )
     except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
+        if "can not start training" in str(error):
+            where = paths if isinstance(paths, str) else ", ".join(paths)
+            raise DataError(f"no image of {where} has labels, and --hyp needs some; leave it out") from error
         raise DataError(str(error).split("\n")[0]) from error
     if keep is not None:
         _keep_images(dataset, [index for index, file in enumerate(dataset.im_files) if keep(file)])

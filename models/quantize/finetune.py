@@ -177,7 +177,7 @@ class Finetuner:
         Of several processes each gives its part of every batch, which may be empty; the loss is that of whole batches.
 
         Raises:
-            DivergedError: the loss is not finite.
+            DivergedError: the loss is not finite, or what the last step left.
             ValueError: there is no batch at all.
         """
         start, count = time.perf_counter(), 0
@@ -196,6 +196,7 @@ class Finetuner:
                     mean = _finite(total) / count
                     if on_step:
                         on_step(mean)
+            self._check_last_step()
         self.optimizer.zero_grad(set_to_none=True)
         if not count:
             raise ValueError("no images to finetune on")
@@ -205,6 +206,7 @@ class Finetuner:
         """Task loss of the student as it is saved and exported, on images `[B, 3, H, W]` that it is not trained on.
 
         Raises:
+            DivergedError: the loss is not finite.
             ValueError: there is no batch at all.
         """
         distance, weight, count = (torch.zeros((), device=self.device) for _ in range(3))
@@ -218,7 +220,12 @@ class Finetuner:
         distance, weight, count = distributed.all_sum(torch.stack((distance, weight, count)))
         if not count:
             raise ValueError("no images to measure the loss on")
-        return max(float(distance / weight.clamp(min=SMALLEST_WEIGHT)), 0.0)  # see _finite
+        return _finite(distance / weight.clamp(min=SMALLEST_WEIGHT), "the loss on held-out images")
+
+    def _check_last_step(self) -> None:
+        """Raises `DivergedError` where the loss of a next step would not be finite: no further step looks at it."""
+        if not self.ranges.finite() or not all(bool(one.isfinite().all()) for one in self._parameters):
+            raise DivergedError("weights or ranges are not finite after the last step")
 
     def _classes(self) -> int:
         return int(top_layers(self.student)[-1].nc)
@@ -282,10 +289,10 @@ class Finetuner:
         return torch.cuda.stream(self._side)
 
 
-def _finite(loss: Tensor) -> float:
+def _finite(loss: Tensor, name: str = "the supervision loss") -> float:
     value = float(loss)
     if not math.isfinite(value):
-        raise DivergedError(f"the supervision loss is {value}")
+        raise DivergedError(f"{name} is {value}")
     return max(value, 0.0)  # rounding takes it a hair below zero where student and teacher agree
 
 

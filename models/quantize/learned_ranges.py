@@ -79,6 +79,10 @@ class LearnedRanges(nn.Module):
             for quantizer, amax in zip(self._trained, self._each(self._amax(self.log_amax.detach())), strict=True):
                 backend.set_amax(quantizer, amax)
 
+    def finite(self) -> bool:
+        """Whether `settle` can give the quantizers these ranges."""
+        return self.log_amax is None or bool(self._amax(self.log_amax.detach()).isfinite().all())
+
     @staticmethod
     def _amax(log_amax: Tensor) -> Tensor:
         return (log_amax.exp() * BELOW).clamp(min=backend.SMALLEST_AMAX)

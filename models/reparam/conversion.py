@@ -171,6 +171,26 @@ def _head_as_it_was(model: Any) -> Iterator[None]:
         head.__dict__.update(before)
 
 
+def is_rounded_by_half(model: nn.Module, where: str | Path) -> bool:
+    """Whether half precision, in which `save` writes a network, changes any of its values.
+
+    Raises:
+        CheckpointError: a value is beyond half precision.
+    """
+    changed = False
+    for name, value in model.state_dict().items():
+        if not value.is_floating_point():
+            continue
+        half = value.half()
+        if not bool(half.isfinite().all()):
+            raise CheckpointError(
+                f"{where}: {name} holds values above {torch.finfo(torch.float16).max:g}, which half precision cannot "
+                "hold, and converted networks are written in it, as upstream's are"
+            )
+        changed = changed or not torch.equal(half.to(value.dtype), value)
+    return changed
+
+
 def save(path: str | Path, model: nn.Module) -> None:
     """Write a network as upstream's `train.py` leaves its best one: half precision, without optimizer.
 

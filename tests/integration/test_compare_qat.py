@@ -82,6 +82,25 @@ def test_what_is_there_is_not_trained_again_and_the_table_shows_it(measured, run
     assert (measured / "ap_per_step.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("words", [("--imgsz", 96), ("--steps", 3), ("--batch-size", 5)])
+def test_results_of_another_comparison_are_not_taken_for_these(measured, run, demo_weights, digits, words):
+    same = {"--weights": demo_weights, "--data": digits, "--imgsz": 128, "--steps": 2, "--output": measured}
+    given = [word for pair in {**same, **dict([words])}.items() for word in pair]
+    code, _, err = run(*given, "--device", "cpu", "--workers", 0, "--seeds", 1, "--part", "1/20")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"the results in {measured} were made with other {words[0]}" in err
+
+
+def test_a_start_that_loses_nothing_has_nothing_to_regain(measured, run, tmp_path):
+    (path,) = measured.glob("*.json")
+    result = json.loads(path.read_text())
+    result["float_ap"] = result["ap"][0]
+    (tmp_path / path.name).write_text(json.dumps(result))
+    code, out, err = run("--table", "--output", tmp_path)
+    assert code == 0, err
+    assert next(line for line in out.splitlines() if line.startswith("max")).split()[-1] == "-"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory, data: Path, demo_weights:
     project = tmp_path_factory.mktemp("runs")
     assert quantize(demo_weights, data, project, "--epochs", "2") == 0
     return project / "exp"
+
+
+def unlabelled(data: Path, folder: Path, labelled_val: bool = False) -> Path:
+    """A data.yaml for copies of the training images, without labels; for validation these or the set's."""
+    (folder / "bare").mkdir()
+    for file in find_images(load_data(data).paths("train")):
+        shutil.copy(file, folder / "bare")
+    content = yaml.safe_load(data.read_text())
+    bare = str(folder / "bare")
+    val = content["val"] if labelled_val else bare
+    (folder / "bare.yaml").write_text(yaml.safe_dump({**content, "train": bare, "val": val}))
+    return folder / "bare.yaml"
 
 
 def state_of(path: Path) -> dict[str, torch.Tensor]:
@@ -193,6 +206,21 @@ class TestWhatIsKept:
         text = f"no epoch of QAT beat PTQ on the held-out images: qat_best_{NAME}.pt is the PTQ state"
         assert text in capsys.readouterr().out
         assert text in report_of(tmp_path / "exp")["notes"]
+
+    def test_without_an_epoch_none_is_said_to_be_worse_than_ptq(
+        self, scores, losses, data, small_weights, tmp_path, capsys
+    ):
+        scores(0.7, 0.6, 0.65)
+        assert quantize(small_weights, data, tmp_path, "--epochs", "0") == 0
+        text = f"no epoch of QAT was trained: qat_best_{NAME}.pt is the PTQ state"
+        out = capsys.readouterr().out
+        assert text in out
+        assert f"qat_best_{NAME}.pt (the PTQ state, AP 0.6000)" in out
+        assert report_of(tmp_path / "exp")["notes"] == [text]
+        losses(3.0, 3.5)
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "1"]) == 0
+        (note,) = report_of(tmp_path / "exp")["notes"]
+        assert note.startswith("no epoch of QAT beat PTQ on the held-out images")
 
     def test_a_collapse_stops_and_restores_the_best(self, scores, losses, data, small_weights, tmp_path, capsys):
         scores(0.7, 0.6, 0.61, 0.29)
@@ -454,6 +482,25 @@ class TestMistakes:
         other = tmp_path / "other.yaml"
         other.write_text(yaml.safe_dump(content))
         fails(["quantize", "--weights", demo_weights, "--data", other], "no 'train:' entry")
+
+    @pytest.mark.parametrize("words", [(), ("--no-eval-origin", "--no-eval-ptq"), ("--ptq-only", "--no-eval-ptq")])
+    def test_validation_images_without_labels_are_known_before_a_run_begins(
+        self, fails, data, demo_weights, tmp_path, words
+    ):
+        other = unlabelled(data, tmp_path)
+        fails(["quantize", "--weights", demo_weights, "--data", other, *words], "no image of 'val' has a label file")
+
+    @pytest.mark.parametrize("words", [("--ptq-only",), ("--epochs", "0")])
+    def test_labels_are_not_asked_for_where_nothing_is_evaluated(self, small_weights, data, tmp_path, words):
+        other = unlabelled(data, tmp_path)
+        assert quantize(small_weights, other, tmp_path, "--no-eval-origin", "--no-eval-ptq", *words) == 0
+
+    def test_augmentation_without_labels(self, small_weights, data, tmp_path, checkout, capsys):
+        words = ("--hyp", str(checkout / "data/hyps/hyp.scratch-high.yaml"), "--no-eval-origin", "--no-eval-ptq")
+        other = unlabelled(data, tmp_path, labelled_val=True)
+        assert quantize(small_weights, other, tmp_path, "--epochs", "1", *words) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert line.endswith("has labels, and --hyp needs some; leave it out")
 
     @pytest.mark.parametrize(
         ("words", "expected"),

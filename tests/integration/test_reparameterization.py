@@ -99,6 +99,8 @@ def test_converted_network_computes_the_main_branch(
     name: str, upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     training = random_network(upstream_yaml(f"yolov9-{name}"), nc=3, seed=4)
+    for number in (one for one in training.buffers() if not one.is_floating_point()):
+        number += 100_001  # batches that were seen, which half precision could not hold
     weights, target = save_float(tmp_path / "best.pt", training), tmp_path / "deployed.pt"
     words = ["--weights", weights, "--save", target, "--cfg", upstream_yaml(f"gelan-{name}"), "--device", "cpu"]
     assert reparameterization.main([*map(str, words), "--model", name, "--classes_num", "3"]) == 0
@@ -117,6 +119,26 @@ def test_converted_network_computes_the_main_branch(
     assert {key: value.shape for key, value in found.model.state_dict().items()} == {
         key: value.shape for key, value in own.items()
     }
+
+
+def test_half_precision_is_said_where_it_rounds_and_refused_where_it_overflows(
+    upstream_yaml: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    model = random_network(upstream_yaml("yolov9-t"), nc=3)
+    words = ["--weights", str(tmp_path / "single.pt"), "--device", "cpu"]
+    norm = model.model[0].bn
+    for variance in (1 + 2**-13, 1e5):
+        norm.running_var.fill_(variance)
+        torch.save({"model": model, "ema": None}, tmp_path / "single.pt")
+        code = reparameterization.main(words)
+        out, err = capsys.readouterr()
+        if variance < 2:
+            assert code == 0, err
+            assert out.endswith("output: 0, before its values were rounded to FP16\n")
+            (tmp_path / "single-converted.pt").unlink()
+    assert code == 2
+    assert "model.0.bn.running_var holds values above 65504, which half precision cannot hold" in err
+    assert not (tmp_path / "single-converted.pt").exists()
 
 
 def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch: pytest.MonkeyPatch):

@@ -350,6 +350,7 @@ class TestCalibrate:
     def test_every_method_has_the_ap_that_quantize_gets(self, swept, few, half, demo_weights, tmp_path):
         found = json.loads((swept / "calibration.json").read_text())
         assert list(found["methods"]) == list(calibrate.METHODS)
+        assert found["images"] == 6 < found["options"]["num_image"]  # all that there are
         for name, words in {"mse": ("mse",), "percentile 99.9": ("percentile", "--percentile", "99.9")}.items():
             words = ("--calib-method", *words, "--ptq-only", "--no-eval-origin", "--name", name, *half)
             assert quantize(demo_weights, few, tmp_path, *words) == 0

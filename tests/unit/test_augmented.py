@@ -13,6 +13,7 @@ from utils.evaluation import dataset as dataset_module
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.dataset import make_loader
+from utils.jobs.inputs import image_batches
 
 COUNT = 11
 
@@ -72,6 +73,34 @@ def test_an_image_does_not_depend_on_those_before_it():
     images.begin(torch.Generator().manual_seed(9))
     forwards = [images[index][0].tolist() for index in range(COUNT)]
     assert [images[index][0].tolist() for index in reversed(range(COUNT))] == forwards[::-1]
+
+
+def test_an_image_that_cannot_be_decoded_is_left_out_and_said(monkeypatch, tmp_path, caplog):
+    """One in the middle of a QAT ended it, and every attempt to resume it."""
+    whole = Drawing.__getitem__
+
+    def lacking(self: Drawing, index: int):
+        assert index not in (2, 5), f"Image Not Found {index}.jpg"
+        return whole(self, index)
+
+    monkeypatch.setattr(Drawing, "__getitem__", lacking)
+    monkeypatch.setattr(upstream, "make_dataset", lambda *_, **__: Drawing())
+    monkeypatch.setattr(DataConfig, "paths", lambda *_: ["nowhere"])
+    data = DataConfig(tmp_path / "data.yaml", tmp_path, {0: "a"}, {}, False)
+    loader = make_loader(data, "train", imgsz=64, batch_size=2, workers=0, augment=True)
+    for _ in range(2):
+        assert [row[0] for batch in image_batches(loader) for row in batch.tolist()] == [0, 1, 3, 4, 6, 7, 8, 9, 10]
+    text = f"2 of {COUNT} augmented images are left out, because an image that they are made of cannot be decoded"
+    assert caplog.messages == [text]
+
+
+def test_an_error_of_another_kind_is_not_hidden():
+    class Wrong(Drawing):
+        def __getitem__(self, index: int):
+            raise AssertionError("label")
+
+    with pytest.raises(AssertionError, match="label"):
+        SeededImages(Wrong())[0]
 
 
 def test_who_else_draws_is_not_disturbed():

@@ -15,6 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from utils.evaluation.batch import Item
+
+UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
+
 
 class SeededImages(Dataset[Any]):
     """Items of an augmenting dataset, the generators that it draws from being seeded for each of them.
@@ -40,9 +44,14 @@ class SeededImages(Dataset[Any]):
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """The dataset's item."""
+        """The dataset's item; without image where one that it is made of cannot be decoded."""
         with _seeded(self.seed, index):
-            return self._dataset[index]
+            try:
+                return self._dataset[index]
+            except AssertionError as error:
+                if not str(error).startswith(UNDECODABLE):
+                    raise
+                return Item(None, torch.zeros((0, 6)), "", None)
 
 
 @contextmanager

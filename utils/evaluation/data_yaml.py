@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class DataConfig:
         names: class names by id, without gaps.
         splits: for `train`, `val`, `test` (those that are given): existing folders of images, or lists of images.
         is_coco: COCO's 80 classes on val2017, whose results use COCO's 91 category ids.
+        missing: splits that are given and not there → the first of their entries that lies nowhere.
     """
 
     file: Path
@@ -34,6 +35,7 @@ class DataConfig:
     names: Mapping[int, str]
     splits: Mapping[str, tuple[str, ...]]
     is_coco: bool
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nc(self) -> int:
@@ -57,8 +59,10 @@ class DataConfig:
         """The folders and lists of a split.
 
         Raises:
-            DataError: the YAML does not name this split.
+            DataError: the YAML does not name this split, or its images are not there.
         """
+        if split in self.missing:
+            raise DataError(_not_found(self.file, split, self.missing[split], self.root))
         if split not in self.splits:
             raise DataError(f"{self.file} has no '{split}:' entry; it has {', '.join(self.splits)}")
         return self.splits[split]
@@ -81,10 +85,19 @@ def load_data(path: str | Path) -> DataConfig:
         raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of images")
     root = _root(content.get("path"), file, entries)
     splits = {split: found for split, paths in entries.items() if (found := _resolve(root, paths))}
-    if "val" in entries and "val" not in splits:
-        raise DataError(f"{file}: val images {entries['val'][0]!r} not found in {root}; correct 'path:' or 'val:'")
+    missing = {
+        split: next(one for one in paths if not _resolve(root, (one,)))
+        for split, paths in entries.items()
+        if split not in splits
+    }
+    if "val" in missing:
+        raise DataError(_not_found(file, "val", missing["val"], root))
     is_coco = len(names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
-    return DataConfig(file, root, names, splits, is_coco)
+    return DataConfig(file, root, names, splits, is_coco, missing)
+
+
+def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
+    return f"{file}: {split} images {entry!r} not found in {root}; correct 'path:' or '{split}:'"
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -26,9 +26,9 @@ from utils.core import distributed
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
 from utils.core.run_folder import new_run
-from utils.core.score import Score
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.proxy import distance
+from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import CalibrateOptions, QuantizeOptions, merged_recipe
@@ -54,7 +54,7 @@ class Sweep:
 
     Attributes:
         chosen: the settings with the highest AP, and that AP.
-        images: that AP was measured on.
+        images: how many AP was measured on.
         methods: AP of each of `METHODS`.
         exceptions: scales that another method seemed better for → that method; `with_exceptions` is the AP with them.
         errors: standard error of a method's AP difference to the best method's; `with exceptions` is one of them.
@@ -135,7 +135,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
 
     Args:
         model: placed, on its device, in evaluation mode.
-        limit: images to measure AP on.
+        limit: images to measure AP on, at most.
     """
     seed_everything(options.seed)
     images = image_batches(inputs.calibration_loader(options))
@@ -150,12 +150,12 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     seconds = time.perf_counter() - began
 
     resampled: dict[str, Resampled | None] = {}
-    scores: list[Score] = []
+    results: list[EvalResult] = []
 
     def measured(amax: Mapping[str, Tensor], name: str, place: str) -> float:
         calibration.load(model, dict(amax))
         result = measurer.measure(model, f"calibration {name}")
-        scores.append(result.score)
+        results.append(result)
         resampled[place] = result.statistics.score_resampled() if result.statistics else None
         return result.score.decides
 
@@ -165,7 +165,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     settings = replace(recipe.calibration, method=method, scales={})
     if method == "percentile":
         settings = replace(settings, percentile=percentile)
-    found = Sweep(settings, methods[best], limit, methods, seconds, measure=scores[0].what)
+    found = Sweep(settings, methods[best], results[0].images, methods, seconds, measure=results[0].score.what)
     calibration.load(model, ranges[best])
 
     def exceptions() -> dict[str, str]:

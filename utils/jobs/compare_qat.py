@@ -23,12 +23,13 @@ from models.quantize import calibration, placement
 from models.quantize.finetune import Finetuner, as_input, seed_everything
 from models.quantize.recipe import Recipe, parse_method
 from models.quantize.schedule import Schedule
-from utils.core.files import atomic_path
+from utils.core.files import atomic_path, file_hash
 from utils.core.resampled import Difference, difference_error
 from utils.core.tasks import Prediction
 from utils.core.text_tables import aligned, columns
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.statistics import Statistics
+from utils.jobs import made_from
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions
 from utils.runners.pytorch import TorchRunner
@@ -93,10 +94,14 @@ class Comparison:
         """Load everything.
 
         Raises:
-            InputError: or one of its kinds: something of it cannot be used.
+            InputError: or one of its kinds: something cannot be used, or `folder` holds results of something else.
         """
         self._options, self._steps, self._folder = options, steps, folder
         self._inputs = Inputs.load(options, Recipe())
+        made_from.keep_to(folder, {
+            "--weights": file_hash(options.weights), "--data": made_from.dataset_digest(self._inputs.data),
+            "--imgsz": self._inputs.imgsz, "--batch-size": options.batch_size, "--steps": steps,
+        })  # fmt: skip
         self._teacher = self._inputs.teacher()
         self._training = torch.cat([one.images for one in self._inputs.training_loader(options)])
         self._held_out = [one.images for one in self._inputs.held_out_loader(options)]
@@ -234,9 +239,9 @@ def table(results: Sequence[Result]) -> list[str]:
         over_seeds = f"± {float(ends.std()) / len(ends) ** 0.5:.4f}" if len(ends) > 1 else "-"
         to_float = Difference(float(ends.mean()) - whole, _mean([one.error for one in group]))
         best, random = (_mean(values) for values in ([max(one.ap) for one in group], [one.random_ap for one in group]))
+        regained = f"{(float(ends.mean()) - ptq) / (whole - ptq):.0%}" if whole != ptq else "-"
         rows.append((start, form, str(len(group)), f"{ptq:.4f}", f"{float(ends.mean()):.4f}", over_seeds, str(to_float),
-                     f"{best:.4f}", "-" if random is None else f"{random:.4f}",
-                     f"{(float(ends.mean()) - ptq) / (whole - ptq):.0%}"))  # fmt: skip
+                     f"{best:.4f}", "-" if random is None else f"{random:.4f}", regained))  # fmt: skip
     first = results[0]
     return [*aligned(columns(headers, left=headers[:2]), rows, rule=True),
             f"float AP {first.float_ap:.4f}, {first.images} images, {first.steps[-1]} steps"]  # fmt: skip

@@ -18,11 +18,12 @@ from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.file_schema import Mismatch, number, record
-from utils.core.input_files import EXPECTED, read_yaml
+from utils.core.input_files import EXPECTED, is_regular, read_yaml
 from utils.core.tasks import masks_of_head, task_of_head
+from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.find_images import find_images
+from utils.evaluation.find_images import find_images, label_file
 from utils.evaluation.fingerprint import Fingerprint
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.shares import ShareOfBatches, whole_batch
@@ -82,9 +83,10 @@ class Inputs:
         source = upstream.load_float(options.weights)
         data = load_data(options.data)
         data.paths("train")
-        unmeasured = options.no_eval_origin and options.no_eval_ptq and options.ptq_only
-        if not unmeasured or recipe.calibration.method == AUTO:
-            data.paths("val")
+        trains = not options.ptq_only and recipe.finetune.epochs > 0  # and is evaluated after each epoch
+        measured = trains or not (options.no_eval_origin and options.no_eval_ptq)
+        if measured or recipe.calibration.method == AUTO:
+            check_labelled(data)
         check_classes(options.weights, source.names, data)
         hyp = read_hyp(options.hyp) if options.hyp else None
         device = select_device(options.device)
@@ -229,7 +231,8 @@ def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
     if not found:
         files = [image.path for image in getattr(loader.dataset, "images", ())]
         first = f"; the first: {files[0]}" if files else ""
-        raise DataError(f"none of the {len(files)} images can be decoded, although their headers can be read{first}")
+        count = len(loader.dataset)
+        raise DataError(f"none of the {count} images can be decoded, although their headers can be read{first}")
 
 
 def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
@@ -237,7 +240,10 @@ def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
     asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
     if 0 < found < asked and distributed.is_main() and not getattr(loader, "undecodable_said", False):
         loader.undecodable_said = True
-        logger.warning("%d of %d images cannot be decoded and are left out", asked - found, asked)
+        what = "%d of %d images cannot be decoded and are left out"
+        if isinstance(loader.dataset, SeededImages):  # one file may be in several mosaics
+            what = "%d of %d augmented images are left out, because an image that they are made of cannot be decoded"
+        logger.warning(what, asked - found, asked)
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
@@ -247,6 +253,13 @@ def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfi
             f"{weights} detects {len(names)} classes and {data.file} has {data.nc}; "
             "give the dataset that the weights were trained on"
         )
+
+
+def check_labelled(data: DataConfig) -> None:
+    """Raises `DataError` when there are no validation images, or none of them has a label file: AP needs labels."""
+    files = find_images(data.paths("val"))
+    if not any(is_regular(label_file(file)) for file in files):
+        raise DataError(f"no image of 'val' has a label file; expected, for the first, {label_file(files[0])}")
 
 
 def fitting_size(imgsz: int, stride: int) -> int:

@@ -46,7 +46,7 @@ class Training:
         self, student: nn.Module, teacher: nn.Module, inputs: Inputs, options: QuantizeOptions, settings: Finetune,
         *, legs: list[int], state: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
-        self._settings, self._seed, self._batch_size = settings, options.seed, options.batch_size
+        self._settings, self._seed = settings, options.seed
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         if state:
             self._tuner.load_state_dict(state)
@@ -56,10 +56,11 @@ class Training:
         steps = min(settings.iters, len(self._images))
         self._schedule = Schedule(settings.lr, steps, (*legs, settings.epochs))
         images = len(self._images.dataset)
+        self._images_per_step = min(options.batch_size, images / steps)  # an epoch's last batch may be smaller
         short = "" if steps == settings.iters else f"; an epoch is one pass over {images} images, and no longer"
         logger.info(
             "QAT: %d epochs x %d steps = %d steps of %d images, learning rate up to %.2g%s",
-            settings.epochs, steps, settings.epochs * steps, options.batch_size,
+            settings.epochs, steps, settings.epochs * steps, min(options.batch_size, images),
             self._schedule.highest(settings.epochs - 1), short,
         )  # fmt: skip
 
@@ -93,7 +94,7 @@ class Training:
         speed = trained.iterations / trained.seconds
         logger.info(
             "epoch %d: %d steps in %.1f s: %.2f steps/s, %.1f images/s",
-            number, trained.iterations, trained.seconds, speed, speed * self._batch_size,
+            number, trained.iterations, trained.seconds, speed, speed * self._images_per_step,
         )  # fmt: skip
         return TrainedEpoch(trained.loss, self._schedule.mean(number), self._measure())
 

@@ -62,6 +62,16 @@ def test_data_yaml(folder):
         data.paths("test")
 
 
+def test_a_split_that_lies_nowhere_is_not_said_to_be_left_out_of_the_yaml(folder, tmp_path):
+    content = yaml.safe_load((folder / "data.yaml").read_text()) | {"path": str(folder)}
+    data = load_data(write_yaml(tmp_path / "data.yaml", **content | {"train": ["images/val", "images/train2017"]}))
+    message = f"train images 'images/train2017' not found in {folder}; correct 'path:' or 'train:'"
+    with pytest.raises(DataError, match=message):
+        data.paths("train")
+    with pytest.raises(DataError, match=r"has no 'test:' entry; it has val"):
+        data.paths("test")
+
+
 @pytest.mark.parametrize("root", [None, ".", "..", "elsewhere"])
 def test_root_is_found_beside_the_yaml_or_in_the_working_folder(tmp_path, monkeypatch, root):
     """Upstream counts a relative `path:` from the checkout, which here is tried first, then these two."""

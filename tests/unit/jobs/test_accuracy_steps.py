@@ -227,6 +227,10 @@ def test_the_ways_of_quantizing(recorded):
     assert ranges[ranges.index("--train") + 1] == "ranges"
     assert {"--epochs=2", "--iters=5", "--no-eval-origin"} <= set(ranges) & set(qat)
     assert not {"--train", "--calib-method", "--device"} & set(qat)
+    recorded.commands.clear()
+    (recorded.folder / "qat" / "report.json").unlink()
+    measure.quantize(recorded, options(epochs=0))
+    assert "--epochs=0" in recorded.commands["qat"]  # not the ten of qat.py
     (recorded.folder / "qat" / "weights").mkdir()
     (recorded.folder / "qat" / "weights" / "last.pt").write_text("a state")
     measure.quantize(recorded, options())
@@ -293,8 +297,46 @@ def test_devices_that_are_not_there(monkeypatch, text):
         run.devices(text)
 
 
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[run.Source]:
+    """Networks whose weights are given, and a dataset that is not looked at."""
+    for name in names:
+        (tmp_path / f"{name}.pt").write_text(name)
+    monkeypatch.setattr(run, "load_data", lambda path: path)
+    monkeypatch.setattr(run, "dataset_digest", str)
+    return [run.Source(name, weights=tmp_path / f"{name}.pt") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"data": Path("other.yaml")}, "out"), ({"imgsz": 320}, "out"), ({}, "out/a")]
+)
+def test_results_of_other_weights_or_images_are_not_taken_for_these(tmp_path, monkeypatch, changes, name):
+    sources = given(tmp_path, monkeypatch, "a")
+    took = []
+    monkeypatch.setattr(run, "_run_network", lambda source, *_: took.append(source.name))
+    monkeypatch.setattr(run, "_about", lambda options, networks: {})
+    monkeypatch.setattr(run.page, "write", lambda found, output, about: [])
+    for _ in range(2):
+        run.run(sources, ["train"], None, options(), tmp_path / "out", [], sys.executable)
+    if not changes:
+        (tmp_path / "a.pt").write_text("trained longer")
+    with pytest.raises(InputError, match=f"the results in .*{name} were made with other --.*choose another --output"):
+        run.run(sources, ["train"], None, options(**changes), tmp_path / "out", [], sys.executable)
+    assert took == ["a", "a"]
+
+
+def test_a_network_that_is_trained_here_is_not_one_of_that_name_that_is_given(tmp_path, monkeypatch):
+    sources = given(tmp_path, monkeypatch, "yolov9-c")
+    monkeypatch.setattr(run, "_run_network", lambda *_: None)
+    monkeypatch.setattr(run, "_about", lambda options, networks: {})
+    monkeypatch.setattr(run.page, "write", lambda found, output, about: [])
+    trained_here = [run.Source("yolov9-c", network=network("yolov9-c"))]
+    run.run(trained_here, ["train"], None, options(), tmp_path / "out", [], sys.executable)
+    with pytest.raises(InputError, match="made with other --weights"):
+        run.run(sources, ["train"], None, options(), tmp_path / "out", [], sys.executable)
+
+
 def test_a_network_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    sources = [run.Source("a", weights=tmp_path / "a.pt"), run.Source("b", weights=tmp_path / "b.pt")]
+    sources = given(tmp_path, monkeypatch, "a", "b")
 
     def taken(weights, one):
         if weights.stem == "a":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,12 +40,15 @@ class Given:
     def __init__(self, held_out: bool = True) -> None:
         self.held_out = frozenset({"a.png"} if held_out else ())
         self.read: list[int] = []
+        self.batch_size = 2
 
     def _loader(self, images: torch.Tensor, shuffle: bool) -> DataLoader[Any]:
         def collate(items: Any) -> Batch:
             return Batch(torch.stack([one[0] for one in items]), torch.zeros(0, 6), ("",) * len(items))
 
-        return DataLoader(TensorDataset(images), 2, shuffle=shuffle, generator=torch.Generator(), collate_fn=collate)
+        return DataLoader(
+            TensorDataset(images), self.batch_size, shuffle=shuffle, generator=torch.Generator(), collate_fn=collate
+        )
 
     def training_loader(self, _: QuantizeOptions) -> DataLoader[Any]:
         loader = self._loader(IMAGES[:8], shuffle=True)
@@ -61,8 +65,10 @@ class Given:
         return self._loader(IMAGES[8:], shuffle=False)
 
 
-def training(student: nn.Module, given: Given, state: Any = None, legs: tuple = (0,), **settings: Any) -> Training:
-    options = QuantizeOptions(seed=5, batch_size=2)
+def training(
+    student: nn.Module, given: Given, state: Any = None, legs: tuple = (0,), batch_size: int = 2, **settings: Any
+) -> Training:
+    options = QuantizeOptions(seed=5, batch_size=batch_size)
     settings = Finetune(**{"epochs": 3, "iters": 4, "lr": LR, **settings})
     return Training(student, detector(), given, options, settings, legs=list(legs), state=state)
 
@@ -115,6 +121,21 @@ def test_an_epoch_is_one_pass_and_no_longer_and_the_log_says_so(student, caplog)
     assert caplog.messages[-1] == "QAT: 3 epochs x 2 steps = 6 steps of 2 images, learning rate up to 0.0001"
     trains.epoch(0)
     assert len(given.read) == 4
+
+
+@pytest.mark.parametrize(("batch_size", "iters", "a_step", "images"), [(16, 4, 8, 8), (3, 4, 3, 8), (3, 2, 3, 6)])
+def test_images_per_second_are_those_that_there_are(student, caplog, monkeypatch, batch_size, iters, a_step, images):
+    """A dataset may be smaller than a batch, and an epoch's last batch smaller than the others."""
+    caplog.set_level(logging.INFO)
+    given = Given()
+    monkeypatch.setattr(given, "batch_size", batch_size)
+    trains = training(copy.deepcopy(student), given, batch_size=batch_size, iters=iters)
+    assert f" steps of {a_step} images" in caplog.messages[-1]
+    run_epoch = trains._tuner.run_epoch
+    monkeypatch.setattr(trains._tuner, "run_epoch", lambda *args: replace(run_epoch(*args), seconds=2.0))
+    trains.epoch(0)
+    assert len(given.read) == images
+    assert caplog.messages[-1].endswith(f" steps/s, {images / 2:.1f} images/s")
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,32 @@ def test_a_training_that_diverges_says_so_whatever_became_of_the_ranges(teacher)
     assert all(torch.equal(backend.get_amax(one), before[name]) for name, one in backend.quantizers(tuner.student))
 
 
+@pytest.mark.parametrize(("rate", "log_amax"), [(float("inf"), 0.0), (1e-3, 1e3)])
+def test_a_last_step_that_leads_nowhere_is_a_divergence_too(teacher, monkeypatch, rate, log_amax):
+    """Its loss was finite, and no step comes that would look at what it left, in weights or in ranges."""
+    tuner = make(teacher)
+    step = tuner._step
+
+    def then_move_ranges(batch: Tensor) -> Tensor:
+        loss = step(batch)
+        tuner.ranges.log_amax.data += log_amax
+        return loss
+
+    monkeypatch.setattr(tuner, "_step", then_move_ranges)
+    before = {name: backend.get_amax(one).clone() for name, one in backend.quantizers(tuner.student)}
+    with pytest.raises(DivergedError, match="weights or ranges are not finite after the last step"):
+        tuner.run_epoch(images(1), constant(rate))
+    assert all(torch.equal(backend.get_amax(one), before[name]) for name, one in backend.quantizers(tuner.student))
+
+
+def test_a_loss_on_held_out_images_that_is_not_finite_is_a_divergence(teacher):
+    tuner = make(teacher)
+    with torch.no_grad():
+        tuner.student.model[2].cv1.conv.bias[0] = float("nan")
+    with pytest.raises(DivergedError, match="the loss on held-out images is nan"):
+        tuner.held_out_loss(images(1))
+
+
 def test_a_loss_is_not_below_zero():
     assert finetune._finite(torch.tensor(-1e-9)) == 0.0
 

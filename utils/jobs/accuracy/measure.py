@@ -67,7 +67,8 @@ def evaluate_float(steps: Steps, options: MeasureOptions) -> None:
 
 def quantize(steps: Steps, options: MeasureOptions) -> None:
     """PTQ as it is by default and QAT from there; PTQ with the calibration that suits best; QAT of ranges alone."""
-    training = [f"--{name}={value}" for name, value in (("epochs", options.epochs), ("iters", options.iters)) if value]
+    training = [f"--{name}={value}" for name, value in (("epochs", options.epochs), ("iters", options.iters))
+                if value is not None]  # fmt: skip
     for name, arguments in QUANTIZED.items():
         folder = steps.folder / name
         command = ["qat.py", "quantize", "--weights", steps.weights, *_data(options), "--imgsz", str(options.imgsz),

@@ -12,7 +12,7 @@ import torch
 
 from utils import upstream
 from utils.core.errors import InputError
-from utils.core.files import copy_file
+from utils.core.files import copy_file, file_hash
 from utils.core.run_folder import held
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.find_images import find_images
@@ -22,6 +22,7 @@ from utils.jobs.accuracy.networks import NETWORKS, Network
 from utils.jobs.accuracy.results import Results
 from utils.jobs.accuracy.steps import NOTES, StepError, Steps
 from utils.jobs.accuracy.train import TrainOptions, convert, train
+from utils.jobs.made_from import dataset_digest, keep_to
 from utils.upstream_heads import TRAINING_HEADS
 
 logger = logging.getLogger(__name__)
@@ -89,13 +90,16 @@ def run(
         The files of the page.
 
     Raises:
+        InputError: `output` holds results of other weights or another dataset.
         StepError: a program failed; the page is written nevertheless.
     """
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    keep_to(output, {"--data": dataset_digest(load_data(options.data)), "--imgsz": options.imgsz})
+    for source in sources:
+        keep_to(output / source.name, {"--weights": file_hash(source.weights) if source.weights else "trained here"})
     failures = []
     for source in sources:
         folder = output / source.name
-        folder.mkdir(parents=True, exist_ok=True)
         steps = Steps(folder, source.name, environment, engine_python)
         with held(folder):
             try:

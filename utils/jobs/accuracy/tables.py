@@ -77,15 +77,16 @@ def times(networks: Sequence[Results]) -> Table:
 
 
 def outdone(networks: Sequence[Results]) -> list[str]:
-    """A sentence for each float network that a larger one in INT8 beats in AP and in time."""
+    """A sentence for each float network that a larger one in INT8 beats in time, and in AP beyond its error."""
     found = []
     for small, large in product(networks, networks):
         ours, theirs = small.deployed("float"), large.deployed("int8")
         plain, int8 = small.time("float", PLOTTED_BATCH), large.time("int8", PLOTTED_BATCH)
         if small is large or ours is None or theirs is None or plain is None or int8 is None:
             continue
-        if (theirs.ap or 0) > (ours.ap or 0) and int8.latency < plain.latency:
-            scores = f"AP {fraction(theirs.ap)} against {fraction(ours.ap)}"
+        gain = theirs.difference(ours)
+        if gain and gain.value > 0 and gain.beyond_error and int8.latency < plain.latency:
+            scores = f"AP {fraction(theirs.ap)} against {fraction(ours.ap)} ({gain})"
             latencies = f"{int8.latency:.2f} ms against {plain.latency:.2f} ms at batch size {PLOTTED_BATCH}"
             found.append(
                 f"{large.name} in {int8.ran_as} beats {small.name} in {plain.ran_as}: {scores}, and {latencies}."
