@@ -20,6 +20,10 @@ import _thread
 import os
 import sys
 
+if sys.version_info < (3, 10):  # noqa: UP036  # what an older one trips over is imported after this
+    sys.stderr.write(f"error: this is Python {sys.version_info[0]}.{sys.version_info[1]}; 3.10 or newer is needed\n")
+    sys.exit(2)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
