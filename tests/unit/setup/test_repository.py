@@ -33,6 +33,19 @@ def step_that(path: Path, text: str) -> str:
     return found
 
 
+def test_scripts_run_where_git_was_told_to_write_windows_line_ends(tmp_path):
+    git = ["git", "-c", "core.autocrlf=true", "-c", "user.name=a", "-c", "user.email=b", "-c", "commit.gpgSign=false"]
+    made, cloned = tmp_path / "made", tmp_path / "cloned"
+    names = (".gitattributes", "patch_yolov9.sh", "requirements/runtime.txt", "data/demo/gelan-digits.pt")
+    for name in names:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_bytes((ROOT / name).read_bytes())
+    for words in (["init", "--quiet"], ["add", "--force", "."], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run([*git, "-C", made, *words], check=True)
+    subprocess.run([*git, "clone", "--quiet", made, cloned], check=True)
+    assert [name for name in names if (cloned / name).read_bytes() != (ROOT / name).read_bytes()] == []
+
+
 def test_one_version_everywhere():
     first = re.search(r"^## (\d\S*) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     cited = read(ROOT / "CITATION.cff")["version"]
