@@ -268,13 +268,23 @@ def _frames_in(file: Path) -> int:
         video.release()
 
 
+def writable_rate(rate: float) -> float:
+    """Frames a second as MPEG-4 can hold them, a ratio of numbers up to 65,535; 25 where the video says nothing.
+
+    OpenCV makes a decimal fraction of the rate, so that those of slow motion, such as 237.333, need fewer digits.
+    """
+    if not 0.01 < rate < 65_535:
+        return 25.0
+    return round(rate, 3 if rate < 65 else 2 if rate < 655 else 0)
+
+
 def _video(artist: Artist | PlainArtist, file: Path, target: Path, progress: bool) -> Path:
     import cv2
     from tqdm import tqdm
 
     with open_video(file) as video:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
-        rate, total = video.get(cv2.CAP_PROP_FPS) or 25.0, int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+        rate, total = writable_rate(video.get(cv2.CAP_PROP_FPS)), int(video.get(cv2.CAP_PROP_FRAME_COUNT))
         with atomic_path(target) as temporary:
             writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
             if not writer.isOpened():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import cv2
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from utils.cli import run_program
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, SEGMENT
 from utils.evaluation.mask_patches import Patch
+from utils.jobs import visualize
 from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
@@ -143,6 +147,23 @@ def test_a_video_of_a_segmentation_network_has_masks(outlined, tmp_path):
     expected, plain = ours.draw(image)[0], draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))
     distance = [np.abs(frame.astype(int) - one).mean() for one in (expected, plain)]
     assert distance[0] < 0.7 * distance[1]
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(30000 / 1001, 29.97), (59.9994, 59.999), (119.88, 119.88), (237.3333, 237.33), (1000, 1000), (90000, 25)],
+)
+def test_videos_of_any_rate_are_written(known, tmp_path, monkeypatch, rate, expected):
+    writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 64))
+    writer.write(np.zeros((64, 64, 3), np.uint8))
+    writer.release()
+    read = cv2.VideoCapture(str(tmp_path / "film.avi"))
+    given = SimpleNamespace(read=read.read, get=lambda what: rate if what == cv2.CAP_PROP_FPS else read.get(what))
+    monkeypatch.setattr(visualize, "open_video", lambda _: nullcontext(given))
+    blank = artist(known[1], imgsz=64)
+    blank.draw = lambda image: (image, 0)
+    (written,) = show(blank, tmp_path / "film.avi", tmp_path, progress=False)
+    assert cv2.VideoCapture(str(written)).get(cv2.CAP_PROP_FPS) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
