@@ -386,6 +386,15 @@ def test_a_truncated_onnx(tmp_path):
         open_runner(path)
 
 
+def test_a_file_with_tensorrts_plugin(tmp_path):
+    model = onnx.load(write_onnx(tmp_path / "a.onnx"))
+    model.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", ["output0"], ["num_dets"], domain="TRT"))
+    model.opset_import.append(onnx.helper.make_opsetid("TRT", 1))
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(InputError, match=r"cannot load .*a\.onnx: it has a plugin of TensorRT's, .* with --nms onnx$"):
+        open_runner(tmp_path / "a.onnx")
+
+
 @pytest.mark.parametrize("suffix", [".engine", ".plan"])
 def test_an_engine_without_tensorrt_says_what_to_install(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(tensorrt_api, "installed", lambda: None)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float": "float32", "double": "float64"}  # others are called as in torch
+_PLUGIN = "it has a plugin of TensorRT's, which runs in engines only; build one, or export the file with --nms onnx"
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
@@ -88,7 +89,8 @@ def _session(
     try:
         session = open_session(str(path), options, providers)
     except _runtime_errors() as error:
-        raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {_short(error)}") from error
+        reason = _PLUGIN if "_TRT(" in str(error) else _short(error)
+        raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
     if device.type == "cuda" and session.get_providers()[0] != _CUDA:
         logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
         device = torch.device("cpu")
