@@ -43,6 +43,7 @@ FILE = re.compile(
     r"(?<![\w./-])(?:\./)?((?:docs|models/quantize|models/reparam|utils|scripts|tests|requirements|data/demo)/[\w./-]*"
     r"(?:\.(?:py|sh|md|txt|pt|png)|/))(?![\w*])"
 )
+AS_TRAINED = re.compile(r"((?<!_)qat\.py|benchmark_trt\.(?:py|sh)) [^\n]*?(?<![\w-])(yolov9-[tsmce](?:-dseg)?\.pt)")
 BARE_FILE = re.compile(r"(?<![\w./-])(\w+\.(?:py|sh))(?![\w.])")
 
 
@@ -72,6 +73,9 @@ def _broken_links(text: str, folder: Path) -> Iterator[str]:
 def _wrong_commands(text: str) -> Iterator[str]:
     for words in commands(text):
         yield from _wrong_command(words, whole=True)
+    for _, block in FENCE.findall(text):
+        for program, weights in AS_TRAINED.findall(block.replace("\\\n", " ")):
+            yield f"{program} refuses {weights}, which has its auxiliary branch; name one that was converted"
     for span in SPAN.findall(FENCE.sub("", text)):
         with contextlib.suppress(ValueError):  # half a quotation is no command
             words = [word for word in shlex.split(span) if word != "python"]
