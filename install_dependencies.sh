@@ -145,7 +145,7 @@ install_set() {
   environment constraints "$set_name" >"$constraints" || status=$?
   [ "$status" != 0 ] || pip_install -r "$OVERLAY_ROOT/requirements/$set_name.txt" -c "$constraints" || status=$?
   rm -f "$constraints"
-  [ "$status" = 0 ] || die 1 "the packages of requirements/$set_name.txt could not be installed; the reason is above"
+  [ "$status" = 0 ] || die 1 "the packages of requirements/$set_name.txt could not be installed; the reason is above$(environment hint)"
   say "checking that it can be imported (half a minute)"
   log=$(environment check "$set_name" 2>/dev/null) ||
     die 1 "what was installed does not work: $(printf '%s' "$log" | tr '\n' ';')"

@@ -4,6 +4,7 @@
 Actions:
     environment.py check SET [--quick]   name every requirement of the set that is not met; exit code 1 if there is one
     environment.py constraints SET       the constraints to install the set with
+    environment.py hint                  why installing may have failed, to be put behind a sentence; or nothing
     environment.py fingerprint SET       a hash of what the set asks for and of the Python version
     environment.py managed               exit code 0 if the operating system forbids installing into it (PEP 668)
     environment.py uv-settings           shell lines that give uv the package indexes that pip is configured with
@@ -35,6 +36,7 @@ from typing import Any, NoReturn
 
 from utils.core import console
 
+ACTIONS = ("check", "constraints", "hint", "fingerprint", "managed", "uv-settings", "summary")
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 # What proves that a set works.
 IMPORTS = {
@@ -130,6 +132,15 @@ def constraints(name: str) -> Iterator[str]:
             yield line
 
 
+def hint() -> str:
+    """What to do where NVIDIA's torch stays and has no torchvision: each of PyPI's wants the one torch of PyPI's."""
+    installed = {_name(d.metadata["Name"]): d.version for d in metadata.distributions()}
+    torch = installed.get("torch", "")
+    if "torchvision" in installed or not re.match(r"[\d.]+(a|b|rc|\.dev)\d", torch):
+        return ""
+    return f"; torch {torch} is not PyPI's, whose torchvision does not fit it: first install one that was built for it"
+
+
 def fingerprint(name: str) -> str:
     """A hash that changes with the requirements of a set, the constraints, and the Python version."""
     content = b"".join(path.read_bytes() for path in [*files_of(name), FOLDER / "constraints.txt"])
@@ -180,7 +191,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     console.guard()
     parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("check", "constraints", "fingerprint", "managed", "uv-settings", "summary"))
+    parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("set", nargs="?", choices=tuple(IMPORTS))
     parser.add_argument("--quick", action="store_true", help="import only what is quick to import")
     args = parser.parse_args(argv)
@@ -196,6 +207,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(uv_settings()))
     elif args.action == "summary":
         print(summary())
+    elif args.action == "hint":
+        print(hint())
     elif args.action == "constraints":
         print("\n".join(constraints(args.set)))
     else:

@@ -314,6 +314,17 @@ class TestInstalling:
         assert "requirements/quantize.txt could not be installed" in result.stderr
         assert "libraries" in result.stderr
 
+    def test_nvidias_torch_without_a_torchvision_that_fits(self, project: Project, with_pip: Path, tmp_path: Path):
+        (project.root / "requirements/runtime.txt").write_text("torch>=2.4\ntorchvision>=0.19\n")
+        pip(with_pip, "install", "--no-index", "--no-deps", project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl")
+        result = project.install("--runtime", cwd=tmp_path)
+        assert result.returncode == 1
+        assert "torchvision" in result.stderr
+        assert result.stderr.splitlines()[-1].endswith(
+            "the reason is above; torch 2.9.0a0+nv25.8 is not PyPI's, whose torchvision does not fit it: first install "
+            "one that was built for it"
+        )
+
     def test_what_is_installed_and_does_not_import_is_named(self, project: Project, with_pip: Path, tmp_path: Path):
         write_wheel(project.wheels, "libraries", "1.1", ["torchvision", "cv2"])
         result = project.install(cwd=tmp_path)
@@ -381,6 +392,21 @@ class TestConstraints:
         monkeypatch.setattr(environment.metadata, "distributions", lambda: found)
         monkeypatch.setattr(environment.metadata, "version", lambda name: version_of(installed, name))
         assert list(environment.constraints("quantize")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("installed", "helps"),
+    [
+        ({}, False),
+        ({"torch": "2.8.0+cu126"}, False),
+        ({"torch": "2.5.0a0+872d972e41.nv24.8"}, True),
+        ({"torch": "2.5.0a0+872d972e41.nv24.8", "torchvision": "0.20.0a0+afc54f7"}, False),
+    ],
+)
+def test_a_hint_where_torch_is_of_another_index(environment, monkeypatch, installed: dict[str, str], helps: bool):
+    found = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in installed.items()]
+    monkeypatch.setattr(environment.metadata, "distributions", lambda: found)
+    assert bool(environment.hint()) == helps
 
 
 def version_of(installed: dict[str, str], name: str) -> str:
