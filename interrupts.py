@@ -23,6 +23,9 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036  # what an older one trips over is imported after this
     sys.stderr.write(f"error: this is Python {sys.version_info[0]}.{sys.version_info[1]}; 3.10 or newer is needed\n")
     sys.exit(2)
+if sys.platform == "win32":  # which has neither these signals nor locks on files
+    sys.stderr.write("error: this needs Linux, and on Windows the Windows Subsystem for Linux (WSL)\n")
+    sys.exit(2)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,13 +26,19 @@ PROGRAMS = [
 START = "import interrupts\ninterrupts.watch(__name__)\nimport os, sys, time\ndef ready(): os.write(1, b'ready\\n')\n"
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("version_info = (3, 9, 18)", "this is Python 3.9; 3.10 or newer is needed"),
+        ("platform = 'win32'", "this needs Linux, and on Windows the Windows Subsystem for Linux (WSL)"),
+    ],
+)
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
-def test_an_older_python_is_refused_in_one_line(path):
-    code = "import runpy, sys; sys.version_info = (3, 9, 18); runpy.run_path(sys.argv[1], run_name='__main__')"
+def test_a_python_that_cannot_do_it_is_refused_in_one_line(path, setting, message):
+    code = f"import runpy, sys; sys.{setting}; runpy.run_path(sys.argv[1], run_name='__main__')"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code, path, "-h"], env=environment, capture_output=True, text=True)
-    said = "error: this is Python 3.9; 3.10 or newer is needed\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
 class Program:
