@@ -155,6 +155,7 @@ def plan_patch(checkout: Path, files: dict[str, Path], record: Record, force: bo
     """Compare the overlay with what lies in the checkout."""
     plan, begun = Plan(), []
     _check_ways(checkout, {*files, *record.files})
+    _check_modules(checkout, files)
     for path, source in files.items():
         target = checkout / path
         known = record.files.get(path)
@@ -212,6 +213,21 @@ def _check_ways(checkout: Path, paths: set[str]) -> None:
     for path in sorted(paths):
         check_way(checkout, path)
         check_way(checkout, f"{STATE}/{BACKUP}/{path}")
+
+
+def _check_modules(checkout: Path, files: dict[str, Path]) -> None:
+    """Refuse where a file of others has a module's name too: Python takes the folder, and who wants the file breaks."""
+    for path in files:
+        folder = Path(path).parent
+        if Path(path).name == "__init__.py":
+            other = f"{folder.as_posix()}.py"
+        else:
+            other = (folder / Path(path).stem / "__init__.py").as_posix()
+        if path.endswith(".py") and other not in files and os.path.lexists(checkout / other):
+            raise Refusal(
+                f"{checkout / other} and the overlay's {path} are the same module to Python; move it away, or take a "
+                "checkout without it (scripts/get_yolov9.sh makes one)"
+            )
 
 
 def check_way(checkout: Path, path: str) -> None:

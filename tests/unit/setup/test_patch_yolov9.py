@@ -215,6 +215,17 @@ class TestRefusals:
         (checkout / "qat.py").mkdir()
         assert_refused(overlay.patch(checkout, "--force"), "qat.py is a folder")
 
+    @pytest.mark.parametrize("other", ["models/quantize.py", "utils/cli/__init__.py"])  # the first is yolov9-qat's
+    def test_a_module_of_the_same_name(self, overlay: Overlay, checkout: Path, other: str):
+        overlay.write("models/quantize/__init__.py", "")
+        (checkout / other).parent.mkdir(exist_ok=True)
+        (checkout / other).write_text("theirs = 1\n")
+        before = tree(checkout)
+        assert_refused(overlay.patch(checkout, "--force"), other, "the same module to Python")
+        assert tree(checkout) == before
+        shutil.move(checkout / other, checkout / "theirs.py")
+        assert overlay.patch(checkout).returncode == 0
+
     def test_a_file_where_a_folder_belongs(self, overlay: Overlay, checkout: Path):
         (checkout / "data/demo").write_text("")
         assert_refused(overlay.patch(checkout, "--force"), "data/demo is a file")
