@@ -215,7 +215,7 @@ class TestRefusals:
         (checkout / "qat.py").mkdir()
         assert_refused(overlay.patch(checkout, "--force"), "qat.py is a folder")
 
-    @pytest.mark.parametrize("other", ["models/quantize.py", "utils/cli/__init__.py"])  # the first is yolov9-qat's
+    @pytest.mark.parametrize("other", ["models/quantize.py", "utils/cli/__init__.py"])
     def test_a_module_of_the_same_name(self, overlay: Overlay, checkout: Path, other: str):
         overlay.write("models/quantize/__init__.py", "")
         (checkout / other).parent.mkdir(exist_ok=True)
