@@ -88,7 +88,7 @@ def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Litera
     if api.max_opset is not None and file.opset > api.max_opset:
         raise InputError(
             f"{file.path} has opset {file.opset}, and {api.name} reads up to {api.max_opset}; "
-            "export it with --typing weak --opset 17"
+            f"export it with {'' if _is_deepstreams(file) else '--typing weak '}--opset 17"
         )
     if file.quantized and config.precision != "best":
         raise InputError(
@@ -98,16 +98,28 @@ def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Litera
     if file.half_scales and not api.strongly_typed:
         raise InputError(
             f"{file.path} is strongly typed (its scales are FP16), which {api.name} does not read; "
-            "export it with --typing weak"
+            f"export it with {'--opset 17' if _is_deepstreams(file) else '--typing weak'}"
         )
     if file.half_scales or not api.weakly_typed or (file.half and file.quantized):
         if not file.half and not config.allow_fp32 and config.precision != "fp32":
             raise InputError(
                 f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
-                "export it with --typing strong (a float network too), or give --allow-fp32"
+                f"{_in_fp16(file)}give --allow-fp32"
             )
         return "strong"
     return "weak"
+
+
+def _is_deepstreams(file: OnnxFile) -> bool:
+    """Whether export_yoloV9.py wrote the file, where --opset decides how it is typed."""
+    return file.metadata.get("form") == "deepstream"
+
+
+def _in_fp16(file: OnnxFile) -> str:
+    """How to export the file in FP16, or ''."""
+    if not _is_deepstreams(file):
+        return "export it with --typing strong (a float network too), or "
+    return "export it with --opset 19, or " if file.quantized else ""
 
 
 def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> None:

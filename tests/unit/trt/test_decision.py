@@ -36,6 +36,25 @@ def test_a_precision_that_is_not_the_files_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("version", "about", "advice"),
+    [
+        ("8.6.0", {"opset": 30}, "export it with --opset 17"),
+        ("8.6.0", {"half": True, "half_scales": True, "quantized": True}, "export it with --opset 17"),
+        ("11.0.0", {"quantized": True}, "would be slow; export it with --opset 19, or give --allow-fp32"),
+        ("11.0.0", {}, "would be slow; give --allow-fp32"),
+    ],
+)
+def test_advice_for_a_file_of_deepstreams_is_of_its_own_exporter(tmp_path, monkeypatch, version, about, advice):
+    """Which has no --typing."""
+    api = stand_in(monkeypatch, version)
+    file = onnx_summary.read(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), metadata={"form": "deepstream"}))
+    with pytest.raises(InputError) as caught:
+        choose_typing(dataclasses.replace(file, **about), api, QUIET)
+    assert str(caught.value).endswith(advice)
+    assert "--typing" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("shape", "changes", "expected"),
     [
         ((2, 3, 64, 96), {}, {}),
