@@ -150,15 +150,16 @@ class Detector:
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
-            # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
-            sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in result.values()]
-            self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
             if len(part) == len(images):
-                return result
+                found = result
+                break
             if not first:
                 found = {name: one.new_empty((len(images), *one.shape[1:])) for name, one in result.items()}
             for name, tensor in result.items():
                 found[name][first : first + len(part)] = tensor  # a copy: the next call may overwrite it
+        # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
+        sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in found.values()]
+        self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
         return found
 
     def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> Found:
