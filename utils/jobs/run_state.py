@@ -15,6 +15,7 @@ epoch's number, so that the state needs no generator and a resumed run is the ru
 
 from __future__ import annotations
 
+import glob
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -153,7 +154,7 @@ class RunState:
     def _remove_leftovers(self, folder: Path) -> None:
         """Delete checkpoints younger than the state that it does not name, and half-written temporary files."""
         written = (folder / STATE_FILE).stat().st_mtime_ns
-        stem = Path(self.options["weights"]).stem
+        stem = glob.escape(Path(self.options["weights"]).stem)
         patterns = (f"ptq_*{stem}.pt", f"qat_ep_*{stem}.pt", ".*.pt")
         for path in {path for pattern in patterns for path in folder.glob(pattern)}:
             if path.name not in self.files and path.stat().st_mtime_ns >= written:

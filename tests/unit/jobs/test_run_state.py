@@ -105,15 +105,17 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):
         RunState.load(tmp_path)
 
 
-def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state):
+@pytest.mark.parametrize("name", ["toy", "toy[2] a*"])
+def test_only_what_an_interrupted_step_left_is_removed(tmp_path, state, name):
+    state.options["weights"] = f"weights/{name}.pt"
     weights = run_state.weights_folder(tmp_path)
     weights.mkdir()
-    older = write(weights / "qat_ep_7_ap_0.9000_toy.pt", age=3600)
-    ours = write(weights / "ptq_ap_0.5000_toy.pt")
+    older = write(weights / f"qat_ep_7_ap_0.9000_{name}.pt", age=3600)
+    ours = write(weights / f"ptq_ap_0.5000_{name}.pt")
     state.files, state.checkpoint, state.best = [ours.name], ours.name, Best(Score(0.5), None, ours.name)
     state.rows["PTQ"] = row("PTQ")
     state.save(tmp_path)
-    left = [write(weights / "qat_ep_0_ap_0.5000_toy.pt", age=-5), write(weights / ".last-abc.pt", age=-5)]
+    left = [write(weights / f"qat_ep_0_ap_0.5000_{name}.pt", age=-5), write(weights / ".last-abc.pt", age=-5)]
     other = write(weights / "qat_ep_0_ap_0.5000_other.pt", age=-5)
     ours.touch()
     RunState.load(tmp_path)
