@@ -27,7 +27,7 @@ from utils.core.shared_memory import end_when_it_is_full, loading_processes
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.evaluation.images import ImageFile, find_images, label_file, read_images
+from utils.evaluation.images import ImageFile, find_images, read_images
 from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
 from utils.evaluation.quiet_decoders import decode
@@ -86,10 +86,6 @@ class ImageDataset(Dataset[Item]):
     def labelled(self) -> int:
         """Number of images that have a label file."""
         return sum(entry.labelled for entry in self.images)
-
-    def example_label_file(self) -> str:
-        """Where the labels of the first image are expected, for messages."""
-        return str(label_file(self.images[0].path))
 
     def __len__(self) -> int:
         return len(self.images)

@@ -117,6 +117,11 @@ def label_file(image: str) -> Path:
     return Path(path).with_suffix(".txt")
 
 
+def unlabelled(split: str, first: str) -> DataError:
+    """The error that no image of a split has a label file; its first image says where one is expected."""
+    return DataError(f"no image of '{split}' has a label file; expected, for the first, {label_file(first)}")
+
+
 def _read_list(path: Path) -> list[str]:
     """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
     text = read_text(path, "expected a list of images", DataError, limit=LARGEST_LIST)

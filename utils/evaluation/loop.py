@@ -15,13 +15,13 @@ import torch
 from utils.core import distributed
 from utils.core.bounds import check_bounds
 from utils.core.device import sent
-from utils.core.errors import DataError
 from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, in_images
+from utils.evaluation.find_images import unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.mask_files import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
@@ -125,8 +125,7 @@ def evaluate(
                          share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
-        expected = dataset.example_label_file()
-        raise DataError(f"no image of '{config.split}' has a label file; expected, for the first, {expected}")
+        raise unlabelled(config.split, dataset.images[0].path)
     truth = None
     if config.save_json:
         truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls, masks=stride is not None)

@@ -23,7 +23,7 @@ from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
-from utils.evaluation.find_images import find_images, label_file
+from utils.evaluation.find_images import find_images, label_file, unlabelled
 from utils.evaluation.fingerprint import Fingerprint
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.shares import ShareOfBatches, whole_batch
@@ -259,7 +259,7 @@ def check_labelled(data: DataConfig) -> None:
     """Raises `DataError` when there are no validation images, or none of them has a label file: AP needs labels."""
     files = find_images(data.paths("val"))
     if not any(is_regular(label_file(file)) for file in files):
-        raise DataError(f"no image of 'val' has a label file; expected, for the first, {label_file(files[0])}")
+        raise unlabelled("val", files[0])
 
 
 def fitting_size(imgsz: int, stride: int) -> int:
