@@ -34,17 +34,14 @@ def loading_processes(workers: int, batch: int, sharing: int = 1) -> tuple[int, 
     if free is None or not workers:
         return workers, AHEAD if workers else 0
     room = int(USABLE * free / sharing) // max(batch, 1) - IN_USE
-    if workers * AHEAD <= room:
-        return workers, AHEAD
     fitting = max(min(workers, room), 0)
-    if fitting == workers:
-        return workers, 1
-    needed = (workers * AHEAD + IN_USE) * batch * sharing / USABLE
-    _tell(
-        f"shared memory ({FOLDER}) has {free / 1e6:.0f} MB free, and {workers} loading processes need "
-        f"{needed / 1e6:.0f} MB: {fitting or 'none'} will read images, which takes longer; {ADVICE}"
-    )
-    return fitting, 1 if fitting else 0
+    if fitting < workers:
+        needed = (workers * AHEAD + IN_USE) * batch * sharing / USABLE
+        _tell(
+            f"shared memory ({FOLDER}) has {free / 1e6:.0f} MB free, and {workers} loading processes need "
+            f"{needed / 1e6:.0f} MB: {fitting or 'none'} will read images, which takes longer; {ADVICE}"
+        )
+    return fitting, min(AHEAD, room // fitting) if fitting else 0
 
 
 def end_when_it_is_full() -> None:

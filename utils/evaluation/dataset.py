@@ -195,26 +195,27 @@ def make_loader(
                 paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp, keep=keep
             )
         )
+        pixels = imgsz**2
     else:
         dataset = ImageDataset(
             paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
             mask_stride=mask_stride, progress=progress and distributed.is_main(),
         )  # fmt: skip
+        pixels = max(map(math.prod, dataset.shapes))
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
         batches = ShapeBatches(dataset.shapes, batch_size, together)
+        largest = max(map(len, batches))
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
+        largest = min(batch_size, len(dataset))
     collate_items: Callable[[Sequence[Any]], Batch] = collate
     if share and distributed.world().size > 1:
         batches, collate_items = ShareOfBatches(batches), OrNothing(collate_items)
-    images = max(map(len, batches)) if isinstance(batches, ShapeBatches) else min(batch_size, len(dataset))
-    side = imgsz if isinstance(imgsz, int) else max(imgsz)
-    pixels = max(map(math.prod, dataset.shapes)) if isinstance(dataset, ImageDataset) else side**2
     sharing = 1 if share else distributed.world().size  # each with batches of its own, or a part of the same
-    workers, each = loading_processes(min(workers, _cores(), len(batches)), images * 3 * pixels, sharing)
+    workers, each = loading_processes(min(workers, _cores(), len(batches)), largest * 3 * pixels, sharing)
     return _Loader(
         dataset,
         batch_sampler=batches,

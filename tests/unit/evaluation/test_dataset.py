@@ -24,6 +24,7 @@ from known_images import MIXED, write_set
 from torch.utils.data import DataLoader
 
 from utils import upstream
+from utils.core.distributed import World
 from utils.core.errors import DataError
 from utils.evaluation import images as images_module
 from utils.evaluation.augmented import SeededImages
@@ -459,6 +460,18 @@ def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, 
     loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
     assert loader.num_workers == workers
     assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_room_is_asked_for_the_largest_batch_that_all_processes_share(folder, monkeypatch, processes):
+    asked = []
+    monkeypatch.setattr("utils.evaluation.dataset.loading_processes", lambda *words: asked.append(words[1:]) or (0, 0))
+    monkeypatch.setattr("utils.core.distributed.world", lambda: World(0, processes))
+    data, options = load_data(folder / "data.yaml"), {"imgsz": 64, "batch_size": 1, "together": 16, "share": True}
+    images = max(len(indices) for indices in ShapeBatches([(64, 64)] * 20, 1, 16))
+    make_loader(data, "val", **options)
+    assert images > 1
+    assert asked == [(images * 3 * 64 * 64, 1)]
 
 
 def test_batches_that_are_given_together_come_after_a_first_one_alone():
