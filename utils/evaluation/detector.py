@@ -134,8 +134,11 @@ class Detector:
     def _prepare(self, images: Tensor) -> Tensor:
         return as_feed(images.to(self.device, non_blocking=True), self._form, self._input.dtype)
 
-    def _infer(self, images: Tensor) -> dict[str, Tensor]:
+    def _infer(self, images: Tensor, *, kept: bool = False) -> dict[str, Tensor]:
         """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped.
+
+        Args:
+            kept: the network's next run must not overwrite the results.
 
         Returns:
             The outputs by the task's names; of a network with NMS inside, its table of detections by no name, and its
@@ -150,7 +153,7 @@ class Detector:
             raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
-            if len(part) == len(images):
+            if len(part) == len(images) and not kept:
                 found = result
                 break
             if not first:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -51,7 +51,7 @@ class OverlappingDetector(Detector):
             clock = self._now()
             inputs = self._prepare(images)
             clock = self._lap("preprocess", clock)
-            raw = _copied(self._infer(inputs))
+            raw = self._infer(inputs, kept=True)
             self._lap("inference", clock)
             return Started(raw, images.shape)
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
@@ -62,7 +62,7 @@ class OverlappingDetector(Detector):
             marks[0].record()
             inputs = self._prepare(images)
             marks[1].record()
-            raw = _copied(self._infer(inputs))
+            raw = self._infer(inputs, kept=True)
             marks[2].record()
         return Started(raw, images.shape, marks)
 
@@ -79,11 +79,6 @@ class OverlappingDetector(Detector):
         found = self._found(started.raw, started.shape, shapes)
         self._lap("nms", clock)
         return found
-
-
-def _copied(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, which the network's next run does not overwrite."""
-    return {name: tensor.clone() for name, tensor in raw.items()}
 
 
 def awaited(batches: Iterable[Batch], seconds: dict[str, float]) -> Iterator[Batch]:

@@ -68,7 +68,7 @@ def test_images_on_the_cpu_for_a_network_on_a_gpu(known, monkeypatch):
     with OneBuffer(model, "cpu") as runner:
         detector = overlap.OverlappingDetector(runner, data)
         detector._beside = MagicMock()
-        monkeypatch.setattr(detector, "_infer", lambda inputs: {"output0": inputs})
+        monkeypatch.setattr(detector, "_infer", lambda inputs, kept: {"output0": inputs})
         started = detector.start(images)
     assert (started.shape, len(started.marks)) == (images.shape, 3)
     assert started.raw["output0"].shape == images.shape
