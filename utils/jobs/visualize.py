@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.letterbox import letterbox
-from utils.evaluation.quiet_decoders import decode, quiet_decoders
+from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.dependencies import without_torch
 from utils.jobs.open import open_runner
@@ -260,12 +261,9 @@ def _frames_in(file: Path) -> int:
     """As a video's own index says it; 0 where there is none."""
     import cv2
 
-    with quiet_decoders():
-        video = cv2.VideoCapture(str(file))
-    try:
+    with contextlib.suppress(DataError), open_video(file) as video:
         return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
-    finally:
-        video.release()
+    return 0
 
 
 def writable_rate(rate: float) -> float:
