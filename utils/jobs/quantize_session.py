@@ -191,11 +191,10 @@ class Session:
         if not self.options.ptq_only:
             final = weights / best_name(self.options.stem)
             copy_file(weights / best.file, final)
-            trained = bool(state.history or state.stopped)
-            self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state", holds=not trained)
+            self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state", holds=not state.trained)
             self._note(
                 f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state",
-                holds=trained and best.epoch is None,
+                holds=state.trained and best.epoch is None,
             )
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
@@ -224,7 +223,7 @@ class Session:
         if best is None or self.options.ptq_only:
             return f"quantized: {weights / best.file if best else weights}"
         score = "" if best.score is None else f", {best.score}"
-        ptq = "the PTQ state, which no epoch beat" if self.state.history or self.state.stopped else "the PTQ state"
+        ptq = "the PTQ state, which no epoch beat" if self.state.trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(self.report.rows)
         return f"best: {weights / best_name(self.options.stem)} ({origin}{score})" + (f"\n{lost}" if lost else "")

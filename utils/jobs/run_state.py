@@ -161,6 +161,11 @@ class RunState:
                 logger.info("removing %s, left by the interrupted step", path)
                 path.unlink()
 
+    @property
+    def trained(self) -> bool:
+        """Whether QAT has begun: an epoch has ended, or was stopped."""
+        return bool(self.history or self.stopped)
+
     def summary(self) -> str:
         """What is done, in words."""
         if self.stopped:
