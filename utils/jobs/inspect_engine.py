@@ -44,9 +44,22 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         layers = layer_report.layers_of(execution)
         gpu = tensorrt_api.gpu(execution.device.index)
         title = f"{engine.name}: {shape}, {execution.api.name}, {gpu.name if gpu else 'no GPU'}"
-        return report(layers, engine, title, execution.note.precision, draw)
+        found = report(layers, engine, title, execution.note.precision, draw)
+        if found.total_ms is None:
+            logger.info("%s", _why_no_times(execution))
+        return found
     finally:
         execution.close()
+
+
+def _why_no_times(execution: Execution) -> str:
+    streams = getattr(execution.engine, "num_aux_streams", 0)
+    if not streams:
+        return f"no times: {execution.api.name} measures no layers"
+    return (
+        f"no times: this engine has auxiliary streams ({streams}), and {execution.api.name} measured no layer of it; "
+        "an engine built with --max-aux-streams 0 shows them"
+    )
 
 
 def look_at_record(record: Path, *, draw: bool = False) -> Summary:

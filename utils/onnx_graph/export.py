@@ -97,7 +97,7 @@ def export_forms(
         graph = cleanup.remove_unused(qdq_passes.name_quantizers(cleanup.simplify(graph)))
     quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
     if config.for_int8_kernels and quantizers is not None:
-        graph, quantizers = _for_int8_kernels(graph, quantizers, config.input)
+        graph, quantizers = _for_int8_kernels(graph, quantizers)
     if config.half:
         graph = fp16.to_half(graph)
     if config.int8_weights:
@@ -110,18 +110,14 @@ def export_forms(
     return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
 
 
-def _for_int8_kernels(
-    graph: ModelProto, quantizers: Mapping[str, Traced], wanted: InputForm
-) -> tuple[ModelProto, dict[str, Traced]]:
+def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tuple[ModelProto, dict[str, Traced]]:
     """The graph with layers and channels as INT8 kernels want them, and its quantizers.
 
-    The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none. INT8 images can
-    lie in 32 channels in memory, where there is no copy to save.
+    The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
     """
     graph, parts = separate_parts(graph)
-    if wanted.kind != "int8":
-        graph, first = separate_first(graph)
-        parts |= first
+    graph, first = separate_first(graph)
+    parts |= first
     graph, layouts = align_channels(graph)
     graph = convolve_pools(graph)
     found = {}

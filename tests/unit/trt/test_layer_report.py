@@ -20,6 +20,7 @@ from utils.core.errors import DependencyError, QatError
 from utils.trt import inspector, layer_graph, layer_report
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
+from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -169,6 +170,20 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys):
     words = [str(engine), "--device", "cpu", "--batch-size", "9"]
     assert run_program(inspect_engine.make_parser(), inspect_engine.main, words) == 2
     assert "takes images from [1, 3, 32, 32] to [4, 3, 32, 32], not [9, 3, 32, 32]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("streams", [0, 3])
+def test_an_engine_whose_layers_are_not_measured(streams, tmp_path, monkeypatch, capsys):
+    """As 8.6.0 does with auxiliary streams, and TensorRT-RTX always."""
+    stand_in(monkeypatch)
+    monkeypatch.setattr(Execution, "layer_times", lambda execution, runs: {})
+    shapes = {"batch": (1, 2, 4), "height": (32, 32, 32), "width": (32, 32, 32)}
+    config = BuildConfig(**shapes, progress=False, max_aux_streams=streams)
+    engine = build(write_onnx(tmp_path / "a.onnx"), tmp_path / "a.engine", config).path
+    assert run_program(inspect_engine.make_parser(), inspect_engine.main, [str(engine), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("no times: ")
+    assert ("this engine has auxiliary streams (3)" in said) == ("--max-aux-streams 0" in said) == bool(streams)
 
 
 def test_what_was_written_can_be_looked_at_again(tmp_path, capsys):
