@@ -6,11 +6,11 @@ Torch is not imported here, so that `-h` answers at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.quantize.recipe import QUANTIZERS, Recipe
+from models.quantize.recipe import AUTO, QUANTIZERS, Recipe
 from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
@@ -271,6 +271,27 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
             "add --calib-method percentile"
         )
     return merged
+
+
+def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Recipe) -> None:
+    """That a recipe's file, where one is given on resume, still says what it said when the run was started.
+
+    The run goes on with its saved recipe. `--epochs` may have changed that since, and calibration by `auto`.
+
+    Raises:
+        InputError: it says something else.
+        RecipeError: it cannot be read.
+    """
+    if given.get("recipe") is None:
+        return
+    now = merged_recipe(options).replace(finetune_epochs=saved.finetune.epochs)
+    if now.calibration.method == AUTO:
+        now = replace(now, calibration=saved.calibration)
+    if now != saved:
+        raise InputError(
+            f"{options.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "
+            "or start a new run without --resume"
+        )
 
 
 def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, float]:

@@ -26,7 +26,7 @@ from utils.evaluation.fingerprint import check_unchanged
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
 from utils.jobs.more_epochs import with_epochs
-from utils.jobs.options import QuantizeOptions, further_files, merged_recipe, resumed_options
+from utils.jobs.options import QuantizeOptions, check_recipe, further_files, merged_recipe, resumed_options
 from utils.jobs.quantize_session import Session
 from utils.jobs.run_state import STOPPED, RunState, find_run
 from utils.reports.schema import Report
@@ -68,6 +68,7 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     state = distributed.from_main(lambda: RunState.load(folder))
     options = resumed_options(state.options, given, QuantizeOptions)
+    check_recipe(options, given, Recipe.from_stored(state.recipe))
     recipe = with_epochs(state, folder, Recipe.from_stored(state.recipe), options.epochs)
     state.options, state.recipe = options.to_dict(), recipe.to_dict()
     inputs = Inputs.load(options, recipe)

@@ -11,6 +11,7 @@ from utils.jobs.options import (
     EvalOptions,
     QuantizeOptions,
     SensitiveOptions,
+    check_recipe,
     further_files,
     given_options,
     merged_recipe,
@@ -167,6 +168,28 @@ def test_resume_refuses_what_would_make_it_another_run():
     saved = QuantizeOptions(weights="a.pt").to_dict()
     with pytest.raises(InputError, match="--batch-size is 4 here and 10 in the run"):
         resumed_options(saved, {"batch_size": 4}, QuantizeOptions)
+
+
+@pytest.mark.parametrize("kind", [QuantizeOptions, SensitiveOptions])
+def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
+    """Unless the run has changed it since: other epochs, the calibration that `auto` found."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text("head: float\nfinetune: {epochs: 3}\n")
+    options = kind(weights="a.pt", recipe=str(path))
+    quantize = options if isinstance(options, QuantizeOptions) else options.as_quantize()
+    saved = merged_recipe(quantize)
+    given = {"recipe": str(path)}
+    check_recipe(quantize, given, saved)
+    check_recipe(quantize, given, saved.replace(finetune_epochs=9))
+    path.write_text("head: int8\nfinetune: {epochs: 3}\n")
+    check_recipe(quantize, {}, saved)  # not given again: the run's own counts
+    with pytest.raises(InputError, match=r"recipe\.yaml has changed since the run was started; leave --recipe out"):
+        check_recipe(quantize, given, saved)
+    path.write_text("head: float\nfinetune: {epochs: 3}\ncalibration: {method: auto}\n")
+    check_recipe(quantize, given, saved.replace(calibration_method="mse"))
+    path.unlink()
+    with pytest.raises(InputError, match=r"recipe\.yaml"):
+        check_recipe(quantize, given, saved)
 
 
 def test_weights_are_needed(capsys):

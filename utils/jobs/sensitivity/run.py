@@ -32,7 +32,7 @@ from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import ENGINE_BATCH, SensitiveOptions, merged_recipe, resumed_options
+from utils.jobs.options import ENGINE_BATCH, SensitiveOptions, check_recipe, merged_recipe, resumed_options
 from utils.jobs.sensitivity import engine_report, engines, selection
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity.by_engine import Curve, EngineJudge
@@ -85,9 +85,11 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, An
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
     state = distributed.from_main(lambda: AnalysisState.load(folder))
     options = resumed_options(state.options, given, SensitiveOptions)
+    recipe = Recipe.from_stored(state.recipe)
+    check_recipe(options.as_quantize(), given, recipe)
     if options.engine:
         engines.check(options)
-    analysis = Analysis(options, Recipe.from_stored(state.recipe))
+    analysis = Analysis(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
     dataset = analysis.fingerprint()
