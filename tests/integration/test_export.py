@@ -11,14 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import ModelProto
 
-import export_qat
 from models.quantize import backend, checkpoint, placement
-from models.quantize.flow import export_mode
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError
 from utils.jobs.compare_tensors import compare
@@ -31,9 +28,9 @@ from utils.onnx_graph.verify import verify_file
 from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from exported_files import SIDE, assert_close, predict, program, random_images, run
 from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized
 
-SIDE = 64
 CPU = torch.device("cpu")
 
 
@@ -63,173 +60,6 @@ def exported(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFact
         return found[kind, config]
 
     return export
-
-
-def random_images(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
-    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(5))
-
-
-def run(path: Path, images: torch.Tensor, optimize: bool = False) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    level = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return session.run(["output0"], {"images": images.numpy()})[0]
-
-
-def predict(network: Network, images: torch.Tensor) -> np.ndarray:
-    with torch.no_grad():
-        return network.model(images)[0].numpy()
-
-
-def assert_close(found: np.ndarray, expected: np.ndarray, pixels: float, score: float) -> None:
-    """Boxes within `pixels`, scores within `score`."""
-    assert found.shape == expected.shape
-    difference = np.abs(found - expected)
-    assert difference[:, :4].max() <= pixels
-    assert difference[:, 4:].max() <= score
-
-
-# upstream's `activation` → what there is of it in a file at most opsets: below 20 torch writes GELU in pieces, at 13
-# Hardswish too, and Mish always
-ACTIVATIONS = {"ReLU()": "Relu", "Mish()": "Softplus", "GELU()": "Erf", "Hardswish()": "HardSwish"}
-
-
-@pytest.mark.parametrize("options", [{"typing": "weak"}, {"typing": "weak", "opset": 13}, {"typing": "strong"}])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_network_with_another_activation(activation: str, options: dict, tmp_path: Path):
-    """Placed, calibrated, exported, verified, and run beside PyTorch, as with SiLU."""
-    floating = save_float(tmp_path / "float.pt", random_network({**TINY, "activation": f"nn.{activation}"}))
-    network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
-    config = ExportConfig((SIDE, SIDE), 2, **options)
-    result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
-    assert result.report is not None
-    assert result.report.ok, result.report.findings
-    model = onnx.load(result.path)
-    kinds = [node.op_type for node in model.graph.node]
-    assert kinds.count("Sigmoid") == 1
-    pieces = activation == "Hardswish()" and "opset" in options
-    assert kinds.count("HardSigmoid" if pieces else ACTIVATIONS[activation]) >= 35
-    agreement = compare(network.model, model, random_images(), result.quantizers)
-    assert agreement.tensors == len(result.quantizers)
-    assert agreement.steps <= 1
-    pixels, score = (0.25, 1e-3) if options["typing"] == "weak" else (0.5, 2e-3)
-    assert_close(run(result.path, random_images()), predict(network, random_images()), pixels, score)
-
-
-def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The layers of the coarse levels are still there, and nothing reads them; the file is checked beside PyTorch."""
-    layers = [*TINY["head"][:-1], [[3, 4], 1, "DDetect", ["nc"]]]
-    floating = save_float(tmp_path / "cut.pt", random_network({**TINY, "head": layers}))
-    weights = save_quantized(tmp_path / "int8.pt", floating)
-    plan = checkpoint.load(weights).model.quantization_plan
-    assert plan.float_convolutions["model.5.cv1.conv"] == "nothing leads from it to the head"
-    code, out, err = program(capsys, "--weights", weights, "--output", tmp_path / "a.onnx", "--device", "cpu")
-    assert (code, err) == (0, [])
-    assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
-
-
-WIDE = "64 channels"
-FIRST = {  # layers that read the image and pool, enlarge or read it twice → the stride of the convolution behind them
-    "max pool": ([-1, 1, "nn.MaxPool2d", [2, 2]], 1),
-    "max pool in a module": ([-1, 1, "MP", [2]], 1),
-    "AConv": ([-1, 1, "AConv", [8]], 1),
-    "upsample": ([-1, 1, "nn.Upsample", [None, 2, "nearest"]], 4),
-    "SPPCSPC": ([-1, 1, "SPPCSPC", [16]], 2),
-    WIDE: ([-1, 1, "Conv", [64, 3, 1]], 2),
-}
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_a_network_that_does_not_begin_with_one_narrow_convolution(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """The image is quantized in front of it, the file has all properties, and the check finds nothing.
-
-    A convolution of 64 channels becomes two, also for images that come quantized.
-    """
-    first, stride = FIRST[name]
-    backbone = [first, [-1, 1, "Conv", [8, 3, stride]], *TINY["backbone"][1:]]
-    head = [[one_later(row[0]), *row[1:]] for row in TINY["head"]]
-    floating = save_float(tmp_path / "first.pt", random_network({**TINY, "backbone": backbone, "head": head}))
-    weights = save_quantized(tmp_path / "int8.pt", floating)
-    network, original = load_network(weights, CPU), load_network(floating, CPU)
-    with placement.quantizers_off(network.model):
-        assert np.array_equal(predict(network, random_images()), predict(original, random_images()))
-    arguments = ("--weights", weights, "--imgsz", SIDE, SIDE, "--typing", "weak", "--device", "cpu")
-    for form in ("float", "int8"):
-        path = tmp_path / f"{form}.onnx"
-        code, out, err = program(capsys, *arguments, "--input", form, "--output", path)
-        assert (code, err) == (0, [])
-        assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
-        assert verify_file(path).ok
-        assert ("/model.0/conv/Conv.1" in {node.name for node in onnx.load(path).graph.node}) == (name == WIDE)
-    config = ExportConfig((SIDE, SIDE), 1)
-    result = export_onnx(network.model, config, tmp_path / "again.onnx", network.metadata())
-    agreement = compare(network.model, onnx.load(result.path), random_images(1), result.quantizers)
-    assert agreement.steps <= 1
-    assert agreement.fraction < 1e-3
-
-
-def one_later(sources: int | list[int]) -> int | list[int]:
-    """Where a layer reads, when another layer is put in front of all."""
-    if isinstance(sources, list):
-        return [one_later(source) for source in sources]
-    return sources if sources < 0 else sources + 1
-
-
-LEVELS = TINY["head"][:2]  # up to layer 6
-TWINS = {  # layers from 7 on → kinds of nodes that compute the same twice, and how many are left
-    "two upsamples": ([*[[6, 1, "nn.Upsample", [None, 2, "nearest"]]] * 2, [[7, 8, 4], 1, "Concat", [1]]], "Resize", 1),
-    "two Concats": (
-        [TINY["head"][2], *[[[7, 4], 1, "Concat", [1]]] * 2, [[8, 9], 1, "Concat", [1]]],
-        "Concat",
-        11,  # one less than there are
-    ),
-    "two ADowns": (
-        [*[[4, 1, "ADown", [16]]] * 2, [[7, 8], 1, "Concat", [1]], TINY["head"][2], [[10, 4], 1, "Concat", [1]]],
-        "AveragePool",
-        4,  # layer 5, an AConv, has the same, too
-    ),
-}
-
-
-@pytest.mark.parametrize("simplify", [False, True])
-@pytest.mark.parametrize("name", TWINS)
-def test_layers_that_compute_the_same(name: str, simplify: bool, tmp_path: Path):
-    """In the file there is one of them, and its quantizer is still compared with the right one in PyTorch."""
-    layers, kind, left = TWINS[name]
-    head = [*LEVELS, *layers, [[3, 6 + len(layers), 6], 1, "DDetect", ["nc"]]]
-    floating = save_float(tmp_path / "twins.pt", random_network({**TINY, "head": head}))
-    network = load_network(save_quantized(tmp_path / "int8.pt", floating), CPU)
-    merge = torch._C._jit_pass_cse
-    config = ExportConfig((SIDE, SIDE), 2, simplify=simplify, for_int8_kernels=False)
-    result = export_onnx(network.model, config, tmp_path / "network.onnx", network.metadata())
-    assert torch._C._jit_pass_cse is merge
-    assert result.report.ok, result.report.findings
-    model = onnx.load(result.path)
-    assert [node.op_type for node in model.graph.node].count(kind) == left
-    agreement = compare(network.model, model, random_images(), result.quantizers)
-    assert agreement.tensors == len(result.quantizers) < placed_calls(network)
-    assert agreement.steps <= 1
-    assert agreement.fraction < 1e-3
-
-
-def placed_calls(network: Network) -> int:
-    """How often an activation quantizer of a network is called while it is exported."""
-    count = 0
-
-    def called(*_: object) -> None:
-        nonlocal count
-        count += 1
-
-    hooks = [one.register_forward_hook(called) for one in network.model.activation_quantizers.values()]
-    with torch.no_grad(), export_mode():
-        network.model(random_images())
-    for hook in hooks:
-        hook.remove()
-    return count
 
 
 CONFIGS = {
@@ -458,13 +288,6 @@ def test_no_warnings_that_users_cannot_act_on(networks: dict[str, Network], tmp_
 
 
 # the program
-
-
-def program(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], list[str]]:
-    """Exit code, lines on standard output, lines on standard error."""
-    code = export_qat.main([str(word) for word in words])
-    streams = capsys.readouterr()
-    return code, streams.out.splitlines(), streams.err.splitlines()
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])

@@ -1,0 +1,48 @@
+"""Exported files beside the torch networks that they come from, and what export_qat.py says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import export_qat
+from utils.jobs.open import Network
+
+SIDE = 64
+
+
+def random_images(batch: int = 2, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
+    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(5))
+
+
+def run(path: Path, images: torch.Tensor, optimize: bool = False) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session.run(["output0"], {"images": images.numpy()})[0]
+
+
+def predict(network: Network, images: torch.Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return network.model(images)[0].numpy()
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, pixels: float, score: float) -> None:
+    """Boxes within `pixels`, scores within `score`."""
+    assert found.shape == expected.shape
+    difference = np.abs(found - expected)
+    assert difference[:, :4].max() <= pixels
+    assert difference[:, 4:].max() <= score
+
+
+def program(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], list[str]]:
+    """Exit code, lines on standard output, lines on standard error."""
+    code = export_qat.main([str(word) for word in words])
+    streams = capsys.readouterr()
+    return code, streams.out.splitlines(), streams.err.splitlines()
