@@ -27,31 +27,20 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
-LONGEST = (
-    *("test_sensitive_program.py", "test_rtx_builds.py", "test_export.py", "test_gelan_c.py", "test_hostile_kills.py"),
-    *("test_evaluation.py", "test_input_forms.py", "test_distributed.py", "test_resume.py", "test_networks.py"),
-    *("test_qat_program.py", "test_accuracy.py", "test_segmentation_evaluation.py", "test_reparameterization.py"),
-    *("test_mask_forms.py", "test_export_networks.py", "test_demo_masks.py", "test_forms.py", "test_segmenters.py"),
-    *(
-        "test_quickstart.py",
-        "test_hostile_resume.py",
-        "test_hostile_upstream.py",
-        "test_setup_on_upstream.py",
-        "test_hostile_recipes.py",
-    ),
-    *("test_hostile_allowed_names.py", "test_check_masks.py", "test_segmentation_networks.py", "test_start_up.py"),
-    *("test_val_trt.py", "test_time_qat_step.py", "test_hostile_fuzz.py", "test_hostile_interrupts.py"),
-    *("test_hostile_output.py", "test_compare_placement.py", "test_hostile_weights.py", "test_fork_server.py"),
-    *("test_install_dependencies.py", "test_engine_programs.py", "test_patch_killed.py", "test_interrupts.py"),
-    *("test_benchmark.py", "test_calibration.py", "test_segmentation_loop.py", "test_patch_yolov9.py"),
-    *("test_page.py", "test_pages_in_a_browser.py", "test_finetune.py", "test_fused_cuda.py", "test_loop.py"),
-    *("test_recipe_fields.py", "test_upstream_shims.py", "test_overwriting.py", "test_build_apart.py", "test_tune.py"),
-)
+LONGEST = """
+    sensitive_program rtx_builds export gelan_c hostile_kills evaluation input_forms distributed resume networks
+    qat_program accuracy segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
+    segmenters quickstart hostile_resume hostile_upstream setup_on_upstream hostile_recipes hostile_allowed_names
+    check_masks start_up val_trt segmentation_networks time_qat_step hostile_fuzz hostile_interrupts hostile_output
+    compare_placement hostile_weights fork_server install_dependencies engine_programs patch_killed interrupts
+    benchmark calibration segmentation_loop patch_yolov9 page pages_in_a_browser finetune fused_cuda loop
+    recipe_fields upstream_shims overwriting build_apart tune
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    rank = {name: place for place, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: rank.get(item.path.stem.removeprefix("test_"), len(rank)))
 
 
 @pytest.fixture(autouse=True)
