@@ -20,12 +20,11 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.int8_kernels import INT8_VECTOR
 from utils.onnx_graph.qdq_passes import own_quantizers
+from utils.onnx_graph.qdq_view import PIECES
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_bounds, channel_counts
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
-CHANNELWISE = frozenset({
-    QUANTIZE, DEQUANTIZE, "Add", "AveragePool", "Identity", "LeakyRelu", "MaxPool", "Mul", "Relu", "Resize", "Sigmoid",
-})  # fmt: skip
+CHANNELWISE = PIECES | {QUANTIZE, DEQUANTIZE, "AveragePool", "Identity", "MaxPool", "Resize"}
 GROWTH = 2  # a part becomes so many times as wide, at most; wider ones were not measured
 
 Part = tuple[str, int]  # a tensor and the first of some of its channels
@@ -145,6 +144,8 @@ class _Graph:
             same = count > 0 and all(self._count(name) == count for name in inputs)
             if not same or (node.op_type != "Resize" and any(value.size != 1 for value in constants)):
                 return None
+            if node.op_type == "Div" and not self.view.is_constant(node.input[1]):
+                return None  # zero by zero is no number, and no weight of zero takes it away
             return [_Link(name, 0, output, 0, count) for name in inputs]
         if node.op_type == "Concat" and attribute(node, "axis") == 1:
             return self._side_by_side(output, node.input)

@@ -119,22 +119,32 @@ def weights_in_constant_nodes(model: ModelProto) -> None:
     model.graph.initializer.extend(kept)
 
 
-def channels_scaled_one_by_one(model: ModelProto) -> None:
-    """A Mul with a number for each channel behind the Concat, the first convolution and the last half."""
-    for position, (tensor, count) in enumerate(
-        {"/Concat_output_0": 96, "/Add_output_0": 24, "/cv1/act/Mul_output_0": 48}.items()
-    ):
-        factors = numpy_helper.from_array(np.ones((1, count, 1, 1), np.float32), f"factors{position}")
-        model.graph.initializer.append(factors)
+def behind(model: ModelProto, kind: str, other: str) -> None:
+    """One more operator behind the Concat, the first convolution and the last half; {} is the number of channels."""
+    for tensor, count in {"/Concat_output_0": 96, "/Add_output_0": 24, "/cv1/act/Mul_output_0": 48}.items():
         index = next(i for i, node in enumerate(model.graph.node) if tensor in node.output)
         for node in model.graph.node:
-            node.input[:] = [f"scaled{position}" if name == tensor else name for name in node.input]
-        model.graph.node.insert(index + 1, helper.make_node("Mul", [tensor, factors.name], [f"scaled{position}"]))
+            node.input[:] = [f"{tensor}.behind" if name == tensor else name for name in node.input]
+        second = other.format(count) or tensor
+        model.graph.node.insert(index + 1, helper.make_node(kind, [tensor, second], [f"{tensor}.behind"]))
+
+
+def channels_scaled_one_by_one(model: ModelProto) -> None:
+    """A Mul with a number for each channel."""
+    for count in (96, 24, 48):
+        factors = numpy_helper.from_array(np.ones((1, count, 1, 1), np.float32), f"factors{count}")
+        model.graph.initializer.append(factors)
+    behind(model, "Mul", "factors{}")
+
+
+def divided_by_itself(model: ModelProto) -> None:
+    """Where it is zero that is no number, which a weight of zero does not take away."""
+    behind(model, "Div", "")
 
 
 @pytest.mark.parametrize(
     "change", [float_weights, float_activations, one_scale_for_all_weights, weights_in_constant_nodes,
-               channels_scaled_one_by_one],
+               channels_scaled_one_by_one, divided_by_itself],
 )  # fmt: skip
 def test_what_cannot_be_widened_stays(change):
     model = block(24)
@@ -221,6 +231,16 @@ def test_layouts_say_where_the_channels_are():
         *range(1, 25), *[0] * 8, *range(25, 49), *[0] * 8, *range(49, 73), *[0] * 8, *range(73, 97)
     ]  # fmt: skip
     assert "images/QuantizeLinear" not in layouts
+
+
+def test_a_division_by_a_number_is_no_hindrance():
+    model = block(24)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    behind(model, "Div", "two")
+    assert cut_blocks(model) == ["/Split", "/Concat"]
+    result = aligned(model)
+    assert cut_blocks(result) == []
+    np.testing.assert_array_equal(run(result), run(model))
 
 
 @pytest.mark.parametrize("seed", range(25))
