@@ -284,7 +284,9 @@ def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Reci
     """
     if given.get("recipe") is None:
         return
-    now = merged_recipe(options).replace(finetune_epochs=saved.finetune.epochs)
+    now = merged_recipe(options)
+    if options.epochs is not None:
+        now = now.replace(finetune_epochs=saved.finetune.epochs)
     if now.calibration.method == AUTO:
         now = replace(now, calibration=saved.calibration)
     if now != saved:

@@ -68,8 +68,9 @@ def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
 def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     state = distributed.from_main(lambda: RunState.load(folder))
     options = resumed_options(state.options, given, QuantizeOptions)
-    check_recipe(options, given, Recipe.from_stored(state.recipe))
-    recipe = with_epochs(state, folder, Recipe.from_stored(state.recipe), options.epochs)
+    recipe = Recipe.from_stored(state.recipe)
+    check_recipe(options, given, recipe)
+    recipe = with_epochs(state, folder, recipe, options.epochs)
     state.options, state.recipe = options.to_dict(), recipe.to_dict()
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:

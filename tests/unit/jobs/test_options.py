@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import qat
@@ -180,7 +182,9 @@ def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
     saved = merged_recipe(quantize)
     given = {"recipe": str(path)}
     check_recipe(quantize, given, saved)
-    check_recipe(quantize, given, saved.replace(finetune_epochs=9))
+    check_recipe(replace(quantize, epochs=12), given, saved.replace(finetune_epochs=9))
+    with pytest.raises(InputError, match="has changed"):  # nobody gave --epochs
+        check_recipe(quantize, given, saved.replace(finetune_epochs=9))
     path.write_text("head: int8\nfinetune: {epochs: 3}\n")
     check_recipe(quantize, {}, saved)  # not given again: the run's own counts
     with pytest.raises(InputError, match=r"recipe\.yaml has changed since the run was started; leave --recipe out"):
