@@ -13,11 +13,10 @@ from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
 from utils.core.errors import QatError
-from utils.core.input_form import InputForm
 from utils.jobs import compare_outputs
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.export import export_forms, export_onnx
+from utils.onnx_graph.export import export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.verify import verify_file
@@ -94,16 +93,6 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
             build(file, tmp_path / "refused.engine", build_config, rtx)
 
 
-@pytest.mark.parametrize("kind", ["float", "uint8", "int8"])
-def test_the_first_convolution_is_in_parts(best, tmp_path, kind):
-    network = load_network(best, torch.device("cpu"))
-    config = ExportConfig((128, 128), typing="weak", input=InputForm(kind))
-    result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
-    assert result.report.ok
-    nodes = onnx.load(result.path).graph.node
-    assert sum(node.op_type == "Conv" and node.name.startswith("/model.0/") for node in nodes) == 2
-
-
 def constants(model):
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -133,8 +122,7 @@ def test_every_convolution_reads_quantized_tensors_and_weights_per_channel(expor
         source = values[(quantize or weight).input[0]]
         assert values[weight.input[1]].shape == (source.shape[0],)
         assert (values[weight.input[1]] > 0).all()
-    # the first one of each ELAN block is two, and that of the image; the average pools of ADown
-    assert len(convolutions) == 145 + 8 + 1 + 5
+    assert len(convolutions) == 145 + 8 + 5  # the first one of each ELAN block is two; the average pools of ADown
     assert [exported_path(conv) for conv in outside] == ["dfl"]  # a fixed sum, part of the decoding
 
 
@@ -154,5 +142,5 @@ def test_concats_have_one_scale_for_inputs_and_result(exported):
         assert quantize.op_type == "QuantizeLinear"
         assert len({float(values[node.input[1]]) for node in (*sources, quantize)}) == 1
         checked += 1
-    assert checked == 34 + 1  # the image's convolution in two parts
+    assert checked == 34
     assert all(np.isfinite(value).all() for value in values.values() if value.dtype.kind == "f")

@@ -35,7 +35,7 @@ from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.split_convolutions import separate_first, separate_parts
+from utils.onnx_graph.split_convolutions import separate_parts
 from utils.onnx_graph.verify import Report, verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
 
@@ -116,8 +116,6 @@ def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tu
     The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
     """
     graph, parts = separate_parts(graph)
-    graph, first = separate_first(graph)
-    parts |= first
     graph, layouts = align_channels(graph)
     graph = convolve_pools(graph)
     found = {}

@@ -6,32 +6,25 @@ then y is copied. Two convolutions of half the channels each write where they ar
 which costs less than the copy (docs/placement.md). The results are the same.
 
     graph, parts = separate_parts(graph)
-
-The convolution that reads the image has 64 channels in large networks. TensorRT has a kernel for up to 32 that reads
-three channels as they lie; for more the image is copied to 32 channels first. So it becomes several of 32 channels.
-
-    graph, parts = separate_first(graph)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused, rename_inputs, set_nodes
-from utils.onnx_graph.int8_kernels import INT8_VECTOR
 from utils.onnx_graph.qdq_passes import merge_quantizers, own_quantizers
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import QDQ, QUANTIZE, GraphView, attribute, channel_bounds
+from utils.onnx_graph.view import QDQ, GraphView, attribute, channel_bounds
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A convolution whose quantized result is computed in parts.
+    """A convolution with a quantized result that Concats read whole and others in parts.
 
     Attributes:
         nodes: the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order.
@@ -66,88 +59,26 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     made = {cut.nodes[0].output[0]: _parts(cut, result, context.view) for cut in cuts}
     renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
     whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
+    nodes: list[NodeProto] = []
     for node in result.graph.node:
+        nodes += [*made.get(node.output[0], []), node]
+    for node in nodes:
         if node.op_type == "Concat":
             node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
-    _put_in(result, made, renamed)
-    result = merge_quantizers(result)  # a part that had a quantizer of its own
-    drop_unused(result)
-    return result, _origins(cuts)
-
-
-def separate_first(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, slice]]]:
-    """Compute the first convolution in parts of 32 channels, joined in front of the quantizer that was there.
-
-    Returns:
-        As `separate_parts`.
-    """
-    context = Context(model)
-    found = (_convolution(quantizer, context) for quantizer in context.activations)
-    cuts = [cut for cut in found if cut is not None and _reads_image(cut, context.view)]
-    cuts = [
-        replace(cut, bounds=[*range(0, cut.bounds[-1] + 1, INT8_VECTOR)])
-        for cut in cuts
-        if cut.bounds[-1] > INT8_VECTOR and cut.bounds[-1] % INT8_VECTOR == 0
-    ]
-    result = ModelProto()
-    result.CopyFrom(model)
-    if not cuts:
-        return result, {}
-    made, renamed = {}, {}
-    for cut in cuts:
-        whole = cut.nodes[-2].input[0]
-        renamed[whole] = f"{whole}.joined"
-        parts = [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)]
-        join = helper.make_node("Concat", parts, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
-        made[cut.nodes[0].output[0]] = [*_parts(cut, result, context.view), join]
-    _put_in(result, made, renamed)
-    drop_unused(result)
-    return result, _origins(cuts)
-
-
-def _put_in(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], renamed: Mapping[str, str]) -> None:
-    """Put nodes in front of those whose result is named, and have all nodes read other tensors."""
-    nodes = [new for node in model.graph.node for new in (*made.get(node.output[0], ()), node)]
-    for node in nodes:
         rename_inputs(node, renamed)
-    set_nodes(model, nodes)
-
-
-def _origins(cuts: Sequence[_Cut]) -> dict[str, tuple[str, slice]]:
-    """The quantizers of parts by name, each with the one that it is a part of, and the channels."""
-    return {
+    set_nodes(result, nodes)
+    parts = {
         _name(cut.nodes[-2], index): (cut.nodes[-2].name, slice(*bounds))
         for cut in cuts
         for index, bounds in enumerate(pairwise(cut.bounds))
     }
-
-
-def _reads_image(cut: _Cut, view: GraphView) -> bool:
-    dequantizer = view.producer(cut.nodes[0].input[0])
-    quantizer = dequantizer and view.producer(dequantizer.input[0])
-    return bool(quantizer and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs)
+    result = merge_quantizers(result)  # a part that had a quantizer of its own
+    drop_unused(result)
+    return result, parts
 
 
 def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     """What a quantizer's result is made of, if it is cut as described."""
-    cut, view = _convolution(quantizer, context), context.view
-    if cut is None:
-        return None
-    count = cut.bounds[-1]
-    taken = _taken(cut.result, count, view)
-    if not taken:
-        return None
-    bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
-    parts = {part: index for index, part in enumerate(pairwise(bounds))}
-    if any(part not in parts for part in taken.values()):  # one part contains another
-        return None
-    if any(set(node.output) & view.outputs for node in cut.nodes) or set(taken) & view.outputs:
-        return None
-    return replace(cut, bounds=bounds, taken={name: parts[part] for name, part in taken.items()})
-
-
-def _convolution(quantizer: NodeProto, context: Context) -> _Cut | None:
-    """The convolution whose result a quantizer rounds, in one part; None if its channels cannot be told apart."""
     view = context.view
     consumers = view.consumers(quantizer.output[0])
     if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
@@ -163,7 +94,17 @@ def _convolution(quantizer: NodeProto, context: Context) -> _Cut | None:
     count = 0 if weight is None else len(weight)
     if any(np.shape(view.array(name)) != (count,) for name in (*weights[0].input[1:], *conv.input[2:])):
         return None
-    return _Cut([conv, *chain, quantizer, consumers[0]], weights, [0, count], {})
+    taken = _taken(consumers[0].output[0], count, view)
+    if not taken:
+        return None
+    bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
+    parts = {part: index for index, part in enumerate(pairwise(bounds))}
+    if any(part not in parts for part in taken.values()):  # one part contains another
+        return None
+    nodes = [conv, *chain, quantizer, consumers[0]]
+    if any(set(node.output) & view.outputs for node in nodes) or set(taken) & view.outputs:
+        return None
+    return _Cut(nodes, weights, bounds, {name: parts[part] for name, part in taken.items()})
 
 
 def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto] | None:

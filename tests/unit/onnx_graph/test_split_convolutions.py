@@ -11,7 +11,7 @@ from int8_network import Network, nodes, run
 from onnx import ModelProto, helper, numpy_helper
 
 from utils.onnx_graph.pad_channels import align_channels
-from utils.onnx_graph.split_convolutions import separate_first, separate_parts
+from utils.onnx_graph.split_convolutions import separate_parts
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import GraphView
 
@@ -102,52 +102,6 @@ def test_two_blocks_that_share_constants():
     onnx.checker.check_model(result, full_check=True)
     assert len(parts) == 4
     np.testing.assert_array_equal(run(result), run(model))
-
-
-def first(channels: int) -> ModelProto:
-    b = Network()
-    x = b.convolve(b.pair("images", 1 / 127, "images"), "a", (3, channels), kernel=3)
-    return b.finish(b.convolve(x, "b", (channels, 64), kernel=3), 64)
-
-
-def test_the_first_convolution_is_cut_into_32_channels():
-    model = first(96)
-    result, parts = separate_first(model)
-    onnx.checker.check_model(result, full_check=True)
-    assert [conv.name for conv in nodes(result, "Conv")] == [
-        "/a/conv/Conv.0", "/a/conv/Conv.1", "/a/conv/Conv.2", "/b/conv/Conv", "/last/conv/Conv"
-    ]  # fmt: skip
-    assert parts == {
-        f"/a/act/Mul.{part}/QuantizeLinear": ("/a/act/Mul/QuantizeLinear", slice(32 * part, 32 * part + 32))
-        for part in range(3)
-    }
-    (concat,) = nodes(result, "Concat")
-    assert GraphView(result).consumers(concat.output[0])[0].name == "/a/act/Mul/QuantizeLinear"  # Q/DQ on both sides
-    np.testing.assert_array_equal(run(result), run(model))
-    assert verify(result).ok
-
-
-def test_two_convolutions_that_read_the_image():
-    """As gelan-e has them."""
-    b = Network()
-    image = b.pair("images", 1 / 127, "images")
-    both = [b.convolve(image, name, (3, 64), kernel=3) for name in ("a", "b")]
-    model = b.finish(b.quantized("Concat", "/concat", *both, axis=1), 128)
-    result, parts = separate_first(model)
-    assert [conv.name for conv in nodes(result, "Conv")] == [
-        "/a/conv/Conv.0", "/a/conv/Conv.1", "/b/conv/Conv.0", "/b/conv/Conv.1", "/last/conv/Conv"
-    ]  # fmt: skip
-    assert len(parts) == 4
-    np.testing.assert_array_equal(run(result), run(model))
-    assert verify(result).ok
-
-
-@pytest.mark.parametrize("channels", [16, 32, 80])
-def test_a_first_convolution_that_stays(channels):
-    model = first(channels)
-    result, parts = separate_first(model)
-    assert parts == {}
-    assert result == model
 
 
 def test_a_part_that_a_cut_convolution_reads_as_it_is():
