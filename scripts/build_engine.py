@@ -20,13 +20,16 @@ import interrupts
 interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
 
 import argparse
+import importlib.util
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, run_program
+from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
-from utils.core.errors import InputError
+from utils.core.device import select_device
+from utils.core.errors import InputError, QatError
 from utils.core.input_files import check_file
 from utils.core.input_form import INPUT_FORMATS
 from utils.core.output_paths import refuse_overwrite
@@ -66,6 +69,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--allow-fp32", action="store_true",
                         help="build an FP32 file where TensorRT cannot choose FP16 by itself")  # fmt: skip
+    parser.add_argument(
+        "--check", type=bounded("check"), default=4, metavar="N",
+        help="compare the engine with ONNX Runtime on N images, two at least (default: 4; 0: do not)",
+    )  # fmt: skip
     parser.add_argument("--generate-graph", action="store_true", help="also report on its layers, and draw them as SVG")
     parser.add_argument("--trtexec", action="store_true", help="build with NVIDIA's trtexec instead")
     add_device(parser)
@@ -79,6 +86,8 @@ def main(args: argparse.Namespace) -> int:
     refuse_overwrite(outputs(engine, args), [args.onnx])
     if args.tune and args.trtexec:
         raise InputError("--tune builds with TensorRT's Python module; leave --trtexec out")
+    if args.target:
+        refuse_idle(args, ["check"], "with --target, whose engine need not run here")
     need_tensorrt(args.trtexec)
     if args.generate_graph and not args.target:
         from utils.trt.layer_graph import program
@@ -114,6 +123,8 @@ def main(args: argparse.Namespace) -> int:
 
         build_or_tune(args.onnx, engine, config)
     logger.info("engine: %s", engine)
+    if args.check and not args.target:
+        compare_with_onnx(engine, args)
     if args.generate_graph and args.target:
         logger.info(
             "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
@@ -123,6 +134,26 @@ def main(args: argparse.Namespace) -> int:
 
         look_inside(engine, draw=True, device=args.device)
     return 0
+
+
+def compare_with_onnx(engine: Path, args: argparse.Namespace) -> None:
+    """Say how far the engine's results are from ONNX Runtime's.
+
+    Raises:
+        QatError: they are those of something else.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
+        return
+    from utils.jobs import check_engine
+
+    found = check_engine.check(engine, args.onnx, select_device(args.device), args.check)
+    logger.info("%s", found)
+    if found.problem:
+        raise QatError(
+            f"{engine} does not compute what {args.onnx} computes: {found.problem}; do not use it, and build with "
+            "another --optimization-level, or from a file that was exported with --keep-layers"
+        )
 
 
 def outputs(engine: Path, args: argparse.Namespace) -> Iterator[Path]:

@@ -56,7 +56,7 @@ esac
 case $weights in
   *.pt | *.onnx)
     echo "== build the engine"
-    "$python" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" --output "$engine" ${batch[@]+"${batch[@]}"} \
+    "$python" "$here/build_engine.py" "$onnx" --imgsz "$imgsz" --output "$engine" --check 0 ${batch[@]+"${batch[@]}"} \
       ${graph[@]+"${graph[@]}"} ${build_args[@]+"${build_args[@]}"}
     ;;
   *)

@@ -1,0 +1,173 @@
+"""An engine beside ONNX Runtime: results of the image are right, those of another one, or of nothing, are told."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from one_conv import METADATA, WEIGHT, write_onnx
+from onnx import helper, numpy_helper
+from tensorrt_stand_in import stand_in
+
+from utils.cli import run_program
+from utils.core.input_form import InputForm
+from utils.jobs import check_engine
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
+from utils.onnx_graph.view import metadata_of
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
+import build_engine
+
+STATIC = (4, 3, 64, 64)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def api(monkeypatch):
+    return stand_in(monkeypatch)
+
+
+def network(path: Path, kind: str = "right", shape=STATIC, **others) -> Path:
+    """Boxes of some hundred pixels and scores that follow from the image; or what a wrong engine could compute."""
+    write_onnx(path, shape, **others)
+    model = onnx.load(path)
+    weight = WEIGHT * np.array([[100]] * 4 + [[0.1]] * 2, np.float32)
+    if kind == "another row":  # boxes are right, scores are not
+        weight[4:] = weight[[5, 4]]
+    elif kind == "not a number":
+        weight[5, 2] = np.nan
+    elif kind == "untrained":
+        weight *= 1e-3
+    for tensor in model.graph.initializer:
+        if tensor.name == "weight":
+            tensor.CopyFrom(numpy_helper.from_array(weight[..., None, None], "weight"))
+    if kind == "first image":  # as with a wrong stride from image to image
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[0], np.int64), "first"))
+        (conv,) = (node for node in model.graph.node if node.op_type == "Conv")
+        conv.output[0] = "each"
+        place = list(model.graph.node).index(conv) + 1
+        model.graph.node.insert(place, helper.make_node("Gather", ["each", "first"], ["raw"], axis=0))
+    onnx.save(model, path)
+    return path
+
+
+def engine_of(file: Path, **options) -> Path:
+    return build(file, file.with_suffix(".engine"), BuildConfig(progress=False, **options)).path
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "count", "images"),
+    [
+        (STATIC, {}, 1, 4),  # all images of a static batch
+        (STATIC, {}, 5, 8),
+        (("batch", 3, 64, 64), {"batch": (1, 2, 8)}, 3, 3),
+        (("batch", 3, 64, 64), {"batch": (1, 1, 1)}, 1, 2),
+        (("batch", 3, 64, 64), {"batch": (4, 4, 8)}, 2, 4),
+        (("batch", 3, "height", "width"), {"batch": (1, 2, 4), "height": (32, 96, 128), "width": (32, 64, 128)}, 4, 4),
+    ],
+)
+@pytest.mark.parametrize("prototypes", [False, True])
+def test_a_right_engine(tmp_path, shape, options, count, images, prototypes):
+    file = network(tmp_path / "a.onnx", shape=shape, prototypes=prototypes, quantized=True)
+    found = check_engine.check(engine_of(file, **options), file, CPU, count)
+    assert (found.images, found.share, found.wrong, found.problem) == (images, 0, 0, "")
+    assert found.apart > 10
+    assert str(found).startswith(f"the engine beside ONNX Runtime, {images} images: boxes differ by up to 0 px")
+
+
+@pytest.mark.parametrize("form", [InputForm("uint8"), InputForm("uint8", "nhwc"), InputForm("int8")])
+def test_forms_of_input(tmp_path, monkeypatch, form):
+    stand_in(monkeypatch, "10.3.0")  # engines of 8.6 that take bytes are refused
+    original = onnx.load(network(tmp_path / "a.onnx", quantized=True))
+    graph, taken = attach_input(original, form)
+    onnx.save(set_metadata(graph, {**metadata_of(original), **taken.metadata()}), tmp_path / "b.onnx")
+    found = check_engine.check(engine_of(tmp_path / "b.onnx"), tmp_path / "b.onnx", CPU, 4)
+    assert (found.images, found.share, found.skipped) == (4, 0, "")
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("first image", 3), ("another row", 4), ("not a number", 4)])
+def test_an_engine_that_computes_something_else(tmp_path, kind, wrong):
+    engine = engine_of(network(tmp_path / "b.onnx", kind))
+    found = check_engine.check(engine, network(tmp_path / "a.onnx"), CPU, 4)
+    assert (found.images, found.wrong) == (4, wrong)
+    assert found.share > 0.5
+    assert found.problem.startswith(f"for {wrong} of 4 images its results are not those of ONNX Runtime: of image ")
+
+
+def test_prototypes_are_looked_at_too(tmp_path):
+    file = network(tmp_path / "a.onnx", prototypes=True)
+    model = onnx.load(file)
+    (part,) = (node for node in model.graph.node if node.op_type == "Slice")
+    part.input[0] = "negative"
+    model.graph.node.insert(list(model.graph.node).index(part), helper.make_node("Neg", ["raw"], ["negative"]))
+    onnx.save(model, tmp_path / "b.onnx")
+    found = check_engine.check(engine_of(tmp_path / "b.onnx"), file, CPU, 4)
+    assert (found.box, found.wrong) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "words"),
+    [
+        ("untrained", METADATA, "as those of an untrained network"),
+        ("right", {**METADATA, "form": "deepstream"}, "only raw predictions are"),
+    ],
+)
+def test_what_cannot_be_said(tmp_path, kind, metadata, words):
+    file = network(tmp_path / "a.onnx", kind, metadata=metadata)
+    found = check_engine.check(engine_of(file), file, CPU, 4)
+    assert (found.problem, found.images) == ("", 0)
+    assert str(found).startswith("not compared with ONNX Runtime: ")
+    assert words in str(found)
+
+
+def program(capsys, *words) -> tuple[int, list[str], list[str]]:
+    code = run_program(build_engine.make_parser(), build_engine.main, [str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), [line for line in said.err.splitlines() if line.startswith("error")]
+
+
+def test_the_program_compares_after_building(tmp_path, capsys):
+    file = network(tmp_path / "a.onnx")
+    code, out, err = program(capsys, file)
+    assert (code, err) == (0, [])
+    assert out[-1].startswith("the engine beside ONNX Runtime, 4 images: ")
+    code, out, err = program(capsys, file, "--check", 0)
+    assert (code, out[-1], err) == (0, f"engine: {tmp_path / 'a.engine'}", [])
+
+
+def test_the_program_says_that_an_engine_is_wrong(tmp_path, capsys, monkeypatch):
+    wrong = network(tmp_path / "b.onnx", "first image")
+    monkeypatch.setattr(
+        "utils.trt.tune.build_or_tune", lambda onnx, engine, config: build(wrong, engine, BuildConfig(progress=False))
+    )
+    code, _, err = program(capsys, network(tmp_path / "a.onnx"))
+    assert code == 1
+    assert len(err) == 1
+    assert err[0].startswith(
+        f"error: {tmp_path / 'a.engine'} does not compute what {tmp_path / 'a.onnx'} computes: for 3"
+    )
+    assert "do not use it" in err[0]
+
+
+def test_without_onnx_runtime_it_says_so(tmp_path, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "onnxruntime" else find(name, *rest)
+    )
+    code, out, err = program(capsys, network(tmp_path / "a.onnx"))
+    assert (code, err) == (0, [])
+    assert out[-1].startswith("not compared with ONNX Runtime, which is not installed")
+
+
+def test_an_engine_for_another_gpu_is_not_compared(tmp_path, capsys):
+    code, _, err = program(capsys, network(tmp_path / "a.onnx"), "--target", "SM89", "--check", 2)
+    assert code == 2
+    assert err == ["error: --check does nothing with --target, whose engine need not run here; leave it out"]
