@@ -151,8 +151,8 @@ def compare_with_onnx(engine: Path, args: argparse.Namespace) -> None:
     logger.info("%s", found)
     if found.problem:
         raise QatError(
-            f"{engine} does not compute what {args.onnx} computes: {found.problem}; do not use it, and build with "
-            "another --optimization-level, or from a file that was exported with --keep-layers"
+            f"{engine} does not compute what {args.onnx} computes: {found.problem}; see what AP val_trt.py finds "
+            "before you use it, or build with another --optimization-level, or from a file exported with --keep-layers"
         )
 
 

@@ -23,9 +23,9 @@ from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt.engine_file import EngineNote
 from utils.trt.runner import TensorRTRunner
 
-# Of the difference between two images, mean over anchors. The demo's weakly and strongly typed files are 0.14 to 0.19
-# apart in ONNX Runtime, INT8 and float 0.20 to 0.33, FP16 and FP32 0.002, and the results of another image 1.
-LIMIT = 0.5
+# Of the difference between two images, mean over anchors. In ONNX Runtime the demo models' weakly and strongly typed files
+# are 0.11 to 0.32 apart, INT8 and float 0.20 to 0.43, FP16 and FP32 0.002, and the results of another image 1.
+LIMIT = 0.75
 PLAIN = "plain"  # form of a file with raw predictions
 SILENT = 0.5  # pixels: boxes of images that differ by less say nothing, as those of random weights (0.001)
 
