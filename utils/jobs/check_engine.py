@@ -23,8 +23,8 @@ from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt.engine_file import EngineNote
 from utils.trt.runner import TensorRTRunner
 
-# Of the difference between two images, mean over anchors. In ONNX Runtime the demo models' weakly and strongly typed files
-# are 0.11 to 0.32 apart, INT8 and float 0.20 to 0.43, FP16 and FP32 0.002, and the results of another image 1.
+# Of the difference between two images, mean over anchors. In ONNX Runtime weakly and strongly typed files of the demo's
+# networks are 0.11 to 0.32 apart, INT8 and float 0.20 to 0.43, FP16 and FP32 0.002, and the results of another image 1.
 LIMIT = 0.75
 PLAIN = "plain"  # form of a file with raw predictions
 SILENT = 0.5  # pixels: boxes of images that differ by less say nothing, as those of random weights (0.001)
