@@ -11,6 +11,7 @@ from gpu_demo import demo
 
 from utils.core.errors import InputError
 from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs import check_engine
 from utils.jobs.open import open_runner
 from utils.trt import inspector, layer_report, tensorrt_api, timing
 from utils.trt.context import Execution
@@ -55,6 +56,12 @@ def test_every_batch_of_the_profile(demo_engine, demo_onnx):
             assert np.median(np.abs(found[:, :4] - expected[:, :4])) < 2
         with pytest.raises(InputError, match=r"takes images from \[1, 3, 320, 320\] to \[32, 3, 320, 320\]"):
             runner.infer({"images": torch.zeros(33, 3, 320, 320)})
+
+
+def test_the_comparison_of_a_new_engine_finds_nothing(demo_engine, demo_onnx):
+    found = check_engine.check(demo_engine, demo_onnx, torch.device("cuda:0"), 8)
+    print(found, f"; share {found.share:.3f}")
+    assert (found.images, found.problem) == (8, "")
 
 
 def test_graphs_pinned_feeds_and_feeds_on_the_gpu_give_the_same(demo_engine):

@@ -53,11 +53,10 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
 
 
 def _why_no_times(execution: Execution) -> str:
-    streams = getattr(execution.engine, "num_aux_streams", 0)
-    if not streams:
+    if not execution.streams:
         return f"no times: {execution.api.name} measures no layers"
     return (
-        f"no times: this engine has auxiliary streams ({streams}), and {execution.api.name} measured no layer of it; "
+        f"no times: this engine has auxiliary streams ({execution.streams}), and {execution.api.name} measured no layer of it; "
         "an engine built with --max-aux-streams 0 shows them"
     )
 

@@ -111,6 +111,12 @@ class Execution:
         other.set_shapes({spec.name: tuple(self.buffers[spec.name].shape) for spec in self.inputs})
         return other
 
+    @property
+    def streams(self) -> int | None:
+        """Auxiliary streams that the engine has; None where this TensorRT does not say."""
+        found: int | None = getattr(self.engine, "num_aux_streams", None)
+        return found
+
     def opt_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""
         return engine_shapes.profile(self.engine, name)[1]

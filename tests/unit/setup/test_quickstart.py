@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-LEVEL = ("--optimization-level", "2")
+LEVEL = ("--optimization-level", "2", "--check", "0")
 LIBRARY = """
 . {root}/scripts/lib.sh
 OVERLAY_ROOT=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)

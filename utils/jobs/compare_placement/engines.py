@@ -198,7 +198,7 @@ def _row(job: Job, execution: Any, summary: Summary, baseline: Summary | None) -
         layers=found.counts, layer_ms=found.ms or {}, reformats=found.reformats, reformat_ms=found.reformat_ms or {},
         profile_ms=found.total_ms, int8_time=found.int8_time,
         slowest=[(layer.name, layer.precision or layer.kind, layer.ms or 0.0) for layer in found.slowest],
-        options=execution.note.options, streams=getattr(execution.engine, "num_aux_streams", None),
+        options=execution.note.options, streams=execution.streams,
         tuning=execution.note.tuning,
     )  # fmt: skip
 
