@@ -24,16 +24,19 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, run_program
 from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
-from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.input_files import check_file
 from utils.core.input_form import INPUT_FORMATS
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need, need_tensorrt
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("utils.build_engine")
 
@@ -95,9 +98,9 @@ def main(args: argparse.Namespace) -> int:
         program()  # refuses before the long build
     need("torch", "onnx")
     from utils.trt.build_config import BuildConfig
-    from utils.trt.tensorrt_api import use_device
+    from utils.trt import tensorrt_api
 
-    use_device(args.device)
+    device = (tensorrt_api.use_device if args.target else tensorrt_api.engine_device)(args.device)
     for name in ("batch_size", "imgsz"):
         if getattr(args, name) is not None and len(getattr(args, name)) not in (1, 3):
             raise InputError(f"--{name.replace('_', '-')} takes one number, or three: min opt max")
@@ -124,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
         build_or_tune(args.onnx, engine, config)
     logger.info("engine: %s", engine)
     if args.check and not args.target:
-        compare_with_onnx(engine, args)
+        compare_with_onnx(engine, args, device)
     if args.generate_graph and args.target:
         logger.info(
             "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
@@ -136,7 +139,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare_with_onnx(engine: Path, args: argparse.Namespace) -> None:
+def compare_with_onnx(engine: Path, args: argparse.Namespace, device: torch.device) -> None:
     """Say how far the engine's results are from ONNX Runtime's.
 
     Raises:
@@ -147,7 +150,7 @@ def compare_with_onnx(engine: Path, args: argparse.Namespace) -> None:
         return
     from utils.jobs import check_engine
 
-    found = check_engine.check(engine, args.onnx, select_device(args.device), args.check)
+    found = check_engine.check(engine, args.onnx, device, args.check)
     logger.info("%s", found)
     if found.problem:
         raise QatError(

@@ -56,8 +56,8 @@ def _why_no_times(execution: Execution) -> str:
     if not execution.streams:
         return f"no times: {execution.api.name} measures no layers"
     return (
-        f"no times: this engine has auxiliary streams ({execution.streams}), and {execution.api.name} measured no layer of it; "
-        "an engine built with --max-aux-streams 0 shows them"
+        f"no times: this engine has auxiliary streams ({execution.streams}), and {execution.api.name} measured no "
+        "layer of it; an engine built with --max-aux-streams 0 shows them"
     )
 
 

@@ -171,3 +171,11 @@ def test_an_engine_for_another_gpu_is_not_compared(tmp_path, capsys):
     code, _, err = program(capsys, network(tmp_path / "a.onnx"), "--target", "SM89", "--check", 2)
     assert code == 2
     assert err == ["error: --check does nothing with --target, whose engine need not run here; leave it out"]
+
+
+def test_the_cpu_is_refused_beside_a_gpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    code, _, err = program(capsys, network(tmp_path / "a.onnx"), "--device", "cpu")
+    assert (code, len(err)) == (2, 1)
+    assert "engines are built and run on a GPU" in err[0]
+    assert not (tmp_path / "a.engine").exists()
