@@ -97,8 +97,8 @@ def main(args: argparse.Namespace) -> int:
 
         program()  # refuses before the long build
     need("torch", "onnx")
-    from utils.trt.build_config import BuildConfig
     from utils.trt import tensorrt_api
+    from utils.trt.build_config import BuildConfig
 
     device = (tensorrt_api.use_device if args.target else tensorrt_api.engine_device)(args.device)
     for name in ("batch_size", "imgsz"):
