@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from utils.core.errors import InputError, QatError
 from utils.core.tasks import Prediction
 from utils.evaluation.input_plan import batch_range, fixed_sizes, has_nms, image_input, output_names
 from utils.jobs.export import check_images
@@ -26,6 +27,7 @@ from utils.trt.runner import TensorRTRunner
 # Of the difference between two images, mean over anchors. In ONNX Runtime weakly and strongly typed files of the demo's
 # networks are 0.11 to 0.32 apart, INT8 and float 0.20 to 0.43, FP16 and FP32 0.002, and the results of another image 1.
 LIMIT = 0.75
+LARGEST = 16 * 640 * 640  # pixels of a batch: ONNX Runtime keeps some hundred megabytes for each image
 PLAIN = "plain"  # form of a file with raw predictions
 SILENT = 0.5  # pixels: boxes of images that differ by less say nothing, as those of random weights (0.001)
 
@@ -73,7 +75,7 @@ class EngineCheck:
 
 
 def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineCheck:
-    """Run an engine and its ONNX file on soft coloured patches.
+    """Run an engine and its ONNX file on soft coloured patches; what ONNX Runtime does not run is not compared.
 
     Args:
         onnx: what it was built from.
@@ -81,20 +83,28 @@ def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineC
         count: images, in one batch where the engine takes so many; a batch that is static is filled with further ones.
 
     Raises:
-        InputError: either cannot be loaded.
-        DependencyError: TensorRT or ONNX Runtime is not installed.
+        InputError: the engine cannot be loaded.
+        QatError: it does not run.
     """
     with TensorRTRunner(engine, device, graphs=False) as built:
         form = built.metadata.get("form", PLAIN)
         if has_nms(built) or form != PLAIN:
             return EngineCheck(skipped="only raw predictions are, and this file's form is another")
-        smallest, most = batch_range(built)
+        try:
+            size, (smallest, most) = _size(built, engine), batch_range(built)
+        except InputError as error:  # it takes no images
+            return EngineCheck(skipped=str(error))
         batch = max(smallest, min(max(count, 2), most or count))
+        if batch * math.prod(size) > LARGEST:
+            return EngineCheck(skipped=f"a batch of {batch} images would take it much memory; val_trt.py shows the AP")
         total = batch * math.ceil(max(count, 2) / batch)
-        pixels = check_images(total, _size(built, engine), None).mul_(255).round_().byte()
+        pixels = check_images(total, size, None).mul_(255).round_().byte()
         mine = _predicted(built, pixels, batch)
-    with OnnxRuntimeRunner(onnx, "cpu") as reference:
-        theirs = _predicted(reference, pixels, batch)
+    try:
+        with OnnxRuntimeRunner(onnx, "cpu") as reference:
+            theirs = _predicted(reference, pixels, batch)
+    except QatError as error:
+        return EngineCheck(skipped=f"it does not run the file: {error}")
     return compare(mine, theirs)
 
 

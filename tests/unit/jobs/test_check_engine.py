@@ -128,6 +128,23 @@ def test_what_cannot_be_said(tmp_path, kind, metadata, words):
     assert words in str(found)
 
 
+def test_a_large_static_batch_is_left_to_the_evaluation(tmp_path):
+    file = network(tmp_path / "a.onnx", shape=(17, 3, 640, 640))
+    found = check_engine.check(engine_of(file), file, CPU, 4)
+    assert "a batch of 17 images would take it much memory" in str(found)
+
+
+def test_what_onnx_runtime_does_not_run_is_not_held_against_the_engine(tmp_path):
+    engine = engine_of(network(tmp_path / "a.onnx"))
+    model = onnx.load(tmp_path / "a.onnx")
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save(model, tmp_path / "b.onnx")
+    found = check_engine.check(engine, tmp_path / "b.onnx", CPU, 4)
+    assert found.problem == ""
+    assert "it does not run the file: " in str(found)
+    assert "\n" not in str(found)
+
+
 def program(capsys, *words) -> tuple[int, list[str], list[str]]:
     code = run_program(build_engine.make_parser(), build_engine.main, [str(word) for word in words])
     said = capsys.readouterr()
