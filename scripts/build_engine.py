@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow-fp32", action="store_true",
                         help="build an FP32 file where TensorRT cannot choose FP16 by itself")  # fmt: skip
     parser.add_argument(
-        "--check", type=bounded("check"), default=4, metavar="N",
+        "--check", type=bounded("engine_check"), default=4, metavar="N",
         help="compare the engine with ONNX Runtime on N images, two at least (default: 4; 0: do not)",
     )  # fmt: skip
     parser.add_argument("--generate-graph", action="store_true", help="also report on its layers, and draw them as SVG")
@@ -126,8 +126,6 @@ def main(args: argparse.Namespace) -> int:
 
         build_or_tune(args.onnx, engine, config)
     logger.info("engine: %s", engine)
-    if args.check and not args.target:
-        compare_with_onnx(engine, args, device)
     if args.generate_graph and args.target:
         logger.info(
             "layers are measured on the GPU: run scripts/inspect_engine.py %s --generate-graph there", engine.name
@@ -136,6 +134,8 @@ def main(args: argparse.Namespace) -> int:
         from utils.jobs.inspect_engine import look_inside
 
         look_inside(engine, draw=True, device=args.device)
+    if args.check and not args.target:
+        compare_with_onnx(engine, args, device)
     return 0
 
 
@@ -145,9 +145,17 @@ def compare_with_onnx(engine: Path, args: argparse.Namespace, device: torch.devi
     Raises:
         QatError: they are those of something else.
     """
+    from utils.trt import tensorrt_api
+    from utils.trt.engine_file import EngineNote
+
     if importlib.util.find_spec("onnxruntime") is None:
         logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
         return
+    if args.trtexec:
+        module = tensorrt_api.load() if tensorrt_api.installed() is not None else None
+        if module is None or module.name != EngineNote.load(engine).api:
+            logger.info("not compared with ONNX Runtime: this needs TensorRT's Python module, of trtexec's version")
+            return
     from utils.jobs import check_engine
 
     found = check_engine.check(engine, args.onnx, device, args.check)
@@ -155,7 +163,8 @@ def compare_with_onnx(engine: Path, args: argparse.Namespace, device: torch.devi
     if found.problem:
         raise QatError(
             f"{engine} does not compute what {args.onnx} computes: {found.problem}; see what AP val_trt.py finds "
-            "before you use it, or build with another --optimization-level, or from a file exported with --keep-layers"
+            "before you use it, or build with another --optimization-level, or from a file exported with --keep-layers "
+            "(--check 0 leaves this comparison out)"
         )
 
 

@@ -70,7 +70,6 @@ FIRST = {  # layers that read the image and pool, enlarge or read it twice → t
     "AConv": ([-1, 1, "AConv", [8]], 1),
     "upsample": ([-1, 1, "nn.Upsample", [None, 2, "nearest"]], 4),
     "SPPCSPC": ([-1, 1, "SPPCSPC", [16]], 2),
-    "64 channels": ([-1, 1, "Conv", [64, 3, 1]], 2),
 }
 
 

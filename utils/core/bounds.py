@@ -63,6 +63,7 @@ BOUNDS = {
     "limit": Bounds(1, LARGEST_COUNT),
     "max_det": Bounds(1, 30_000),  # NMS looks at no more candidates
     "check": Bounds(0, 10_000),
+    "engine_check": Bounds(0, 64),
     "mask_resolution": Bounds(0, 1024),  # rows and columns; a mask of 1024 takes 4 MB
     "classes_num": Bounds(1, 10_000),
     "demo_images": Bounds(1, 499_999),  # of a split: validation images are numbered from 500001

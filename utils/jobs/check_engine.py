@@ -8,6 +8,7 @@ image: what sets an engine apart is compared with what sets two images apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,12 @@ from utils.trt.runner import TensorRTRunner
 # Of the difference between two images, mean over anchors. In ONNX Runtime weakly and strongly typed files of the demo's
 # networks are 0.11 to 0.32 apart, INT8 and float 0.20 to 0.43, FP16 and FP32 0.002, and the results of another image 1.
 LIMIT = 0.75
-LARGEST = 16 * 640 * 640  # pixels of a batch: ONNX Runtime keeps some hundred megabytes for each image
+MEMORY = 8 << 30  # bytes that are left, where the system does not say it
+BYTES_PER_PIXEL = 1000  # of an image in ONNX Runtime, with a margin: gelan-c takes 350
 PLAIN = "plain"  # form of a file with raw predictions
-SILENT = 0.5  # pixels: boxes of images that differ by less say nothing, as those of random weights (0.001)
+# What is compared → the difference between two images that says something. Boxes of untrained networks differ by 0.001
+# pixels, and scores where nothing is found by 1e-8.
+PARTS = {"boxes": 0.5, "scores": 1e-5, "coefficients": 1e-3, "prototypes": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,10 @@ class EngineCheck:
         images: how many.
         box: mean difference of boxes between engine and ONNX Runtime, pixels; of the image where it is largest.
         apart: mean difference of boxes between two images, pixels; of the images where it is smallest.
-        share: difference between engine and ONNX Runtime by that between two images, of boxes or scores; the largest.
-        image: where that is, from 0.
-        wrong: images for which `share` is beyond the limit.
+        share: difference between engine and ONNX Runtime by that between two images; the largest of any image and part.
+        part: boxes, scores, or what masks are made of: where `share` is found.
+        image: the same, from 0.
+        wrong: images that have a share beyond the limit.
         skipped: why nothing can be said; empty otherwise.
     """
 
@@ -50,6 +55,7 @@ class EngineCheck:
     box: float = 0.0
     apart: float = 0.0
     share: float = 0.0
+    part: str = ""
     image: int = 0
     wrong: int = 0
     skipped: str = ""
@@ -67,39 +73,42 @@ class EngineCheck:
         """What is wrong, in words; empty if nothing is."""
         if not self.wrong:
             return ""
+        images = f"for {self.wrong} of {self.images} images its results are not those of ONNX Runtime"
+        if math.isinf(self.share):
+            return f"{images}: {self.part} of image {self.image + 1} are not all numbers"
         return (
-            f"for {self.wrong} of {self.images} images its results are not those of ONNX Runtime: of image "
-            f"{self.image + 1} they differ {self.share:.2g} times as much as those of two images; {LIMIT} times at "
-            "most was expected"
+            f"{images}: {self.part} of image {self.image + 1} differ {self.share:.2g} times as much as those of two "
+            f"images, where {LIMIT} times at most was expected"
         )
 
 
 def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineCheck:
-    """Run an engine and its ONNX file on soft coloured patches; what ONNX Runtime does not run is not compared.
+    """Run an engine and its ONNX file on soft coloured patches; what cannot be compared is not held against it.
 
     Args:
         onnx: what it was built from.
         device: the GPU.
-        count: images, in one batch where the engine takes so many; a batch that is static is filled with further ones.
+        count: images, in one batch where the engine takes so many and memory has room for them in ONNX Runtime; a batch
+            that is static is filled with further ones.
 
     Raises:
         InputError: the engine cannot be loaded.
         QatError: it does not run.
     """
+    count = max(count, 2)
     with TensorRTRunner(engine, device, graphs=False) as built:
         form = built.metadata.get("form", PLAIN)
         if has_nms(built) or form != PLAIN:
             return EngineCheck(skipped="only raw predictions are, and this file's form is another")
         try:
             size, (smallest, most) = _size(built, engine), batch_range(built)
-        except InputError as error:  # it takes no images
+            batch = max(smallest, min(count, most or count, _room(size)))
+            if batch > _room(size):
+                return EngineCheck(skipped=f"a batch of {batch} images would take more memory than there is")
+            pixels = check_images(batch * math.ceil(count / batch), size, None).mul_(255).round_().byte()
+            mine = _predicted(built, pixels, batch)
+        except InputError as error:  # it is no detector
             return EngineCheck(skipped=str(error))
-        batch = max(smallest, min(max(count, 2), most or count))
-        if batch * math.prod(size) > LARGEST:
-            return EngineCheck(skipped=f"a batch of {batch} images would take it much memory; val_trt.py shows the AP")
-        total = batch * math.ceil(max(count, 2) / batch)
-        pixels = check_images(total, size, None).mul_(255).round_().byte()
-        mine = _predicted(built, pixels, batch)
     try:
         with OnnxRuntimeRunner(onnx, "cpu") as reference:
             theirs = _predicted(reference, pixels, batch)
@@ -108,34 +117,42 @@ def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineC
     return compare(mine, theirs)
 
 
-def compare(mine: list[Prediction], theirs: list[Prediction]) -> EngineCheck:
-    """Predictions of the engine and of ONNX Runtime for the same images, two at least; of one image each."""
-    box, apart = _differences(mine, theirs, "boxes")
-    if min(apart) < SILENT:
+def compare(mine: Sequence[Prediction], theirs: Sequence[Prediction]) -> EngineCheck:
+    """Predictions of the engine and of ONNX Runtime for the same images, two at least; each of one image."""
+    names = list(PARTS) if theirs[0].prototypes is not None else list(PARTS)[:2]
+    parts = {name: _differences(mine, theirs, name) for name in names}
+    if not all(math.isfinite(apart) for _, others in parts.values() for apart in others):
+        return EngineCheck(skipped="its own results are not all numbers")
+    between, apart = parts["boxes"]
+    if min(apart) < PARTS["boxes"]:
         return EngineCheck(
             skipped=f"boxes of different images are {min(apart):.2g} px apart, as those of an untrained network"
         )
-    parts = ["boxes", "scores"] + ["prototypes"] * (theirs[0].prototypes is not None)
-    by_part = [[_share(*pair) for pair in zip(*_differences(mine, theirs, part), strict=True)] for part in parts]
-    shares = [max(image) for image in zip(*by_part, strict=True)]
-    worst = shares.index(max(shares))
-    wrong = sum(share > LIMIT for share in shares)
-    return EngineCheck(len(shares), max(box), min(apart), shares[worst], worst, wrong)
+    shares = [
+        max((_share(parts[name][0][image], parts[name][1][image], PARTS[name]), name) for name in names)
+        for image in range(len(mine))
+    ]
+    share, part = max(shares)
+    wrong = sum(one > LIMIT for one, _ in shares)
+    box = max((value for value in between if math.isfinite(value)), default=math.nan)
+    return EngineCheck(len(mine), box, min(apart), share, part, shares.index((share, part)), wrong)
 
 
-def _differences(mine: list[Prediction], theirs: list[Prediction], part: str) -> tuple[list[float], list[float]]:
+def _differences(
+    mine: Sequence[Prediction], theirs: Sequence[Prediction], part: str
+) -> tuple[list[float], list[float]]:
     """Mean differences between the two, and between an image and the one before; of each image."""
-    found: list[Tensor] = [getattr(one, part).double() for one in mine]
-    expected: list[Tensor] = [getattr(one, part).double() for one in theirs]
+    found: list[Tensor] = [getattr(one, part) for one in mine]
+    expected: list[Tensor] = [getattr(one, part) for one in theirs]
     between = [float((a - b).abs().mean()) for a, b in zip(found, expected, strict=True)]
     return between, [float((one - expected[index - 1]).abs().mean()) for index, one in enumerate(expected)]
 
 
-def _share(between: float, apart: float) -> float:
-    """Infinite for NaN: an engine's results are numbers."""
-    if not apart:
-        return math.inf if between else 0.0
-    return math.inf if math.isnan(between) else between / apart
+def _share(between: float, apart: float, least: float) -> float:
+    """Infinite where a result is no number; 0 where two images differ by less than `least`."""
+    if not math.isfinite(between):
+        return math.inf
+    return between / apart if apart >= least else 0.0
 
 
 def _predicted(runner: Runner, pixels: Tensor, batch: int) -> list[Prediction]:
@@ -162,3 +179,13 @@ def _size(runner: Runner, engine: Path) -> tuple[int, int]:
     best: list[int] = EngineNote.load(engine).profile[image_input(runner).name][1]
     _, _, height, width = runner.input_form.nchw(best)
     return height or 0, width or 0
+
+
+def _room(size: tuple[int, int]) -> int:
+    """Images of this size, one at least, for which half of the memory that is left is enough in ONNX Runtime."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    left = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), MEMORY)
+    return max(1, left // 2 // (BYTES_PER_PIXEL * math.prod(size)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,14 @@ from tensorrt_stand_in import stand_in
 
 from utils.cli import run_program
 from utils.core.input_form import InputForm
+from utils.core.tasks import Layout, Prediction
 from utils.jobs import check_engine
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
+from utils.trt.engine_file import EngineNote
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import build_engine
@@ -93,13 +96,39 @@ def test_forms_of_input(tmp_path, monkeypatch, form):
     assert (found.images, found.share, found.skipped) == (4, 0, "")
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [("first image", 3), ("another row", 4), ("not a number", 4)])
-def test_an_engine_that_computes_something_else(tmp_path, kind, wrong):
+@pytest.mark.parametrize(
+    ("kind", "wrong", "words"),
+    [
+        ("first image", 3, " times as much as those of two images, where 0.75 times at most was expected"),
+        ("another row", 4, "scores of image "),
+        ("not a number", 4, "scores of image 1 are not all numbers"),
+    ],
+)
+def test_an_engine_that_computes_something_else(tmp_path, kind, wrong, words):
     engine = engine_of(network(tmp_path / "b.onnx", kind))
     found = check_engine.check(engine, network(tmp_path / "a.onnx"), CPU, 4)
     assert (found.images, found.wrong) == (4, wrong)
     assert found.share > check_engine.LIMIT
-    assert found.problem.startswith(f"for {wrong} of 4 images its results are not those of ONNX Runtime: of image ")
+    assert found.problem.startswith(f"for {wrong} of 4 images its results are not those of ONNX Runtime: ")
+    assert words in found.problem
+
+
+def predictions(scores: float, coefficients: float, seed: int = 0) -> list[Prediction]:
+    """Of three images: boxes of some pixels, two classes, one mask."""
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.tensor([100.0] * 4 + [scores] * 2 + [coefficients]).view(7, 1)
+    raw = torch.rand(3, 7, 50, generator=random) * rows
+    return [Prediction(one[None], Layout(2, 1), torch.ones(1, 1, 8, 8)) for one in raw]
+
+
+def test_coefficients_of_masks_are_looked_at_too():
+    found = check_engine.compare(predictions(1, -2), predictions(1, 1))
+    assert (found.box, found.part, found.wrong) == (0, "coefficients", 3)
+
+
+def test_scores_where_nothing_is_found_say_nothing():
+    found = check_engine.compare(predictions(0, 1), predictions(1e-7, 1))
+    assert (found.share, found.problem, found.skipped) == (0, "", "")
 
 
 def test_prototypes_are_looked_at_too(tmp_path):
@@ -118,6 +147,8 @@ def test_prototypes_are_looked_at_too(tmp_path):
     [
         ("untrained", METADATA, "as those of an untrained network"),
         ("right", {**METADATA, "form": "deepstream"}, "only raw predictions are"),
+        ("right", {**METADATA, "task": "segment"}, "a network for segmentation gives output1"),
+        ("not a number", METADATA, "its own results are not all numbers"),
     ],
 )
 def test_what_cannot_be_said(tmp_path, kind, metadata, words):
@@ -128,10 +159,21 @@ def test_what_cannot_be_said(tmp_path, kind, metadata, words):
     assert words in str(found)
 
 
-def test_a_large_static_batch_is_left_to_the_evaluation(tmp_path):
-    file = network(tmp_path / "a.onnx", shape=(17, 3, 640, 640))
-    found = check_engine.check(engine_of(file), file, CPU, 4)
-    assert "a batch of 17 images would take it much memory" in str(found)
+@pytest.mark.parametrize(
+    ("shape", "options", "images"), [(STATIC, {}, 0), (("batch", 3, 64, 64), {"batch": (1, 2, 8)}, 6)]
+)
+def test_no_more_images_at_a_time_than_memory_has_room_for(tmp_path, monkeypatch, shape, options, images):
+    monkeypatch.setattr(check_engine, "_room", lambda size: 3)
+    file = network(tmp_path / "a.onnx", shape=shape)
+    found = check_engine.check(engine_of(file, **options), file, CPU, 4)
+    assert (found.images, found.problem) == (images, "")
+    assert bool(images) != ("a batch of 4 images would take more memory than there is" in str(found))
+
+
+def test_room_follows_from_what_memory_is_left(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: "MemTotal: 9 kB\nMemAvailable: 4000000 kB\n")
+    assert check_engine._room((640, 640)) == 4096000000 // 2 // (1000 * 640 * 640)
+    assert check_engine._room((6400, 6400)) == 1
 
 
 def test_what_onnx_runtime_does_not_run_is_not_held_against_the_engine(tmp_path):
@@ -182,6 +224,33 @@ def test_without_onnx_runtime_it_says_so(tmp_path, capsys, monkeypatch):
     code, out, err = program(capsys, network(tmp_path / "a.onnx"))
     assert (code, err) == (0, [])
     assert out[-1].startswith("not compared with ONNX Runtime, which is not installed")
+
+
+def test_no_detector_is_not_compared(tmp_path):
+    model = onnx.load(network(tmp_path / "a.onnx"))
+    model.graph.node.append(helper.make_node("ReduceMean", ["output0"], ["mean"], axes=[2], keepdims=0))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, [4, 6]))
+    onnx.save(model, tmp_path / "b.onnx")
+    found = check_engine.check(engine_of(tmp_path / "b.onnx"), tmp_path / "b.onnx", CPU, 4)
+    assert "the network's output output0 is [4, 6]; expected [batch, rows, anchors]" in str(found)
+
+
+@pytest.mark.parametrize("version", ["", "TensorRT 10.3.0", "TensorRT 8.6.0"])
+def test_an_engine_by_trtexec_is_compared_where_this_tensorrt_can_load_it(tmp_path, capsys, monkeypatch, version):
+    def by_trtexec(onnx, engine, config, program):
+        build(onnx, engine, BuildConfig(progress=False))
+        note = EngineNote.load(engine)
+        replace(note, api=version or note.api).save(engine)
+
+    monkeypatch.setattr("utils.trt.trtexec.find", lambda: None)
+    monkeypatch.setattr("utils.trt.trtexec.build", by_trtexec)
+    if not version:
+        monkeypatch.setattr("utils.trt.tensorrt_api.installed", lambda: None)
+    code, out, err = program(capsys, network(tmp_path / "a.onnx"), "--trtexec")
+    assert (code, err) == (0, [])
+    compared = "the engine beside ONNX Runtime" if version == "TensorRT 8.6.0" else "not compared with ONNX Runtime"
+    assert out[-1].startswith(compared)
 
 
 def test_an_engine_for_another_gpu_is_not_compared(tmp_path, capsys):
