@@ -152,8 +152,8 @@ def compare_with_onnx(engine: Path, args: argparse.Namespace, device: torch.devi
         logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
         return
     if args.trtexec:
-        module = tensorrt_api.load() if tensorrt_api.installed() is not None else None
-        if module is None or module.name != EngineNote.load(engine).api:
+        api = tensorrt_api.load() if tensorrt_api.installed() is not None else None
+        if api is None or not EngineNote.load(engine).made_by(api, tensorrt_api.gpu(device.index)):
             logger.info("not compared with ONNX Runtime: this needs TensorRT's Python module, of trtexec's version")
             return
     from utils.jobs import check_engine

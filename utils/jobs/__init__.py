@@ -17,7 +17,7 @@ compare_masks.py      masks of two predictions            compare_detections.py 
 observed_file.py      a file that also gives what its form is made of
 training.py           QAT's epochs, and their rates       compare_qat.py      forms of QAT by AP, with controls
 report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
-check_engine.py       TensorRT beside ONNX Runtime
+check_engine.py       TensorRT beside ONNX Runtime        check_images.py    what is compared on
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
 model_repository.py   Triton's, from a file, checked       ask_server.py       a model of a server: drawn, timed

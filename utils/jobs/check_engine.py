@@ -8,7 +8,6 @@ image: what sets an engine apart is compared with what sets two images apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from torch import Tensor
 from utils.core.errors import InputError, QatError
 from utils.core.tasks import Prediction
 from utils.evaluation.input_plan import batch_range, fixed_sizes, has_nms, image_input, output_names
-from utils.jobs.export import check_images
+from utils.jobs.check_images import check_images, pixels
+from utils.onnx_graph.output_formats import plain
 from utils.runners.base import Runner
 from utils.runners.feeds import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
@@ -28,12 +28,13 @@ from utils.trt.runner import TensorRTRunner
 # Of the difference between two images, mean over anchors. In ONNX Runtime weakly and strongly typed files of the demo's
 # networks are 0.11 to 0.32 apart, INT8 and float 0.20 to 0.43, FP16 and FP32 0.002, and the results of another image 1.
 LIMIT = 0.75
+PLAIN = plain().name  # form of a file with raw predictions
 MEMORY = 8 << 30  # bytes that are left, where the system does not say it
 BYTES_PER_PIXEL = 1000  # of an image in ONNX Runtime, with a margin: gelan-c takes 350
-PLAIN = "plain"  # form of a file with raw predictions
-# What is compared → the difference between two images that says something. Boxes of untrained networks differ by 0.001
-# pixels, and scores where nothing is found by 1e-8.
-PARTS = {"boxes": 0.5, "scores": 1e-5, "coefficients": 1e-3, "prototypes": 1e-3}
+# Mean differences between two images that say something: pixels of boxes, which those of untrained networks have not
+# (0.001), and scores, which there are not where nothing is found (1e-8).
+SILENT = {"boxes": 0.5, "scores": 1e-5}
+SILENT_MASKS = {"coefficients": 1e-3, "prototypes": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -97,55 +98,50 @@ def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineC
     """
     count = max(count, 2)
     with TensorRTRunner(engine, device, graphs=False) as built:
-        form = built.metadata.get("form", PLAIN)
-        if has_nms(built) or form != PLAIN:
+        if has_nms(built) or built.metadata.get("form", PLAIN) != PLAIN:
             return EngineCheck(skipped="only raw predictions are, and this file's form is another")
         try:
             size, (smallest, most) = _size(built, engine), batch_range(built)
             batch = max(smallest, min(count, most or count, _room(size)))
             if batch > _room(size):
                 return EngineCheck(skipped=f"a batch of {batch} images would take more memory than there is")
-            pixels = check_images(batch * math.ceil(count / batch), size, None).mul_(255).round_().byte()
-            mine = _predicted(built, pixels, batch)
+            images = pixels(check_images(batch * math.ceil(count / batch), size, None))
+            mine = _predicted(built, images, batch)
         except InputError as error:  # it is no detector
             return EngineCheck(skipped=str(error))
     try:
         with OnnxRuntimeRunner(onnx, "cpu") as reference:
-            theirs = _predicted(reference, pixels, batch)
+            theirs = _predicted(reference, images, batch)
     except QatError as error:
         return EngineCheck(skipped=f"it does not run the file: {error}")
     return compare(mine, theirs)
 
 
-def compare(mine: Sequence[Prediction], theirs: Sequence[Prediction]) -> EngineCheck:
-    """Predictions of the engine and of ONNX Runtime for the same images, two at least; each of one image."""
-    names = list(PARTS) if theirs[0].prototypes is not None else list(PARTS)[:2]
-    parts = {name: _differences(mine, theirs, name) for name in names}
-    if not all(math.isfinite(apart) for _, others in parts.values() for apart in others):
+def compare(mine: Prediction, theirs: Prediction) -> EngineCheck:
+    """Predictions of the engine and of ONNX Runtime for the same images, two at least."""
+    silent = SILENT if theirs.prototypes is None else SILENT | SILENT_MASKS
+    found = {part: (getattr(mine, part), getattr(theirs, part)) for part in silent}
+    between = {part: _means(engine - onnx) for part, (engine, onnx) in found.items()}
+    apart = {part: _means(onnx - onnx.roll(1, 0)) for part, (_, onnx) in found.items()}
+    if not all(math.isfinite(mean) for means in apart.values() for mean in means):
         return EngineCheck(skipped="its own results are not all numbers")
-    between, apart = parts["boxes"]
-    if min(apart) < PARTS["boxes"]:
+    least = min(apart["boxes"])
+    if least < silent["boxes"]:
         return EngineCheck(
-            skipped=f"boxes of different images are {min(apart):.2g} px apart, as those of an untrained network"
+            skipped=f"boxes of different images are {least:.2g} px apart, as those of an untrained network"
         )
-    shares = [
-        max((_share(parts[name][0][image], parts[name][1][image], PARTS[name]), name) for name in names)
-        for image in range(len(mine))
-    ]
+    images = range(len(theirs.raw))
+    shares = [max((_share(between[part][n], apart[part][n], silent[part]), part) for part in silent) for n in images]
     share, part = max(shares)
+    box = max((mean for mean in between["boxes"] if math.isfinite(mean)), default=math.nan)
     wrong = sum(one > LIMIT for one, _ in shares)
-    box = max((value for value in between if math.isfinite(value)), default=math.nan)
-    return EngineCheck(len(mine), box, min(apart), share, part, shares.index((share, part)), wrong)
+    return EngineCheck(len(images), box, least, share, part, shares.index((share, part)), wrong)
 
 
-def _differences(
-    mine: Sequence[Prediction], theirs: Sequence[Prediction], part: str
-) -> tuple[list[float], list[float]]:
-    """Mean differences between the two, and between an image and the one before; of each image."""
-    found: list[Tensor] = [getattr(one, part) for one in mine]
-    expected: list[Tensor] = [getattr(one, part) for one in theirs]
-    between = [float((a - b).abs().mean()) for a, b in zip(found, expected, strict=True)]
-    return between, [float((one - expected[index - 1]).abs().mean()) for index, one in enumerate(expected)]
+def _means(difference: Tensor) -> list[float]:
+    """Mean magnitude for each image."""
+    means: list[float] = difference.abs().flatten(1).mean(1).tolist()
+    return means
 
 
 def _share(between: float, apart: float, least: float) -> float:
@@ -155,20 +151,14 @@ def _share(between: float, apart: float, least: float) -> float:
     return between / apart if apart >= least else 0.0
 
 
-def _predicted(runner: Runner, pixels: Tensor, batch: int) -> list[Prediction]:
-    """The prediction of each image, on the CPU."""
+def _predicted(runner: Runner, images: Tensor, batch: int) -> Prediction:
+    """The predictions for images as bytes, on the CPU."""
     spec, form, names = image_input(runner), runner.input_form, output_names(runner)
     found = []
-    for part in pixels.split(batch):
+    for part in images.split(batch):
         results = runner.infer({spec.name: as_feed(part, form, spec.dtype).contiguous()})
-        named = {name: results[given].cpu().float().clone() for name, given in names.items()}  # runners overwrite them
-        whole = Prediction.of(named, runner.task)
-        maps = whole.prototypes
-        found += [
-            Prediction(one[None], whole.layout, None if maps is None else maps[index : index + 1])
-            for index, one in enumerate(whole.raw)
-        ]
-    return found
+        found.append({name: results[given].cpu().float().clone() for name, given in names.items()})  # overwritten next
+    return Prediction.of({name: torch.cat([one[name] for one in found]) for name in names}, runner.task)
 
 
 def _size(runner: Runner, engine: Path) -> tuple[int, int]:

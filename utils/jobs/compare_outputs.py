@@ -20,10 +20,11 @@ from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
 from utils.core.tasks import Prediction, prediction_of, task_of_head
 from utils.evaluation.nms import non_max_suppression
+from utils.jobs.check_images import pixels
 from utils.jobs.compare_detections import ROWS, SAME_BOX, different_masks, same_detections, table_and_masks
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare, missed
-from utils.jobs.observed_file import ObservedFile, pixels
+from utils.jobs.observed_file import ObservedFile
 from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.pad_channels import Traced

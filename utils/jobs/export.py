@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
@@ -16,15 +12,13 @@ from utils.core.input_files import check_text
 from utils.core.output_paths import refuse_overwrite
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
+from utils.jobs.check_images import check_images
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportResult, export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import Form
 from utils.onnx_graph.verify import table
-
-if TYPE_CHECKING:
-    from utils.evaluation.data_yaml import DataConfig
 
 
 @dataclass(frozen=True)
@@ -141,18 +135,3 @@ def typing_of(network: Network, config: ExportConfig) -> str:
     """Types in the file, in words."""
     floats = "FP16" if config.half else "FP32"
     return floats if network.kind == "float" else f"INT8 and {floats} ({config.typing}ly typed)"
-
-
-def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
-    """`[count, 3, height, width]` in 0..1: a dataset's images, or without one soft coloured patches and noise."""
-    if data is not None:
-        from utils.evaluation.dataset import make_loader
-
-        split = "val" if "val" in data.splits else "train"
-        images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count))).images
-        if len(images):
-            return images.float() / 255
-    random = torch.Generator().manual_seed(0)
-    patches = torch.rand(count, 3, 12, 12, generator=random)
-    soft = torch.nn.functional.interpolate(patches, size=size, mode="bilinear")
-    return soft * 0.9 + torch.rand(count, 3, *size, generator=random) * 0.1

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from utils.core.errors import DependencyError
 from utils.core.tasks import Task
+from utils.jobs.check_images import pixels
 from utils.jobs.compare_detections import BehindPlugin
 from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.editing import drop_unused
@@ -56,11 +57,6 @@ class ObservedFile:
         if self.form.kind != "float":
             images = as_feed(pixels(images), self.form, "uint8")
         return np.ascontiguousarray(images.numpy())
-
-
-def pixels(images: Tensor) -> Tensor:
-    """Images in 0..1 → bytes."""
-    return (images * 255).round().to(torch.uint8)
 
 
 def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]]:

@@ -113,12 +113,12 @@ def test_an_engine_that_computes_something_else(tmp_path, kind, wrong, words):
     assert words in found.problem
 
 
-def predictions(scores: float, coefficients: float, seed: int = 0) -> list[Prediction]:
+def predictions(scores: float, coefficients: float, seed: int = 0) -> Prediction:
     """Of three images: boxes of some pixels, two classes, one mask."""
     random = torch.Generator().manual_seed(seed)
     rows = torch.tensor([100.0] * 4 + [scores] * 2 + [coefficients]).view(7, 1)
     raw = torch.rand(3, 7, 50, generator=random) * rows
-    return [Prediction(one[None], Layout(2, 1), torch.ones(1, 1, 8, 8)) for one in raw]
+    return Prediction(raw, Layout(2, 1), torch.ones(3, 1, 8, 8))
 
 
 def test_coefficients_of_masks_are_looked_at_too():
