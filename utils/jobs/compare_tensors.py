@@ -26,6 +26,7 @@ from utils.onnx_graph.best_anchors import ANCHORS
 from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.view import DEQUANTIZE
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     places = []
     for name in order:
         integers = quantizers[name].output[0]
-        scale = context.view.array(quantizers[name].input[1])
+        readers = [node for node in context.view.consumers(integers) if node.op_type == DEQUANTIZE]
+        scale = context.view.array(readers[0].input[1]) if readers else None  # that before is of bytes, perhaps
         places.append(_Cut(integers, f"{integers}/fed", float(scale) if scale is not None else 1.0))
     cut = ModelProto()
     cut.CopyFrom(graph)

@@ -22,7 +22,7 @@ INT8, FP16 = 1, 2  # of nvinfer's network-mode
 QUANTIZED = """\
 # The ranges are in the ONNX file (QuantizeLinear and DequantizeLinear), so there is no calibration file: leave
 # int8-calib-file out. The builder named by engine-create-func-name then sets INT8 without calibrating; nvinfer's own
-# builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT {since}up to 10.11)
+# builder would fall back to FP16. An engine by `trtexec --onnx={onnx} --int8 --fp16` (TensorRT up to 10.11)
 # also lets the float layers run in FP16; name it in model-engine-file."""
 STRONG = """\
 # The types and ranges are in the ONNX file, so there is no calibration file. It wants TensorRT's strongly typed mode,
@@ -36,7 +36,7 @@ TRTEXEC = """\
 # makes no INT8 engine. Build it with `trtexec --onnx={onnx} {flags} --saveEngine={engine}`
 # ({which}); model-engine-file names it."""
 TRTEXEC_FLAGS = {
-    "weak": ("--int8 --fp16", "TensorRT {since}up to 10.11"),
+    "weak": ("--int8 --fp16", "TensorRT up to 10.11"),
     "strong": ("--stronglyTyped", "TensorRT 10.12 and later; 11 needs no flag"),
 }
 TEMPLATE = """\
@@ -73,7 +73,7 @@ PREBUILT = """\
 # TensorRT or GPU, smaller batch) it then stops, and does not build one that may not be INT8.
 """
 BYTES = """\
-# The file takes the bytes of images (UINT8), and wants TensorRT 10 or later: 8.6.0 computed something else.
+# The file takes the bytes of images (UINT8).
 # nvinfer's own pre-processing makes floats, so Gst-nvdspreprocess stands in front of it, with a library of yours that
 # prepares bytes (NVIDIA's writes floats, past the end of a buffer of bytes), and with these entries in the property
 # group of its configuration:
@@ -151,7 +151,6 @@ def infer_config(
         takes_bytes: whether the file takes bytes, which another plugin then has to give.
     """
     name = Path(onnx).name
-    since = "10 " if takes_bytes else ""
     note = BYTES.format(batch=batch, height=size[0], width=size[1]) if takes_bytes else ""
     entries = {
         "onnx": name, "scale": SCALE, "labels": LABELS, "height": size[0], "width": size[1], "batch": batch,
@@ -160,25 +159,25 @@ def infer_config(
         "onnx_note": PREBUILT if typing else "", "bytes_note": note,
         "values": "bytes in 0..255" if takes_bytes else "scaled to 0..1",
     }  # fmt: skip
-    own = _of_boxes(name, batch, typing, since) if nms is None else _of_masks(name, batch, typing, nms, since)
+    own = _of_boxes(name, batch, typing) if nms is None else _of_masks(name, batch, typing, nms)
     return TEMPLATE.format(**entries, **own)
 
 
-def _of_boxes(name: str, batch: int, typing: str, since: str) -> dict[str, object]:
+def _of_boxes(name: str, batch: int, typing: str) -> dict[str, object]:
     """What only the configuration of a detector says."""
-    notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name, since=since), "strong": STRONG.format(onnx=name)}
+    notes = {"": FLOAT, "weak": QUANTIZED.format(onnx=name), "strong": STRONG.format(onnx=name)}
     engine = f"model_b{batch}_gpu0_{'int8' if typing else 'fp16'}.engine"
     return {**BOXES, "engine": engine, "mode_note": notes[typing]}
 
 
-def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings, since: str) -> dict[str, object]:
+def _of_masks(name: str, batch: int, typing: str, nms: NmsSettings) -> dict[str, object]:
     """What only the configuration of a segmentation network says; nvinfer names an engine after its file."""
     kinds = {"efficient": "TensorRT's plugin", "onnx": "the standard operator", "none": "top-k, no suppression"}
     engine, note = f"{name}_b{batch}_gpu0_fp16.engine", FLOAT
     if typing:
         engine = f"{Path(name).stem}.engine"
         flags, which = TRTEXEC_FLAGS[typing]
-        note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which.format(since=since))
+        note = TRTEXEC.format(onnx=name, flags=flags, engine=engine, which=which)
     told = f"{kinds[nms.kind]}, confidence {nms.conf_thres:g}, overlap {nms.iou_thres:g}, {nms.topk} detections"
     return {**MASKS, "nms_note": f"#   NMS is in the ONNX file: {told}\n", "engine": engine, "mode_note": note,
             "confidence": nms.conf_thres, "topk": nms.topk}  # fmt: skip

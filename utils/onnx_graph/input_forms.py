@@ -1,11 +1,14 @@
 """The forms in which a file takes images, put in front of a graph that takes floats; pure, see `cleanup.py`.
 
     float   images [B, 3, H, W] FP32 in 0..1, as it is traced
-    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast, Transpose and Mul 1/255 stand in front
+    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast and Transpose stand in front, and 1/255 is in the scale
+            of the first QuantizeLinear, or in a Mul where none reads the image
     int8    images [B, 3, H, W]: what the first QuantizeLinear would have given, which is taken out
 
 Only a Cast to FP32 reads a byte input: TensorRT converts network inputs of UINT8 to floats and to nothing else
-("DataType" in its API reference). With INT8 input the first layer reads INT8, and nothing stands in front of it.
+("DataType" in its API reference). Of a Mul between that Cast and a QuantizeLinear TensorRT 8.6.0 makes one kernel with
+the quantizer, in which the factor is lost (docs/export.md); so there is none. With INT8 input the first layer reads
+INT8, and nothing stands in front of it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
 from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, metadata_of
+from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, metadata_of
 
 TO_NCHW = [0, 3, 1, 2]
 
@@ -50,20 +53,40 @@ def take_bytes(model: ModelProto, form: InputForm) -> None:
     """Let a graph take bytes, in the form's layout."""
     value = model.graph.input[0]
     name = value.name
-    scaled, factor = f"{name}/scaled", f"{name}/factor"
-    for node in model.graph.node:
-        rename_inputs(node, {name: scaled})
+    quantizers = _quantizers(name, GraphView(model))
     nodes = [_node("Cast", name, f"{name}/float", to=TensorProto.FLOAT)]
-    if form.layout == "nhwc":  # before the product: what only moves values does not stand in front of a quantizer
+    if form.layout == "nhwc":
         nodes.append(_node("Transpose", nodes[-1].output[0], f"{name}/nchw", perm=TO_NCHW))
-    nodes.append(helper.make_node("Mul", [nodes[-1].output[0], factor], [scaled], name=f"/{name}/Mul"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1 / 255, np.float32), factor))
+    if not quantizers:
+        scaled, factor = f"{name}/scaled", f"{name}/factor"
+        nodes.append(helper.make_node("Mul", [nodes[-1].output[0], factor], [scaled], name=f"/{name}/Mul"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(1 / BRIGHTEST, np.float32), factor))
+    for node in model.graph.node:
+        rename_inputs(node, {name: nodes[-1].output[0]})
+        if (scale := quantizers.get(node.output[0])) is not None:  # its DequantizeLinear keeps the scale
+            node.input[1] = f"{node.output[0]}/scale_of_bytes"
+            model.graph.initializer.append(numpy_helper.from_array(scale * np.float32(BRIGHTEST), node.input[1]))
     set_nodes(model, [*nodes, *model.graph.node])
     kind = value.type.tensor_type
     kind.elem_type = TensorProto.UINT8
     dims = [type(dim).FromString(dim.SerializeToString()) for dim in kind.shape.dim]
     del kind.shape.dim[:]
     kind.shape.dim.extend(form.own(dims))
+
+
+def _quantizers(name: str, view: GraphView) -> dict[str, np.ndarray]:
+    """Results of the QuantizeLinear nodes that read an image, with their scales; empty if something else reads it too.
+
+    Where scales are FP16 (strongly typed files) a Cast stands in front of them: 255 times as much would be rounded.
+    """
+    found = {}
+    for node in view.consumers(name):
+        scale = view.array(node.input[1]) if node.op_type == QUANTIZE else None
+        if scale is not None and scale.dtype == np.float32:
+            found[node.output[0]] = scale
+        elif node.op_type != "Shape":
+            return {}
+    return found
 
 
 @pure

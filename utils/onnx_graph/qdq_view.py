@@ -54,6 +54,13 @@ class Context:
         found = (value.name for value in self.model.graph.input if value.type.tensor_type.elem_type == kind)
         return frozenset(found if self.input_scale else ())
 
+    def is_of_bytes(self, tensor: str) -> bool:
+        """Whether a tensor is images as bytes, cast to floats but not divided by 255."""
+        while (node := self.view.producer(tensor)) is not None and node.op_type in ("Cast", "Transpose"):
+            tensor = node.input[0]
+        kinds = {value.name: value.type.tensor_type.elem_type for value in self.model.graph.input}
+        return kinds.get(tensor) == TensorProto.UINT8
+
     def nodes(self, *types: str) -> list[NodeProto]:
         """The nodes of these types, in graph order."""
         return [node for node in self.view.nodes if node.op_type in types]
@@ -63,9 +70,11 @@ class Context:
         """QuantizeLinear nodes of tensors that are computed (not weights)."""
         return [node for node in self.nodes(QUANTIZE) if not self.view.is_constant(node.input[0])]
 
-    def scale(self, node: NodeProto) -> Scale:
-        """Parameters of a QuantizeLinear or DequantizeLinear."""
+    def scale(self, node: NodeProto, factor: int = 1) -> Scale:
+        """Parameters of a QuantizeLinear or DequantizeLinear, with so many times its scale."""
         scale = self.view.array(node.input[1])
+        if scale is not None and factor != 1:
+            scale = scale * scale.dtype.type(factor)
         zero = self.view.array(node.input[2]) if len(node.input) > 2 else None
         return Scale(
             node.input[1].encode() if scale is None else scale.tobytes(),

@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QDQ = (QUANTIZE, DEQUANTIZE)
+BRIGHTEST = 255  # the byte that is 1.0 in an image of floats
 SHAPE_BYTES = 1024  # a constant of no more may be a shape, or a part of one
 
 

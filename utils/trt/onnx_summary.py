@@ -34,6 +34,7 @@ class OnnxFile:
         input_form: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
         box_layers: names of the nodes that compute boxes.
+        scaled_bytes: whether it takes bytes, and a QuantizeLinear reads a product of them, as files of 1.0.0 have it.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class OnnxFile:
     input_form: InputForm = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
     box_layers: frozenset[str] = frozenset()
+    scaled_bytes: bool = False
 
     @property
     def tensors(self) -> dict[str, tuple[int | None, ...]]:
@@ -93,6 +95,7 @@ def describe(model: Any, path: Path) -> OnnxFile:
     weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv" and len(node.input) > 1}
     inputs = [value for value in graph.input if value.name not in stored]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
+    form = _form(inputs, metadata)
     return OnnxFile(
         path=path,
         inputs={value.name: _shape(value) for value in inputs},
@@ -103,10 +106,25 @@ def describe(model: Any, path: Path) -> OnnxFile:
         half_scales=half_type in scales,
         plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
         metadata=metadata,
-        input_form=_form(inputs, metadata),
+        input_form=form,
         types={value.name: _type(value) for value in (*inputs, *graph.output)},
         box_layers=box_layers(model),
+        scaled_bytes=form.kind == "uint8" and _scaled_before_quantizer(graph, inputs[0].name),
     )
+
+
+def _scaled_before_quantizer(graph: Any, image: str) -> bool:
+    """Whether the product of a Mul or Div on the way from an image to a QuantizeLinear is what that reads."""
+    kinds = {image: False}  # tensors on that way → whether they are a product
+    for node in graph.node:
+        come = [kinds[name] for name in node.input if name in kinds]
+        if not come:
+            continue
+        if node.op_type == "QuantizeLinear" and come[0]:
+            return True
+        if node.op_type in ("Cast", "Transpose", "Mul", "Div"):
+            kinds[node.output[0]] = come[0] or node.op_type in ("Mul", "Div")
+    return False
 
 
 def _form(inputs: list[Any], metadata: Mapping[str, str]) -> InputForm:

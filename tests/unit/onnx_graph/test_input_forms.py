@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, helper
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from qdq_graph import SIZE, Editor, good_graph
 
+from models.quantize.fake_quantize import float16_scale
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
 from utils.onnx_graph.cleanup import set_metadata
@@ -85,6 +87,40 @@ def test_only_a_cast_reads_bytes(form):
     graph, _ = formed(HALF, form)
     readers = [node for node in graph.graph.node if "images" in node.input]
     assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT)]
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_the_first_quantizer_divides_bytes(form):
+    """TensorRT 8.6.0 leaves out the factor of a Mul in front of a QuantizeLinear; FP16 scales would be rounded."""
+    for model, products in ((GOOD, 0), (HALF, 1)):
+        graph, _ = formed(model, form)
+        before, after = ([node for node in one.graph.node if node.op_type == "Mul"] for one in (model, graph))
+        assert len(after) - len(before) == products
+        assert verify(graph).ok
+    graph = Editor(formed(GOOD, form)[0])
+    first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.model.graph.initializer}
+    own = next(node for node in graph.model.graph.node if first.output[0] in node.input)
+    assert stored[first.input[1]] == stored[own.input[1]] * np.float32(255)
+    first.input[1] = own.input[1]  # as if they had been divided
+    found = {(one.rule, one.node, one.message) for one in verify(graph.model).findings}
+    assert found == {("pairs", first.name, "its DequantizeLinear has another scale than bytes need")}
+
+
+@pytest.mark.parametrize("scale", [1 / 127, 254 / 255 / 127, 0.00787, 0.0041])
+def test_bytes_give_the_integers_of_floats(scale):
+    """All 256 of them, for scales as the quantizers have them."""
+    step = float16_scale(torch.tensor(scale)).item()
+    values = np.arange(256, dtype=np.float32)
+    divided, at_once = np.rint(values / np.float32(255) / np.float32(step)), np.rint(values / np.float32(step * 255))
+    np.testing.assert_array_equal(divided, at_once)
+
+
+def test_an_image_that_something_else_reads_too_is_scaled_by_a_product():
+    edit = Editor(GOOD)
+    edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
+    graph, _ = attach_input(edit.model, BYTES)
+    assert [node.op_type for node in graph.graph.node][:2] == ["Cast", "Mul"]
 
 
 def test_nothing_but_the_quantizer_is_missing_where_integers_are_taken():

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 from known_images import SQUARE, KnowingModel, write_set
-from one_conv import METADATA, reference, write_onnx
+from one_conv import METADATA, reference, with_product, write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
@@ -127,13 +127,31 @@ def test_packed_formats_are_for_integers(tmp_path, monkeypatch, form):
     assert not (tmp_path / "a.engine").exists()
 
 
+@pytest.mark.parametrize("version", ["8.6.0", "10.7.0"])
 @pytest.mark.parametrize("form", [BYTES, LAST])
-def test_bytes_are_for_later_versions(tmp_path, monkeypatch, form):
-    api = stand_in(monkeypatch)
+def test_a_product_of_bytes_in_front_of_a_quantizer(tmp_path, monkeypatch, form, version):
+    """As files of 1.0.0 have it, which TensorRT 8.6.0 computes without the factor."""
+    stand_in(monkeypatch, version)
     path, _ = file_of(tmp_path, form)
-    with pytest.raises(InputError, match=r"takes bytes, and engines of TensorRT 8\.6\.0 compute something else"):
-        build(path, tmp_path / "a.engine", QUIET)
-    assert api.module.calls == []
+    build(path, tmp_path / "a.engine", QUIET)
+    path.write_bytes(with_product(onnx.load(path)).SerializeToString())
+    if version == "10.7.0":
+        build(path, tmp_path / "b.engine", QUIET)
+        return
+    with pytest.raises(InputError, match=r"scales them by a Mul .* engines of TensorRT 8\.6\.0 leave out") as caught:
+        build(path, tmp_path / "b.engine", QUIET)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "b.engine").exists()
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_a_product_of_bytes_that_no_quantizer_reads(tmp_path, monkeypatch, form):
+    """Float files: the engine that 8.6.0 made of one has the AP of floats."""
+    path = write_onnx(tmp_path / "a.onnx", (2, 3, 4, 8))
+    graph, taken = attach_input(onnx.load(path), form)
+    assert "Mul" in {node.op_type for node in graph.graph.node}
+    onnx.save(set_metadata(graph, {**METADATA, **taken.metadata()}), path)
+    build(path, tmp_path / "a.engine", QUIET, api=stand_in(monkeypatch))
 
 
 def test_a_version_that_lacks_a_format(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import time
 import onnx
 import pytest
 import torch
-from one_conv import METADATA, write_onnx
+from one_conv import METADATA, with_product, write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 from trtexec_summary import SUMMARY
@@ -165,11 +165,13 @@ def test_forms_of_input(install, tmp_path, form, side, words):
     assert note.metadata["input_form"] == form
 
 
-def test_bytes_are_for_later_versions(install, tmp_path):
+def test_a_product_of_bytes_in_front_of_a_quantizer(install, tmp_path):
     file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
     graph, taken = attach_input(onnx.load(file), InputForm("uint8"))
     onnx.save(set_metadata(graph, taken.metadata()), file)
-    with pytest.raises(InputError, match=r"takes bytes, and engines of TensorRT 8\.6\.1 compute something else"):
+    trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
+    onnx.save(with_product(onnx.load(file)), file)
+    with pytest.raises(InputError, match=r"scales them by a Mul .* engines of TensorRT 8\.6\.1 leave out"):
         trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
     trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("10")[0])
 
