@@ -64,6 +64,7 @@ def test_a_head_that_was_cut_down_to_fewer_levels(tmp_path: Path, capsys: pytest
     assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
 
 
+WIDE = "64 channels"
 FIRST = {  # layers that read the image and pool, enlarge or read it twice → the stride of the convolution behind them
     "max pool": ([-1, 1, "nn.MaxPool2d", [2, 2]], 1),
     "max pool in a module": ([-1, 1, "MP", [2]], 1),
@@ -77,7 +78,10 @@ FIRST = {  # layers that read the image and pool, enlarge or read it twice → t
 def test_a_network_that_does_not_begin_with_one_narrow_convolution(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """The image is quantized in front of it, the file has all properties, and the check finds nothing."""
+    """The image is quantized in front of it, the file has all properties, and the check finds nothing.
+
+    A convolution of 64 channels becomes two, also for images that come quantized.
+    """
     first, stride = FIRST[name]
     backbone = [first, [-1, 1, "Conv", [8, 3, stride]], *TINY["backbone"][1:]]
     head = [[one_later(row[0]), *row[1:]] for row in TINY["head"]]
@@ -93,6 +97,7 @@ def test_a_network_that_does_not_begin_with_one_narrow_convolution(
         assert (code, err) == (0, [])
         assert out[-1].startswith("ONNX Runtime beside PyTorch, 4 images: ")
         assert verify_file(path).ok
+        assert ("/model.0/conv/Conv.1" in {node.name for node in onnx.load(path).graph.node}) == (name == WIDE)
     config = ExportConfig((SIDE, SIDE), 1)
     result = export_onnx(network.model, config, tmp_path / "again.onnx", network.metadata())
     agreement = compare(network.model, onnx.load(result.path), random_images(1), result.quantizers)

@@ -35,7 +35,7 @@ from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.split_convolutions import separate_parts
+from utils.onnx_graph.split_convolutions import separate_first, separate_parts
 from utils.onnx_graph.verify import Report, verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
 
@@ -97,7 +97,7 @@ def export_forms(
         graph = cleanup.remove_unused(qdq_passes.name_quantizers(cleanup.simplify(graph)))
     quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
     if config.for_int8_kernels and quantizers is not None:
-        graph, quantizers = _for_int8_kernels(graph, quantizers)
+        graph, quantizers = _for_int8_kernels(graph, quantizers, weakly_typed=not config.half)
     if config.half:
         graph = fp16.to_half(graph)
     if config.int8_weights:
@@ -110,12 +110,19 @@ def export_forms(
     return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
 
 
-def _for_int8_kernels(graph: ModelProto, quantizers: Mapping[str, Traced]) -> tuple[ModelProto, dict[str, Traced]]:
+def _for_int8_kernels(
+    graph: ModelProto, quantizers: Mapping[str, Traced], *, weakly_typed: bool
+) -> tuple[ModelProto, dict[str, Traced]]:
     """The graph with layers and channels as INT8 kernels want them, and its quantizers.
+
+    What suits a kernel of TensorRT 8.6, and needs one convolution more, is for the files that it reads.
 
     The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
     """
     graph, parts = separate_parts(graph)
+    if weakly_typed:
+        graph, first = separate_first(graph)
+        parts |= first
     graph, layouts = align_channels(graph)
     graph = convolve_pools(graph)
     found = {}

@@ -85,24 +85,38 @@ def _is_int8_mean(node: NodeProto, context: Context) -> bool:
 
 
 def _depthwise_mean(pool: NodeProto, channels: int, model: ModelProto) -> list[NodeProto]:
-    """The convolution, named as the pool was, behind its weight's quantizers; their constants go into the model."""
+    """The convolution, named as the pool was."""
+    quarters: np.ndarray = np.zeros((3, 3), np.float32)
+    quarters[:2, :2] = 0.25
     weight = f"{pool.name or pool.output[0]}/weight"
-    values: np.ndarray = np.zeros((channels, 1, 3, 3), np.float32)
-    values[:, :, :2, :2] = 0.25
+    return depthwise(pool.input[0], pool.output[0], (pool.name, weight), quarters, channels, [0, 0, 1, 1], model)
+
+
+def depthwise(
+    source: str, result: str, names: tuple[str, str], kernel: np.ndarray, channels: int, pads: list[int],
+    model: ModelProto,
+) -> list[NodeProto]:  # fmt: skip
+    """A convolution of each channel with a kernel of 3x3, behind its weight's quantizers.
+
+    Args:
+        names: of the convolution and of its weight.
+        kernel: of 64 steps or less of the largest magnitude: the scale is that by 64.
+        model: gets the constants.
+    """
+    name, weight = names
     constants = {
-        weight: values,
-        f"{weight}/scale": np.full(channels, 2.0**-8, np.float32),
+        weight: np.broadcast_to(kernel, (channels, 1, 3, 3)).astype(np.float32),
+        f"{weight}/scale": np.full(channels, np.abs(kernel).max() / 64, np.float32),
         f"{weight}/zero_point": np.zeros(channels, INT8.dtype),
     }
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
-    nodes, name = [], weight
+    model.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in constants.items())
+    nodes, given = [], weight
     for kind in QDQ:
-        inputs, name = [name, *list(constants)[1:]], f"{weight}/{kind}_output_0"
-        nodes.append(helper.make_node(kind, inputs, [name], name=f"{weight}/{kind}", axis=0))
+        inputs, given = [given, *list(constants)[1:]], f"{weight}/{kind}_output_0"
+        nodes.append(helper.make_node(kind, inputs, [given], name=f"{weight}/{kind}", axis=0))
     conv = helper.make_node(
-        "Conv", [pool.input[0], name], list(pool.output), name=pool.name, group=channels, kernel_shape=[3, 3],
-        pads=[0, 0, 1, 1],
-    )  # fmt: skip
+        "Conv", [source, given], [result], name=name, group=channels, kernel_shape=[3, 3], pads=pads
+    )
     return [*nodes, conv]
 
 

@@ -6,25 +6,36 @@ then y is copied. Two convolutions of half the channels each write where they ar
 which costs less than the copy (docs/placement.md). The results are the same.
 
     graph, parts = separate_parts(graph)
+
+The convolution that reads the image has 64 channels in large networks. TensorRT 8.6.0 has a kernel for up to 32 that
+reads three channels as they lie; for more the image is copied to 32 channels first. So it becomes several of 32
+channels. Where that kernel writes right into a Concat, it takes the wrong place for all images of a batch but the first
+one, so a depthwise convolution that changes nothing stands in between (docs/placement.md).
+
+    graph, parts = separate_first(graph)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.onnx_graph.editing import drop_unused, rename_inputs, set_nodes
+from utils.onnx_graph.int8_kernels import INT8_VECTOR, depthwise
 from utils.onnx_graph.qdq_passes import merge_quantizers, own_quantizers
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import QDQ, GraphView, attribute, channel_bounds
+from utils.onnx_graph.view import QDQ, QUANTIZE, GraphView, attribute, channel_bounds
+
+ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A convolution with a quantized result that Concats read whole and others in parts.
+    """A convolution whose quantized result is computed in parts.
 
     Attributes:
         nodes: the convolution, its activation, QuantizeLinear and DequantizeLinear, in graph order.
@@ -59,26 +70,109 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     made = {cut.nodes[0].output[0]: _parts(cut, result, context.view) for cut in cuts}
     renamed = {name: f"{cut.result}.{index}" for cut in cuts for name, index in cut.taken.items()}
     whole = {cut.result: [f"{cut.result}.{index}" for index in range(len(cut.bounds) - 1)] for cut in cuts}
-    nodes: list[NodeProto] = []
     for node in result.graph.node:
-        nodes += [*made.get(node.output[0], []), node]
-    for node in nodes:
         if node.op_type == "Concat":
             node.input[:] = [part for name in node.input for part in whole.get(name, [name])]
+    _put_in(result, made, renamed)
+    result = merge_quantizers(result)  # a part that had a quantizer of its own
+    drop_unused(result)
+    return result, _origins(cuts)
+
+
+def separate_first(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, slice]]]:
+    """Compute the first convolution in parts of 32 channels, which are copied and joined in front of its quantizer.
+
+    Returns:
+        As `separate_parts`.
+    """
+    context = Context(model)
+    found = (_convolution(quantizer, context) for quantizer in context.activations)
+    cuts = [cut for cut in found if cut is not None and _reads_image(cut, context.view)]
+    cuts = [
+        replace(cut, bounds=[*range(0, cut.bounds[-1] + 1, INT8_VECTOR)])
+        for cut in cuts
+        if cut.bounds[-1] > INT8_VECTOR and cut.bounds[-1] % INT8_VECTOR == 0
+    ]
+    result = ModelProto()
+    result.CopyFrom(model)
+    made: dict[str, list[NodeProto]] = {}
+    renamed, copies = {}, {}
+    for cut in cuts:
+        whole, quantizer = cut.nodes[-2].input[0], cut.nodes[-2].name
+        renamed[whole] = f"{whole}.joined"
+        nodes, joined = _parts(cut, result, context.view), []
+        for index, bounds in enumerate(pairwise(cut.bounds)):
+            added = _copied(cut, index, result)
+            copies[added[-2].name] = (quantizer, slice(*bounds))
+            nodes += added
+            joined.append(added[-1].output[0])
+        join = helper.make_node("Concat", joined, [renamed[whole]], f"{cut.nodes[0].name}/Concat", axis=1)
+        made[cut.nodes[0].output[0]] = [*nodes, join]
+    if cuts:
+        _put_in(result, made, renamed)
+        drop_unused(result)
+    return result, _origins(cuts) | copies
+
+
+def _copied(cut: _Cut, index: int, model: ModelProto) -> list[NodeProto]:
+    """A convolution that gives what it reads, a part of 32 channels, and its quantizers."""
+    source = f"{cut.result}.{index}"
+    name, weight = f"{cut.nodes[0].name}.{index}.copy", _numbered(cut.weights[0].input[0], f"{index}.copy")
+    nodes = depthwise(source, f"{source}.copy", (name, weight), ONE, INT8_VECTOR, [1, 1, 1, 1], model)
+    tensor = nodes[-1].output[0]
+    for node in cut.nodes[-2:]:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.name = f"{name}/{node.op_type}"
+        copy.input[0], copy.output[0] = tensor, f"{name}/{node.op_type}_output_0"
+        tensor = copy.output[0]
+        nodes.append(copy)
+    return nodes
+
+
+def _put_in(model: ModelProto, made: Mapping[str, Sequence[NodeProto]], renamed: Mapping[str, str]) -> None:
+    """Put nodes in front of those whose result is named, and have all nodes read other tensors."""
+    nodes = [new for node in model.graph.node for new in (*made.get(node.output[0], ()), node)]
+    for node in nodes:
         rename_inputs(node, renamed)
-    set_nodes(result, nodes)
-    parts = {
+    set_nodes(model, nodes)
+
+
+def _origins(cuts: Sequence[_Cut]) -> dict[str, tuple[str, slice]]:
+    """The quantizers of parts by name, each with the one that it is a part of, and the channels."""
+    return {
         _name(cut.nodes[-2], index): (cut.nodes[-2].name, slice(*bounds))
         for cut in cuts
         for index, bounds in enumerate(pairwise(cut.bounds))
     }
-    result = merge_quantizers(result)  # a part that had a quantizer of its own
-    drop_unused(result)
-    return result, parts
+
+
+def _reads_image(cut: _Cut, view: GraphView) -> bool:
+    dequantizer = view.producer(cut.nodes[0].input[0])
+    quantizer = dequantizer and view.producer(dequantizer.input[0])
+    return bool(quantizer and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs)
 
 
 def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     """What a quantizer's result is made of, if it is cut as described."""
+    cut, view = _convolution(quantizer, context), context.view
+    if cut is None:
+        return None
+    count = cut.bounds[-1]
+    taken = _taken(cut.result, count, view)
+    if not taken:
+        return None
+    bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
+    parts = {part: index for index, part in enumerate(pairwise(bounds))}
+    if any(part not in parts for part in taken.values()):  # one part contains another
+        return None
+    if any(set(node.output) & view.outputs for node in cut.nodes) or set(taken) & view.outputs:
+        return None
+    return replace(cut, bounds=bounds, taken={name: parts[part] for name, part in taken.items()})
+
+
+def _convolution(quantizer: NodeProto, context: Context) -> _Cut | None:
+    """The convolution whose result a quantizer rounds, in one part; None if its channels cannot be told apart."""
     view = context.view
     consumers = view.consumers(quantizer.output[0])
     if np.ndim(view.array(quantizer.input[1])):  # a scale for each channel
@@ -94,17 +188,7 @@ def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     count = 0 if weight is None else len(weight)
     if any(np.shape(view.array(name)) != (count,) for name in (*weights[0].input[1:], *conv.input[2:])):
         return None
-    taken = _taken(consumers[0].output[0], count, view)
-    if not taken:
-        return None
-    bounds = sorted({0, count, *(end for part in taken.values() for end in part)})
-    parts = {part: index for index, part in enumerate(pairwise(bounds))}
-    if any(part not in parts for part in taken.values()):  # one part contains another
-        return None
-    nodes = [conv, *chain, quantizer, consumers[0]]
-    if any(set(node.output) & view.outputs for node in nodes) or set(taken) & view.outputs:
-        return None
-    return _Cut(nodes, weights, bounds, {name: parts[part] for name, part in taken.items()})
+    return _Cut([conv, *chain, quantizer, consumers[0]], weights, [0, count], {})
 
 
 def _chain(start: str, quantizer: NodeProto, view: GraphView) -> list[NodeProto] | None:
@@ -185,7 +269,7 @@ def _name(node: NodeProto, index: int) -> str:
     return f"{tensor}.{index}/{kind}" if slash and kind in QDQ else f"{node.name}.{index}"
 
 
-def _numbered(weight: str, index: int) -> str:
+def _numbered(weight: str, index: int | str) -> str:
     """`model.2.cv1.conv.weight` → `model.2.cv1.conv.0.weight`: the name still says which module it belongs to."""
     path, dot, last = weight.rpartition(".")
     return f"{path}.{index}.{last}" if dot else f"{weight}.{index}"

@@ -11,7 +11,7 @@ from int8_network import Network, nodes, run
 from onnx import ModelProto, helper, numpy_helper
 
 from utils.onnx_graph.pad_channels import align_channels
-from utils.onnx_graph.split_convolutions import separate_parts
+from utils.onnx_graph.split_convolutions import separate_first, separate_parts
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import GraphView
 
@@ -102,6 +102,54 @@ def test_two_blocks_that_share_constants():
     onnx.checker.check_model(result, full_check=True)
     assert len(parts) == 4
     np.testing.assert_array_equal(run(result), run(model))
+
+
+def first(channels: int) -> ModelProto:
+    b = Network()
+    x = b.convolve(b.pair("images", 1 / 127, "images"), "a", (3, channels), kernel=3)
+    return b.finish(b.convolve(x, "b", (channels, 64), kernel=3), 64)
+
+
+def test_the_first_convolution_is_cut_into_32_channels_that_are_copied():
+    model = first(96)
+    result, parts = separate_first(model)
+    onnx.checker.check_model(result, full_check=True)
+    first_ones = [f"/a/conv/Conv.{part}{copy}" for copy in ("", ".copy") for part in range(3)]
+    assert [conv.name for conv in nodes(result, "Conv")] == [*first_ones, "/b/conv/Conv", "/last/conv/Conv"]
+    assert parts == {
+        name: ("/a/act/Mul/QuantizeLinear", slice(32 * part, 32 * part + 32))
+        for part in range(3)
+        for name in (f"/a/act/Mul.{part}/QuantizeLinear", f"/a/conv/Conv.{part}.copy/QuantizeLinear")
+    }
+    (concat,), view = nodes(result, "Concat"), GraphView(result)
+    assert view.consumers(concat.output[0])[0].name == "/a/act/Mul/QuantizeLinear"  # Q/DQ on both sides
+    for name in concat.input:  # TensorRT 8.6.0 writes a wrong place where the convolution itself stands there
+        assert view.producer(view.producer(view.producer(name).input[0]).input[0]).name.endswith(".copy")
+    np.testing.assert_array_equal(run(result), run(model))
+    assert verify(result).ok
+
+
+def test_two_convolutions_that_read_the_image():
+    """As gelan-e has them."""
+    b = Network()
+    image = b.pair("images", 1 / 127, "images")
+    both = [b.convolve(image, name, (3, 64), kernel=3) for name in ("a", "b")]
+    model = b.finish(b.quantized("Concat", "/concat", *both, axis=1), 128)
+    result, parts = separate_first(model)
+    assert [conv.name for conv in nodes(result, "Conv") if not conv.name.endswith(".copy")] == [
+        "/a/conv/Conv.0", "/a/conv/Conv.1", "/b/conv/Conv.0", "/b/conv/Conv.1", "/last/conv/Conv"
+    ]  # fmt: skip
+    assert len(parts) == 8
+    np.testing.assert_array_equal(run(result), run(model))
+    assert verify(result).ok
+
+
+@pytest.mark.parametrize("channels", [16, 32, 80])
+def test_a_first_convolution_that_stays(channels):
+    model = first(channels)
+    result, parts = separate_first(model)
+    assert parts == {}
+    assert result == model
 
 
 def test_a_part_that_a_cut_convolution_reads_as_it_is():
