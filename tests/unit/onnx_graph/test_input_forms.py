@@ -205,11 +205,16 @@ def test_a_graph_without_input_is_verified_as_any_other():
         verify(helper.make_model(helper.make_graph([constant], "constant", [], [value])))
 
 
-def test_shapes_may_be_asked_for():
-    """A graph of dynamic size reads the input's shape, which is the same for integers."""
+@pytest.mark.parametrize("form", [INTEGERS, BYTES, LAST], ids=["int8", "nchw", "nhwc"])
+def test_shapes_may_be_asked_for(form):
+    """A graph of dynamic size reads the input's shape, which is that of NCHW for each form."""
     edit = Editor(GOOD)
     edit.model.graph.node.append(helper.make_node("Shape", ["images"], ["shape"], name="asks"))
     edit.model.graph.output.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [4]))
-    graph, taken = formed(edit.model, INTEGERS)
+    graph, taken = formed(edit.model, form)
     assert verify(graph).ok
-    assert json.loads(taken.metadata()["input_scale"]) == taken.scale
+    assert [node.op_type for node in graph.graph.node].count("Mul") == [n.op_type for n in GOOD.graph.node].count("Mul")
+    session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+    assert session.run(["shape"], {"images": fed(taken)})[0].tolist() == [1, 3, SIZE, SIZE]
+    if form is INTEGERS:
+        assert json.loads(taken.metadata()["input_scale"]) == taken.scale
