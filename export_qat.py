@@ -78,7 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-layers", action="store_true",
         help="without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole blocks "
-        "of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as convolutions",
+        "of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as convolutions, a "
+        "first convolution of 64 channels as two",
     )  # fmt: skip
     add_input(parser, "float", "uint8", "int8")
     parser.add_argument(

@@ -15,7 +15,7 @@ from onnx import NodeProto
 
 from utils.core.number_types import INT8
 from utils.onnx_graph.qdq_view import POOLS, WEIGHTED, Context
-from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, attribute
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute
 
 Check = Iterator[tuple[str, str | None]]
 
@@ -84,7 +84,8 @@ def pairs(graph: Context) -> Check:
     """Only DequantizeLinear of the same scale read a QuantizeLinear, and read nothing else but a constant.
 
     INT8 images are a QuantizeLinear's result as well: all that read them are DequantizeLinear of the scale that the
-    file says. Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before.
+    file says. Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before;
+    a network of others may take 0..255.
     """
     for name in graph.integer_inputs:
         for node in graph.view.consumers(name):
@@ -99,11 +100,11 @@ def pairs(graph: Context) -> Check:
     for node in graph.nodes(QUANTIZE):
         consumers = graph.view.consumers(node.output[0])
         strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
-        factor = BRIGHTEST if graph.is_of_bytes(node.input[0]) else 1
+        factors = graph.factors(node)
         if strangers:
             yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
-        elif any(graph.scale(consumer, factor) != graph.scale(node) for consumer in consumers):
-            yield node.name, "its DequantizeLinear has another scale" + " than bytes need" * (factor > 1)
+        elif any(graph.scale(node) not in [graph.scale(one, factor) for factor in factors] for one in consumers):
+            yield node.name, "its DequantizeLinear has another scale"
         else:
             yield node.name, None
     for node in graph.nodes(DEQUANTIZE):

@@ -97,7 +97,7 @@ def export_forms(
         graph = cleanup.remove_unused(qdq_passes.name_quantizers(cleanup.simplify(graph)))
     quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
     if config.for_int8_kernels and quantizers is not None:
-        graph, quantizers = _for_int8_kernels(graph, quantizers, weakly_typed=not config.half)
+        graph, quantizers = _for_int8_kernels(graph, quantizers, config)
     if config.half:
         graph = fp16.to_half(graph)
     if config.int8_weights:
@@ -111,16 +111,17 @@ def export_forms(
 
 
 def _for_int8_kernels(
-    graph: ModelProto, quantizers: Mapping[str, Traced], *, weakly_typed: bool
+    graph: ModelProto, quantizers: Mapping[str, Traced], config: ExportConfig
 ) -> tuple[ModelProto, dict[str, Traced]]:
     """The graph with layers and channels as INT8 kernels want them, and its quantizers.
 
-    What suits a kernel of TensorRT 8.6, and needs one convolution more, is for the files that it reads.
-
     The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
+
+    The first convolution is cut where that was measured: for TensorRT 8.6, and not for INT8 images, which can lie in
+    memory so that the whole convolution reads them without a copy.
     """
     graph, parts = separate_parts(graph)
-    if weakly_typed:
+    if not config.half and config.input.kind != "int8":
         graph, first = separate_first(graph)
         parts |= first
     graph, layouts = align_channels(graph)

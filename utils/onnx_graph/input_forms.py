@@ -1,8 +1,8 @@
 """The forms in which a file takes images, put in front of a graph that takes floats; pure, see `cleanup.py`.
 
     float   images [B, 3, H, W] FP32 in 0..1, as it is traced
-    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast and Transpose stand in front, and 1/255 is in the scale
-            of the first QuantizeLinear, or in a Mul where none reads the image
+    uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast and Transpose stand in front; 1/255 is in the scale of the
+            QuantizeLinear that reads them, and in a Mul for what else does
     int8    images [B, 3, H, W]: what the first QuantizeLinear would have given, which is taken out
 
 Only a Cast to FP32 reads a byte input: TensorRT converts network inputs of UINT8 to floats and to nothing else
@@ -53,40 +53,28 @@ def take_bytes(model: ModelProto, form: InputForm) -> None:
     """Let a graph take bytes, in the form's layout."""
     value = model.graph.input[0]
     name = value.name
-    quantizers = _quantizers(name, GraphView(model))
+    view = GraphView(model)
     nodes = [_node("Cast", name, f"{name}/float", to=TensorProto.FLOAT)]
     if form.layout == "nhwc":
         nodes.append(_node("Transpose", nodes[-1].output[0], f"{name}/nchw", perm=TO_NCHW))
-    if not quantizers:
-        scaled, factor = f"{name}/scaled", f"{name}/factor"
-        nodes.append(helper.make_node("Mul", [nodes[-1].output[0], factor], [scaled], name=f"/{name}/Mul"))
-        model.graph.initializer.append(numpy_helper.from_array(np.array(1 / BRIGHTEST, np.float32), factor))
-    for node in model.graph.node:
-        rename_inputs(node, {name: nodes[-1].output[0]})
-        if (scale := quantizers.get(node.output[0])) is not None:  # its DequantizeLinear keeps the scale
+    values, scaled, factor = nodes[-1].output[0], f"{name}/scaled", f"{name}/factor"
+    for node in (node for node in model.graph.node if name in node.input):
+        scale = view.array(node.input[1]) if node.op_type == QUANTIZE else None
+        if scale is not None and scale.dtype == np.float32:  # its DequantizeLinear keeps the scale
             node.input[1] = f"{node.output[0]}/scale_of_bytes"
             model.graph.initializer.append(numpy_helper.from_array(scale * np.float32(BRIGHTEST), node.input[1]))
+            rename_inputs(node, {name: values})
+        else:  # also a Cast in front of FP16 scales, of which 255 times as much would be rounded
+            rename_inputs(node, {name: values if node.op_type == "Shape" else scaled})
+    if any(scaled in node.input for node in model.graph.node):
+        nodes.append(helper.make_node("Mul", [values, factor], [scaled], name=f"/{name}/Mul"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(1 / BRIGHTEST, np.float32), factor))
     set_nodes(model, [*nodes, *model.graph.node])
     kind = value.type.tensor_type
     kind.elem_type = TensorProto.UINT8
     dims = [type(dim).FromString(dim.SerializeToString()) for dim in kind.shape.dim]
     del kind.shape.dim[:]
     kind.shape.dim.extend(form.own(dims))
-
-
-def _quantizers(name: str, view: GraphView) -> dict[str, np.ndarray]:
-    """Results of the QuantizeLinear nodes that read an image, with their scales; empty if something else reads it too.
-
-    Where scales are FP16 (strongly typed files) a Cast stands in front of them: 255 times as much would be rounded.
-    """
-    found = {}
-    for node in view.consumers(name):
-        scale = view.array(node.input[1]) if node.op_type == QUANTIZE else None
-        if scale is not None and scale.dtype == np.float32:
-            found[node.output[0]] = scale
-        elif node.op_type != "Shape":
-            return {}
-    return found
 
 
 @pure

@@ -100,7 +100,7 @@ def depthwise(
 
     Args:
         names: of the convolution and of its weight.
-        kernel: of 64 steps or less of the largest magnitude: the scale is that by 64.
+        kernel: of multiples of its largest magnitude / 64, which is the scale.
         model: gets the constants.
     """
     name, weight = names

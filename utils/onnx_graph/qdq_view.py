@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from utils.core.module_patterns import first_match
 from utils.core.number_types import INT8
 from utils.onnx_graph.float_parts import FloatParts
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
+from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
 POOLS = ("AveragePool", "GlobalAveragePool")
@@ -60,6 +60,12 @@ class Context:
             tensor = node.input[0]
         kinds = {value.name: value.type.tensor_type.elem_type for value in self.model.graph.input}
         return kinds.get(tensor) == TensorProto.UINT8
+
+    def factors(self, quantizer: NodeProto) -> tuple[int, ...]:
+        """By how many times a QuantizeLinear's scale may be that of its DequantizeLinear."""
+        if not self.is_of_bytes(quantizer.input[0]):
+            return (1,)
+        return (BRIGHTEST,) if self.typing else (1, BRIGHTEST)
 
     def nodes(self, *types: str) -> list[NodeProto]:
         """The nodes of these types, in graph order."""

@@ -10,7 +10,7 @@ which costs less than the copy (docs/placement.md). The results are the same.
 The convolution that reads the image has 64 channels in large networks. TensorRT 8.6.0 has a kernel for up to 32 that
 reads three channels as they lie; for more the image is copied to 32 channels first. So it becomes several of 32
 channels. Where that kernel writes right into a Concat, it takes the wrong place for all images of a batch but the first
-one, so a depthwise convolution that changes nothing stands in between (docs/placement.md).
+one, so each part is copied by a depthwise convolution that changes nothing (docs/placement.md).
 
     graph, parts = separate_first(graph)
 """

@@ -154,8 +154,8 @@ def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> N
     """
     if file.scaled_bytes and not api.strongly_typed:
         raise InputError(
-            f"{file.path} takes bytes and scales them by a Mul in front of a QuantizeLinear, which engines of "
-            f"{api.name} leave out (measured with 8.6.0); export it again, with --typing weak"
+            f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
+            f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
         )
     wanted = config.image_format
     if wanted not in INPUT_FORMATS:

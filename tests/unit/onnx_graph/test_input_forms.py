@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.input_forms import attach_input, input_form, take_bytes
 from utils.onnx_graph.verify import verify
 from utils.runners.onnxrt import open_session
+from utils.trt.onnx_summary import describe
 
 GOOD = good_graph()
 
@@ -97,14 +99,14 @@ def test_the_first_quantizer_divides_bytes(form):
         before, after = ([node for node in one.graph.node if node.op_type == "Mul"] for one in (model, graph))
         assert len(after) - len(before) == products
         assert verify(graph).ok
-    graph = Editor(formed(GOOD, form)[0])
+    graph = Editor(formed(set_metadata(GOOD, {"typing": "weak"}), form)[0])
     first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.model.graph.initializer}
     own = next(node for node in graph.model.graph.node if first.output[0] in node.input)
     assert stored[first.input[1]] == stored[own.input[1]] * np.float32(255)
     first.input[1] = own.input[1]  # as if they had been divided
     found = {(one.rule, one.node, one.message) for one in verify(graph.model).findings}
-    assert found == {("pairs", first.name, "its DequantizeLinear has another scale than bytes need")}
+    assert found == {("pairs", first.name, "its DequantizeLinear has another scale")}
 
 
 @pytest.mark.parametrize("scale", [1 / 127, 254 / 255 / 127, 0.00787, 0.0041])
@@ -116,11 +118,27 @@ def test_bytes_give_the_integers_of_floats(scale):
     np.testing.assert_array_equal(divided, at_once)
 
 
-def test_an_image_that_something_else_reads_too_is_scaled_by_a_product():
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_what_reads_an_image_in_float_gets_a_product(form):
+    """As where a recipe leaves one of two convolutions in float that read it."""
     edit = Editor(GOOD)
     edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
-    graph, _ = attach_input(edit.model, BYTES)
-    assert [node.op_type for node in graph.graph.node][:2] == ["Cast", "Mul"]
+    edit.model.graph.output.append(helper.make_tensor_value_info("negative", TensorProto.FLOAT, [1, 3, SIZE, SIZE]))
+    graph, taken = formed(edit.model, form)
+    assert verify(graph).ok
+    assert not describe(graph, Path("a.onnx")).scaled_bytes
+    session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["negative"], {"images": fed(taken)})[0], PIXELS / -255, rtol=1e-6)
+    np.testing.assert_array_equal(run(graph, fed(taken)), run(GOOD, PIXELS.astype(np.float32) / 255))
+
+
+def test_a_network_of_others_may_take_bytes_as_they_are():
+    """With 0..255 in both; what the exporter of this project wrote has 0..1 behind the first quantizer."""
+    graph = Editor(formed(GOOD, BYTES)[0])
+    first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
+    first.input[1] = next(node for node in graph.model.graph.node if first.output[0] in node.input).input[1]
+    assert verify(graph.model).ok
+    assert not verify(set_metadata(graph.model, {"typing": "weak"})).ok
 
 
 def test_nothing_but_the_quantizer_is_missing_where_integers_are_taken():
