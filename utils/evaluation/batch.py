@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import default_collate
 
 from utils.core.light_torchvision import torchvision
 from utils.evaluation.letterbox import boxes_to_image
@@ -81,7 +82,8 @@ def collate(items: Sequence[Any]) -> Batch:
     images, labels, paths, shapes, masks = zip(*good, strict=True)
     for position, rows in enumerate(labels):
         rows[:, 0] = position
-    pixels, packed = torch.stack(images), None if masks[0] is None else PackedMasks.together(masks)
+    pixels = default_collate(list(images))  # in a loading process right into the memory that it shares
+    packed = None if masks[0] is None else PackedMasks.together(masks)
     together = PerImage.of(labels)
     truth = None if None in shapes else _in_originals(together, pixels.shape[2:], shapes)
     return Batch(pixels, together.flat, tuple(paths), tuple(shapes), packed, truth)

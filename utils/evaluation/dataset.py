@@ -28,7 +28,7 @@ from utils.evaluation.augmented import SeededImages
 from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, read_images
-from utils.evaluation.letterbox import boxes_to_input, letterbox, rectangular_shapes
+from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
 from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.shares import OrNothing, ShareOfBatches
@@ -96,18 +96,17 @@ class ImageDataset(Dataset[Item]):
         image = decode(entry.path)
         if image is None:
             return Item(None, torch.zeros((0, 6)), entry.path, None)
-        image, box = letterbox(image, self.fit, self.shapes[index])
+        pixels, box = letterboxed_planes(image, self.fit, self.shapes[index])
         labels = torch.zeros((len(entry.labels), 6))
         if len(entry.labels):
-            labels[:, 1:] = torch.from_numpy(self._labels(entry, image.shape, box))
-        pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
+            labels[:, 1:] = torch.from_numpy(self._labels(entry, pixels.shape[1:], box))
         masks = None
         if self.mask_stride is not None:
-            masks = packed_truth(entry.polygons, box, image.shape[:2], self.mask_stride)
+            masks = packed_truth(entry.polygons, box, pixels.shape[1:], self.mask_stride)
         return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
 
     def _labels(self, entry: ImageFile, shape: tuple[int, ...], box: Any) -> np.ndarray:
-        height, width = shape[:2]
+        height, width = shape
         xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
         classes = np.zeros_like(entry.labels[:, :1]) if self.single_cls else entry.labels[:, :1]
         return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)

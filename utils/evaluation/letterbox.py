@@ -75,12 +75,31 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
     import cv2
 
     box, (top, left) = placed((image.shape[0], image.shape[1]), fit, shape)
-    height, width = resized = box.resized
-    if resized != box.original:
-        method = cv2.INTER_LINEAR if height > box.original[0] or width > box.original[1] else cv2.INTER_AREA
-        image = cv2.resize(image, (width, height), interpolation=method)
+    height, width = box.resized
     bottom, right = shape[0] - height - top, shape[1] - width - left
-    return cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL), box
+    return cv2.copyMakeBorder(_resized(image, box), top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL), box
+
+
+def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
+    """The same as the network takes it: uint8 `[3, *shape]` RGB of a BGR image, written once."""
+    box, (top, left) = placed((image.shape[0], image.shape[1]), fit, shape)
+    height, width = box.resized
+    bottom, right = top + height, left + width
+    planes: np.ndarray = np.empty((3, *shape), np.uint8)
+    planes[:, :top] = planes[:, bottom:] = FILL[0]
+    planes[:, top:bottom, :left] = planes[:, top:bottom, right:] = FILL[0]
+    planes[:, top:bottom, left:right] = _resized(image, box)[..., ::-1].transpose(2, 0, 1)
+    return planes, box
+
+
+def _resized(image: np.ndarray, box: Letterbox) -> np.ndarray:
+    import cv2
+
+    height, width = box.resized
+    if (height, width) == box.original:
+        return image
+    method = cv2.INTER_LINEAR if height > box.original[0] or width > box.original[1] else cv2.INTER_AREA
+    return cv2.resize(image, (width, height), interpolation=method)
 
 
 def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:

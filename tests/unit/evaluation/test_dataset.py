@@ -30,7 +30,7 @@ from utils.evaluation import images as images_module
 from utils.evaluation.augmented import SeededImages
 from utils.evaluation.dataset import ImageDataset, ShapeBatches, collate, load_data, make_loader
 from utils.evaluation.images import find_images, label_file, read_labels
-from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, rectangular_shapes
+from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, letterboxed_planes, rectangular_shapes
 from utils.evaluation.quiet_decoders import decode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -482,3 +482,14 @@ def test_batches_that_are_given_together_come_after_a_first_one_alone():
     assert (len(batches), batches.batch_size) == (10, 8)
     assert list(map(len, ShapeBatches([(64, 64)] * 1100, 8, 16))) == [8, *[128] * 8, 68]
     assert list(map(len, ShapeBatches([(64, 64)] * 20, 8, 16))) == list(map(len, ShapeBatches([(64, 64)] * 20, 8)))
+
+
+@pytest.mark.parametrize("size", [(48, 64), (64, 48), (64, 64), (33, 61), (200, 90), (7, 11)])
+@pytest.mark.parametrize("shape", [(64, 64), (64, 96)])
+def test_planes_are_the_letterboxed_image(size, shape):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    expected, box = letterbox(image, (64, 64), shape)
+    planes, same = letterboxed_planes(image, (64, 64), shape)
+    assert same == box
+    assert planes.flags.c_contiguous
+    np.testing.assert_array_equal(planes, expected[..., ::-1].transpose(2, 0, 1))
