@@ -82,7 +82,7 @@ def collate(items: Sequence[Any]) -> Batch:
     images, labels, paths, shapes, masks = zip(*good, strict=True)
     for position, rows in enumerate(labels):
         rows[:, 0] = position
-    pixels = default_collate(list(images))  # in a loading process right into the memory that it shares
+    pixels = default_collate(images)  # in a loading process right into the memory that it shares
     packed = None if masks[0] is None else PackedMasks.together(masks)
     together = PerImage.of(labels)
     truth = None if None in shapes else _in_originals(together, pixels.shape[2:], shapes)

@@ -15,7 +15,7 @@ from utils.core.errors import InputError
 from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.input_plan import InputPlan, image_input
-from utils.evaluation.letterbox import letterbox
+from utils.evaluation.letterbox import letterboxed_planes
 from utils.evaluation.sources import is_video
 from utils.jobs.visualize import Artist, show
 from utils.runners.feeds import as_feed
@@ -117,6 +117,5 @@ def _image(size: tuple[int, int], files: Sequence[Path]) -> np.ndarray:
     for file in files:
         image = None if is_video(file) else decode(str(file))
         if image is not None:
-            fitted, _ = letterbox(image, size, size)
-            return np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1))
+            return letterboxed_planes(image, size, size)[0]
     return np.random.default_rng(0).integers(0, 256, (3, *size), dtype=np.uint8)

@@ -169,7 +169,8 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     for name in order:
         integers = quantizers[name].output[0]
         readers = [node for node in context.view.consumers(integers) if node.op_type == DEQUANTIZE]
-        scale = context.view.array(readers[0].input[1]) if readers else None  # that of a quantizer may be of bytes
+        # not the QuantizeLinear's, which is 255 times as much where it reads bytes
+        scale = context.view.array(readers[0].input[1]) if readers else None
         places.append(_Cut(integers, f"{integers}/fed", float(scale) if scale is not None else 1.0))
     cut = ModelProto()
     cut.CopyFrom(graph)

@@ -16,7 +16,7 @@ from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.letterbox import letterbox
+from utils.evaluation.letterbox import letterboxed_planes
 from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.dependencies import without_torch
@@ -132,8 +132,8 @@ class Artist:
         if device.type == "cuda":
             images, box = letterbox_on(image, self._plan.imgsz, device)
         else:
-            fitted, box = letterbox(image, self._plan.imgsz, self._plan.imgsz)
-            images = torch.from_numpy(np.ascontiguousarray(fitted[..., ::-1].transpose(2, 0, 1)))[None]
+            planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
+            images = torch.from_numpy(planes)[None]
         with torch.inference_mode():
             found = self._detector(images, [box.shapes])
             return found, best_class(found.rows[0]), box.shapes

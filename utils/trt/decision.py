@@ -146,8 +146,8 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
 def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:
     """Check that images can lie in the engine's memory as `config` says, and that it reads them right.
 
-    TensorRT 8.6.0 makes one kernel of a product of bytes and the QuantizeLinear behind it, without an error, and what
-    that computes is what would be without the factor.
+    TensorRT 8.6.0 makes one kernel of a product of bytes and the QuantizeLinear behind it, and loses the factor there,
+    without an error.
 
     Raises:
         InputError: they cannot, or it does not.
