@@ -9,6 +9,7 @@ letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's 
 mask_truth.py   polygons as masks, packed to bits
 per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
+nvjpeg.py       JPEGs that a GPU decodes
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives

@@ -27,28 +27,40 @@ def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device
     Returns:
         The image uint8 `[1, 3, *shape]` RGB on `device`, centred on grey, and where it lies.
     """
-    box, (top, left) = placed((image.shape[0], image.shape[1]), shape, shape)
-    height, width = box.resized
+    box = placed((image.shape[0], image.shape[1]), shape, shape)
     pixels = torch.from_numpy(np.ascontiguousarray(image)).to(device, non_blocking=True).flip(2).permute(2, 0, 1)
+    result = torch.full((1, 3, *shape), FILL[0], dtype=torch.uint8, device=device)
+    place(pixels, box, result[0])
+    return result, box
+
+
+def place(pixels: Tensor, box: Letterbox, canvas: Tensor) -> None:
+    """Resize an image and write it where it lies.
+
+    Args:
+        pixels: uint8 `[3, H, W]`.
+        box: what `letterbox.placed` gives for an image of this size and an input of the canvas'.
+        canvas: uint8 `[3, height, width]` on the same device; outside of the image it stays as it is.
+    """
+    (height, width), (top, left) = box.resized, box.corner
     if (height, width) != box.original:
-        rows, columns = _weights(box.original[0], height, device), _weights(box.original[1], width, device)
+        rows = _weights(box.original[0], height, pixels.device)
+        columns = _weights(box.original[1], width, pixels.device)
         with full_float32():
             resized = rows @ pixels.float() @ columns.T
         pixels = resized.round_().clamp_(0, 255).byte()
-    result = torch.full((1, 3, *shape), FILL[0], dtype=torch.uint8, device=device)
-    result[0, :, top : top + height, left : left + width] = pixels
-    return result, box
+    canvas[:, top : top + height, left : left + width] = pixels
 
 
 @lru_cache(maxsize=16)
 def _weights(source: int, target: int, device: torch.device) -> Tensor:
     """How much of each of `source` pixels goes into each of `target` pixels, float32 `[target, source]`."""
     step = source / target
-    starts = torch.arange(target, dtype=torch.float64)[:, None] * step
-    pixels = torch.arange(source, dtype=torch.float64)[None]
+    starts = torch.arange(target, dtype=torch.float64, device=device)[:, None] * step
+    pixels = torch.arange(source, dtype=torch.float64, device=device)[None]
     if target < source:  # INTER_AREA: the share of the interval [start, start + step) that each pixel covers
         shares = (torch.minimum(starts + step, pixels + 1) - torch.maximum(starts, pixels)).clamp(min=0)
     else:  # INTER_LINEAR: by the distance from the middle; at the border the last pixel goes on
         middles = (starts + step / 2 - 0.5).clamp(0, source - 1)
         shares = (1 - (middles - pixels).abs()).clamp(min=0)
-    return (shares / shares.sum(1, keepdim=True)).float().to(device)
+    return (shares / shares.sum(1, keepdim=True)).float()

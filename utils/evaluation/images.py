@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
-_BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
-           ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
+BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
+          ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
 NO_LABELS: np.ndarray = np.zeros((0, 5), np.float32)
 _ORIENTATION = 0x0112  # EXIF's tag
 _TRANSPOSING = (5, 6, 7, 8)  # orientations that swap width and height
@@ -113,11 +113,11 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
     try:
         with Image.open(file) as image:  # reads the header only
             width, height = image.size
-            if _orientation(image) in _TRANSPOSING and turned(image.format or ""):
+            if orientation(image) in _TRANSPOSING and turned(image.format or ""):
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not an image, or damaged"
-    except _BROKEN as error:  # Pillow's readers of damaged files raise whatever they run into
+    except BROKEN as error:  # Pillow's readers of damaged files raise whatever they run into
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
@@ -129,7 +129,7 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
     return ImageFile(file, (width, height), read_labels(path, nc) if labelled else NO_LABELS, labelled)
 
 
-def _orientation(image: Image.Image) -> int | None:
+def orientation(image: Image.Image) -> int | None:
     """An image's EXIF orientation, as far as its header has it: `getexif` would decode all of a PNG."""
     if image.format in ("JPEG", "MPO"):
         return image.getexif().get(_ORIENTATION)

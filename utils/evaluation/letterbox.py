@@ -41,13 +41,19 @@ class Letterbox:
         return round(height * ratio[0]), round(width * ratio[1])
 
     @property
+    def corner(self) -> tuple[int, int]:
+        """The resized image's first row and column in the input."""
+        left, top = self.pad
+        return round(top - 0.1), round(left - 0.1)
+
+    @property
     def shapes(self) -> tuple[tuple[int, int], tuple[tuple[float, float], tuple[float, float]]]:
         """In the form that upstream's datasets give."""
         return self.original, (self.ratio, self.pad)
 
 
-def placed(size: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) -> tuple[Letterbox, tuple[int, int]]:
-    """Where an image of `size` lies in an input of `shape`, and its first row and column there.
+def placed(size: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) -> Letterbox:
+    """Where an image of `size` lies in an input of `shape`.
 
     Args:
         size: (height, width) of the image.
@@ -58,8 +64,7 @@ def placed(size: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) 
     ratio = min(fit[0] / height, fit[1] / width)
     new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)  # upstream truncates here
     pad_x, pad_y = (shape[1] - new_width) / 2, (shape[0] - new_height) / 2
-    box = Letterbox((height, width), (new_height / height, new_width / width), (pad_x, pad_y))
-    return box, (round(pad_y - 0.1), round(pad_x - 0.1))
+    return Letterbox((height, width), (new_height / height, new_width / width), (pad_x, pad_y))
 
 
 def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
@@ -74,16 +79,16 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
     """
     import cv2
 
-    box, (top, left) = placed((image.shape[0], image.shape[1]), fit, shape)
-    height, width = box.resized
+    box = placed((image.shape[0], image.shape[1]), fit, shape)
+    (height, width), (top, left) = box.resized, box.corner
     bottom, right = shape[0] - height - top, shape[1] - width - left
     return cv2.copyMakeBorder(_resized(image, box), top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL), box
 
 
 def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
     """The same as the network takes it: uint8 `[3, *shape]` RGB of a BGR image, written once."""
-    box, (top, left) = placed((image.shape[0], image.shape[1]), fit, shape)
-    height, width = box.resized
+    box = placed((image.shape[0], image.shape[1]), fit, shape)
+    (height, width), (top, left) = box.resized, box.corner
     bottom, right = top + height, left + width
     planes: np.ndarray = np.empty((3, *shape), np.uint8)
     planes[:, :top] = planes[:, bottom:] = FILL[0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from utils.core import distributed
 from utils.core.bounds import check_bounds
@@ -26,6 +28,7 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.mask_files import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
+from utils.evaluation.nvjpeg import JpegDecoder, check_nvjpeg
 from utils.evaluation.overlap import OverlappingDetector, awaited, detections
 from utils.evaluation.per_image import PerImage
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
@@ -59,6 +62,7 @@ class EvalConfig:
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.
         overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
+        nvjpeg: let the GPU decode JPEGs, see `nvjpeg.py`; pixels then differ a little from OpenCV's.
 
     Raises:
         InputError: a value is out of its range.
@@ -81,6 +85,7 @@ class EvalConfig:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
+    nvjpeg: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
@@ -118,11 +123,13 @@ def evaluate(
     detector = kind(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
                         max_det=config.max_det, single_cls=config.single_cls,
                         upsample_masks=config.upsample_masks)  # fmt: skip
+    if config.nvjpeg:
+        check_nvjpeg(detector.device)
     stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, together=plan.together,
                          stride=runner.stride, rect=config.rect, pad=config.pad, workers=config.workers,
-                         single_cls=config.single_cls, limit=config.limit, mask_stride=stride, progress=progress,
-                         share=True)  # fmt: skip
+                         single_cls=config.single_cls, limit=config.limit, mask_stride=stride,
+                         nvjpeg=config.nvjpeg, progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         raise unlabelled(config.split, dataset.images[0].path)
@@ -217,7 +224,8 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
-        batches = awaited(ahead(loader, detector.device), statistics.seconds)
+        decoder = JpegDecoder(detector.device, loader.dataset.by_opencv) if loader.dataset.nvjpeg else None
+        batches = awaited(ahead(loader, detector.device, decoder), statistics.seconds)
         for batch, found in detections(batches, detector):
             if found is not None:
                 clock = time.perf_counter()
@@ -242,28 +250,52 @@ def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int,
     return whole
 
 
-def ahead(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The loader's batches, on a GPU with the images of the next one being copied there while this one is used."""
+def ahead(loader: Iterable[Batch], device: torch.device, decoder: JpegDecoder | None = None) -> Iterator[Batch]:
+    """The loader's batches, on a GPU with the images of the next one being copied there while this one is used.
+
+    With a decoder a thread of its own lets the GPU decode the next batch meanwhile.
+    """
     if device.type != "cuda":
-        yield from loader
+        yield from loader if decoder is None else (decoder.letterboxed(*decoder.decode(batch)) for batch in loader)
         return
-    stream, waiting = torch.cuda.Stream(device), None
-    for batch in loader:
+    stream = torch.cuda.Stream(device)
+
+    def copied(batch: Batch) -> tuple[Batch, Any]:
         with torch.cuda.stream(stream):
-            batch = batch.with_images(batch.images.to(device, non_blocking=True))
-        copied = stream.record_event()
-        if waiting is not None:
-            yield _arrived(*waiting)
-        waiting = (batch, copied)
-    if waiting is not None:
-        yield _arrived(*waiting)
+            return batch.with_images(batch.images.to(device, non_blocking=True)), stream.record_event()
+
+    def decoded(batch: Batch, by: JpegDecoder) -> tuple[Batch, list[Tensor], Any]:
+        with torch.cuda.stream(stream):
+            return *by.decode(batch), stream.record_event()
+
+    if decoder is None:
+        for batch, event in _one_ahead(map(copied, loader)):
+            _arrived([batch.images], event)
+            yield batch
+        return
+    with ThreadPoolExecutor(1) as pool:
+        for future in _one_ahead(pool.submit(decoded, batch, decoder) for batch in loader):
+            batch, pixels, event = future.result()
+            _arrived([batch.images, *pixels], event)
+            yield decoder.letterboxed(batch, pixels)
 
 
-def _arrived(batch: Batch, copied: Any) -> Batch:
-    current = torch.cuda.current_stream(batch.images.device)
-    current.wait_event(copied)
-    batch.images.record_stream(current)
-    return batch
+def _one_ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """The same items, each given after the next one has been made."""
+    waiting: list[Any] = []
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+def _arrived(tensors: Sequence[Tensor], made: Any) -> None:
+    """Let torch's current stream wait for tensors of another one, and keep their memory until it has used them."""
+    for tensor in tensors:
+        current = torch.cuda.current_stream(tensor.device)
+        current.wait_event(made)
+        tensor.record_stream(current)
 
 
 def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch) -> None:

@@ -16,7 +16,7 @@ class FileOptions:
         source: what to draw detections on instead of evaluating.
         imgsz: longer sides of the input, pixels; several for a study.
         task: a split; `speed`: times at everyday thresholds; `study`: AP and times over image sizes.
-        batch_size ... overlap: see `evaluation.loop.EvalConfig`.
+        batch_size ... nvjpeg: see `evaluation.loop.EvalConfig`.
     """
 
     engine_file: str
@@ -38,6 +38,7 @@ class FileOptions:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
+    nvjpeg: bool = False
     device: str = ""
     project: str = "runs/val_trt"
     name: str = "exp"
