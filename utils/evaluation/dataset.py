@@ -31,6 +31,7 @@ from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, read_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_input, letterboxed_planes, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
+from utils.evaluation.nvjpeg import read_jpeg
 from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.shares import OrNothing, ShareOfBatches
 
@@ -95,18 +96,13 @@ class ImageDataset(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         """The image, letterboxed or for a GPU to decode, and its labels."""
-        encoded = self._encoded(index) if self.nvjpeg else None
+        encoded = read_jpeg(self.images[index].path, self.fit, self.shapes[index]) if self.nvjpeg else None
         return self._by_opencv(index) if encoded is None else self._item(index, encoded, encoded.box)
 
     def by_opencv(self, paths: Sequence[str]) -> Batch:
         """The images of these paths, which have one shape, as a batch without encoded ones."""
         chosen = set(paths)
         return collate([self._by_opencv(index) for index, entry in enumerate(self.images) if entry.path in chosen])
-
-    def _encoded(self, index: int) -> EncodedImage | None:
-        from utils.evaluation.nvjpeg import read_jpeg
-
-        return read_jpeg(self.images[index].path, self.fit, self.shapes[index])
 
     def _by_opencv(self, index: int) -> Item:
         image = decode(self.images[index].path)

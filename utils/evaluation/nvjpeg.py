@@ -74,7 +74,8 @@ def check_nvjpeg(device: torch.device) -> None:
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(
-            f"--nvjpeg needs torchvision 0.20 or newer with nvJPEG, and {torchvision.__version__} says: {reason}"
+            f"--nvjpeg needs a torchvision that decodes lists of JPEGs by nvJPEG, as 0.20 to 0.29 do; "
+            f"{torchvision.__version__} says: {reason}"
         ) from error
 
 
