@@ -146,11 +146,10 @@ class Detector:
         """
         min_batch, max_batch = self._batch
         found: dict[str, Tensor] = {}
-        size = max_batch or len(images)
-        for first in range(0, len(images), size):
-            part = images[first : first + size]
-            filler = part[-1:].expand(max(min_batch - len(part), 0), -1, -1, -1)
-            raw = self._runner.infer({self._input.name: torch.cat([part, filler]) if len(filler) else part})
+        parts = images.split(max_batch or len(images))
+        feeds = ({self._input.name: _filled_up(part, min_batch)} for part in parts)
+        first = 0
+        for part, raw in zip(parts, self._runner.infer_each(feeds), strict=True):
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             if len(part) == len(images) and not kept:
@@ -160,6 +159,7 @@ class Detector:
                 found = {name: one.new_empty((len(images), *one.shape[1:])) for name, one in result.items()}
             for name, tensor in result.items():
                 found[name][first : first + len(part)] = tensor  # a copy: the next call may overwrite it
+            first += len(part)
         # a sum is finite only if all that it is of is; counted where the tensor is, so that nothing waits for it
         sums = [tensor.flatten(1).sum(1, dtype=torch.float32) for tensor in found.values()]
         self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
@@ -253,6 +253,12 @@ class Detector:
         now = self._now()
         self._times[part].append(now - since)
         return now
+
+
+def _filled_up(images: Tensor, least: int) -> Tensor:
+    """At least so many images: the last one again and again, where there are fewer."""
+    missing = least - len(images)
+    return torch.cat([images, images[-1:].expand(missing, -1, -1, -1)]) if missing > 0 else images
 
 
 def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> PerImage:

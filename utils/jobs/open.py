@@ -91,11 +91,14 @@ def _head(model: Any) -> str:
     return str(model.yaml["head"][-1][2])
 
 
-def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
+def open_runner(path: str | Path, device: torch.device | str = "cpu", contexts: int = 1) -> Runner:
     """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
 
+    Args:
+        contexts: of an engine, which compute side by side what is given together; each loads the engine.
+
     Raises:
-        InputError: the file is missing, damaged, or of none of these kinds.
+        InputError: the file is missing, damaged, or of none of these kinds; or several contexts of no engine.
         DependencyError: what runs it is not installed.
     """
     path = Path(path)
@@ -104,16 +107,18 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
     if not path.is_file():
         raise InputError(no_file(path, "expected an ONNX file, an engine or a .pt"))
+    if contexts > 1 and suffix not in ENGINE_SUFFIXES:
+        raise InputError(f"--infStreams is the number of an engine's contexts, and {path} is no engine; leave it out")
     if suffix == ".onnx":
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(path, device)
     if suffix == ".pt":
         return _open_checkpoint(path, device)
-    return _open_engine(path, device)
+    return _open_engine(path, device, contexts)
 
 
-def _open_engine(path: Path, device: torch.device | str) -> Runner:
+def _open_engine(path: Path, device: torch.device | str, contexts: int) -> Runner:
     from utils.trt import tensorrt_api
 
     if tensorrt_api.installed() is None:
@@ -125,7 +130,11 @@ def _open_engine(path: Path, device: torch.device | str) -> Runner:
         )
     from utils.trt.runner import TensorRTRunner
 
-    return TensorRTRunner(path, device)
+    if contexts == 1:
+        return TensorRTRunner(path, device)
+    from utils.trt.side_by_side import SideBySide
+
+    return SideBySide([TensorRTRunner(path, device) for _ in range(contexts)])
 
 
 def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:

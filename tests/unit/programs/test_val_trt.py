@@ -163,6 +163,8 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         ((), {"file": "folder.onnx"}, "folder.onnx is a folder; expected an ONNX file"),
         ((), {"file": "deepstream.onnx"}, "the network's output has DeepStream's form"),
         (("--nvjpeg",), {}, "--nvjpeg decodes images on a GPU, and the network runs on the cpu; leave it out"),
+        (("--infStreams", 2), {}, "--infStreams is the number of an engine's contexts, and"),
+        (("--source", "images", "--infStreams", 2), {}, "--infStreams does nothing with --source, which draws"),
         (("--source", "images", "--nvjpeg"), {}, "--nvjpeg does nothing with --source, which draws"),
         (("--source", "images", "--save-txt"), {}, "--save-txt does nothing with --source, which draws"),
         ((), {"data": "nowhere.yaml"}, "nowhere.yaml does not exist"),

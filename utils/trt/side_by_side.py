@@ -1,0 +1,64 @@
+"""Contexts of an engine side by side: what is given together they compute in turns, each while others compute too."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, cuda
+
+from utils.runners.base import Runner
+from utils.trt.runner import TensorRTRunner
+
+
+class SideBySide(Runner):
+    """Runners of the same engine as one. `infer` runs the first of them, `infer_each` all."""
+
+    def __init__(self, runners: Sequence[TensorRTRunner]) -> None:
+        """Take the runners over: they are closed with this one."""
+        first = runners[0]
+        description = f"{first.description}, {len(runners)} contexts"
+        super().__init__(first.inputs, first.outputs, first.metadata, first.device, description)
+        self.limits = dict(first.limits)
+        self._runners = tuple(runners)
+        self._streams = [cuda.Stream(first.device) for _ in runners]
+
+    def infer_each(self, feeds: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        """Start the next run before the outputs of the last but one are given, with two contexts; and so on."""
+        self._check_open()
+        waiting: deque[tuple[dict[str, Tensor], Any, object]] = deque()
+        for number, feed in enumerate(feeds):
+            outputs, done = self._started(number % len(self._runners), feed)
+            waiting.append((outputs, done, feed))  # whose memory must stay until the engine has read it
+            if len(waiting) == len(self._runners):
+                yield self._awaited(*waiting.popleft())
+        while waiting:
+            yield self._awaited(*waiting.popleft())
+
+    def _started(self, place: int, feed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
+        """Outputs of a run that torch's current stream does not wait for, and the event at its end.
+
+        The run waits for that stream, so for whoever has used the outputs of this context's last run, and for no other
+        run: what these give is awaited later.
+        """
+        stream, done = self._streams[place], cuda.Event()
+        stream.wait_stream(cuda.current_stream(self.device))
+        with cuda.stream(stream):
+            outputs = self._runners[place].infer(feed)
+            done.record(stream)
+        return outputs, done
+
+    def _awaited(self, outputs: dict[str, Tensor], done: Any, _: object) -> dict[str, Tensor]:
+        cuda.current_stream(self.device).wait_event(done)
+        return outputs
+
+    def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._runners[0].infer(feeds)
+
+    def _to_device(self, name: str, feed: Tensor) -> Tensor:
+        return feed  # the runner's own affair
+
+    def _close(self) -> None:
+        for runner in self._runners:
+            runner.close()
