@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from torch import Tensor, cuda
 
 from utils.runners.base import Runner
 from utils.trt.runner import TensorRTRunner
+
+logger = logging.getLogger(__name__)
 
 
 class SideBySide(Runner):
@@ -23,12 +26,14 @@ class SideBySide(Runner):
         self.limits = dict(first.limits)
         self._runners = tuple(runners)
         self._streams = [cuda.Stream(first.device) for _ in runners]
+        self._used = 0  # of what was given together, the most
 
     def infer_each(self, feeds: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
         """Start the next run before the outputs of the last but one are given, with two contexts; and so on."""
         self._check_open()
         waiting: deque[tuple[dict[str, Tensor], Any, object]] = deque()
         for number, feed in enumerate(feeds):
+            self._used = max(self._used, number + 1)
             outputs, done = self._started(number % len(self._runners), feed)
             waiting.append((outputs, done, feed))  # whose memory must stay until the engine has read it
             if len(waiting) == len(self._runners):
@@ -60,5 +65,10 @@ class SideBySide(Runner):
         return feed  # the runner's own affair
 
     def _close(self) -> None:
+        if self._used == 1:
+            logger.warning(
+                "several contexts gained nothing: the engine took each batch at once; they are for engines with a "
+                "small static batch"
+            )
         for runner in self._runners:
             runner.close()

@@ -112,7 +112,7 @@ def known(tmp_path):
     return model, load_data(tmp_path / "set/data.yaml")
 
 
-def test_an_evaluation_finds_the_same(known, tmp_path, monkeypatch):
+def test_an_evaluation_finds_the_same(known, tmp_path, monkeypatch, caplog):
     api = stand_in(monkeypatch)
     model, data = known
     file = export_answers(model, tmp_path / "a.onnx", 2, 64)
@@ -132,10 +132,11 @@ def test_an_evaluation_finds_the_same(known, tmp_path, monkeypatch):
     assert (several.ap, several.ap50, several.precision) == (alone.ap, alone.ap50, alone.precision)
     assert runs[:20] == [0] * 20
     assert runs[20:] == [0, *[0, 1] * 9, 0]  # the first and the last batch by themselves, four images at a time between
+    assert "gained nothing" not in caplog.text
     assert several.measured_on == alone.measured_on.replace(", batch", ", 3 contexts, batch")
 
 
-def test_one_run_and_a_closed_runner(known, tmp_path, monkeypatch):
+def test_one_run_and_a_closed_runner(known, tmp_path, monkeypatch, caplog):
     api = stand_in(monkeypatch)
     file = export_answers(known[0], tmp_path / "a.onnx", 2, 64)
     engine = build(file, tmp_path / "a.engine", BuildConfig(progress=False)).path
@@ -145,6 +146,8 @@ def test_one_run_and_a_closed_runner(known, tmp_path, monkeypatch):
         assert torch.equal(runner.infer({"images": images})["output0"], one.infer({"images": images})["output0"])
         with pytest.raises(InputError, match=r"input images is float32 \[3, 3, 64, 64\]"):
             list(runner.infer_each([{"images": torch.zeros(3, 3, 64, 64)}]))
+        assert "gained nothing" not in caplog.text
+    assert "several contexts gained nothing: the engine took each batch at once" in caplog.text
     with pytest.raises(QatError, match="is closed"):
         next(runner.infer_each([{"images": images}]))
 
