@@ -13,11 +13,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from utils.evaluation.results import EvalResult
 
 SQUARE = ((64, 64),)
 MIXED = ((64, 64), (64, 48), (48, 64), (90, 40), (33, 70), (120, 100), (51, 37), (64, 43))  # (width, height)
@@ -112,6 +116,11 @@ def _answers(rng: np.random.Generator, labels: np.ndarray, width: int, height: i
         x1, y1 = rng.uniform(0, 0.6) * width, rng.uniform(0, 0.6) * height
         rows.append((rng.integers(nc), x1, y1, x1 + 0.3 * width, y1 + 0.3 * height, rng.uniform(0.002, highest)))
     return np.array(rows, dtype=np.float64).reshape(-1, 6)
+
+
+def numbers(result: EvalResult) -> tuple[float, ...]:
+    """AP, AP50, precision and recall of an evaluation."""
+    return result.ap, result.ap50, result.precision, result.recall
 
 
 class KnowingModel(nn.Module):

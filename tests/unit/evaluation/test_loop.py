@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from known_images import MIXED, SQUARE, KnowingModel, coco_json, export_answers, write_set
+from known_images import MIXED, SQUARE, KnowingModel, coco_json, export_answers, numbers, write_set
 
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, Prediction
@@ -51,10 +51,6 @@ def mixed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def square(tmp_path_factory):
     return Known(tmp_path_factory.mktemp("square"), SQUARE)
-
-
-def numbers(result):
-    return result.ap, result.ap50, result.precision, result.recall
 
 
 @pytest.mark.parametrize("rect", [False, True])

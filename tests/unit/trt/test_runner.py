@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from known_images import MIXED, SQUARE, KnowingModel, write_set
+from known_images import MIXED, SQUARE, KnowingModel, numbers, write_set
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Prediction
@@ -74,10 +74,6 @@ class WithNms(TorchRunner):
         counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
         tensors = (counts, table[..., :4], table[..., 4], table[..., 5].int())
         return dict(zip(DETECT.detections, tensors, strict=True))
-
-
-def numbers(result):
-    return result.ap, result.ap50, result.precision, result.recall
 
 
 @pytest.mark.parametrize(
