@@ -17,6 +17,7 @@ from torch import Tensor
 from utils.core import distributed
 from utils.core.bounds import check_bounds
 from utils.core.device import sent
+from utils.core.made_ahead import made_ahead
 from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
@@ -269,25 +270,15 @@ def ahead(loader: Iterable[Batch], device: torch.device, decoder: JpegDecoder | 
             return *by.decode(batch), stream.record_event()
 
     if decoder is None:
-        for batch, event in _one_ahead(map(copied, loader)):
+        for batch, event in made_ahead(map(copied, loader)):
             _arrived([batch.images], event)
             yield batch
         return
     with ThreadPoolExecutor(1) as pool:
-        for future in _one_ahead(pool.submit(decoded, batch, decoder) for batch in loader):
+        for future in made_ahead(pool.submit(decoded, batch, decoder) for batch in loader):
             batch, pixels, event = future.result()
             _arrived([batch.images, *pixels], event)
             yield decoder.letterboxed(batch, pixels)
-
-
-def _one_ahead(items: Iterable[Any]) -> Iterator[Any]:
-    """The same items, each given after the next one has been made."""
-    waiting: list[Any] = []
-    for item in items:
-        waiting.append(item)
-        if len(waiting) > 1:
-            yield waiting.pop(0)
-    yield from waiting
 
 
 def _arrived(tensors: Sequence[Tensor], made: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.core.made_ahead import made_ahead
 from utils.evaluation.dataset import Batch
 from utils.evaluation.detector import Detector, Found
 
@@ -99,14 +100,5 @@ def detections(batches: Iterable[Batch], detector: Detector) -> Iterator[tuple[B
         for batch in batches:
             yield batch, detector(batch.images, batch.shapes) if len(batch) else None
         return
-    waiting: list[tuple[Batch, Started | None]] = []
-    for batch in batches:
-        waiting.append((batch, detector.start(batch.images) if len(batch) else None))
-        if len(waiting) > 1:
-            yield _finished(detector, *waiting.pop(0))
-    for one in waiting:
-        yield _finished(detector, *one)
-
-
-def _finished(detector: OverlappingDetector, batch: Batch, started: Started | None) -> tuple[Batch, Found | None]:
-    return batch, None if started is None else detector.finish(started, batch.shapes)
+    for batch, started in made_ahead((one, detector.start(one.images) if len(one) else None) for one in batches):
+        yield batch, None if started is None else detector.finish(started, batch.shapes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, cuda
 
+from utils.core.made_ahead import made_ahead
 from utils.runners.base import Runner
 from utils.trt.runner import TensorRTRunner
 
@@ -31,32 +31,27 @@ class SideBySide(Runner):
     def infer_each(self, feeds: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
         """Start the next run before the outputs of the last but one are given, with two contexts; and so on."""
         self._check_open()
-        waiting: deque[tuple[dict[str, Tensor], Any, object]] = deque()
-        for number, feed in enumerate(feeds):
-            self._used = max(self._used, number + 1)
-            outputs, done = self._started(number % len(self._runners), feed)
-            waiting.append((outputs, done, feed))  # whose memory must stay until the engine has read it
-            if len(waiting) == len(self._runners):
-                yield self._awaited(*waiting.popleft())
-        while waiting:
-            yield self._awaited(*waiting.popleft())
+        runs = (self._started(number, feed) for number, feed in enumerate(feeds))
+        for outputs, done, _ in made_ahead(runs, len(self._runners) - 1):
+            cuda.current_stream(self.device).wait_event(done)
+            yield outputs
 
-    def _started(self, place: int, feed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Outputs of a run that torch's current stream does not wait for, and the event at its end.
+    def _started(self, number: int, feed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any, object]:
+        """Outputs of a run that torch's current stream does not wait for, the event at its end, and the feed.
+
+        The feed's memory must stay until that event has been waited for.
 
         The run waits for that stream, so for whoever has used the outputs of this context's last run, and for no other
         run: what these give is awaited later.
         """
+        place = number % len(self._runners)
+        self._used = max(self._used, number + 1)
         stream, done = self._streams[place], cuda.Event()
         stream.wait_stream(cuda.current_stream(self.device))
         with cuda.stream(stream):
             outputs = self._runners[place].infer(feed)
             done.record(stream)
-        return outputs, done
-
-    def _awaited(self, outputs: dict[str, Tensor], done: Any, _: object) -> dict[str, Tensor]:
-        cuda.current_stream(self.device).wait_event(done)
-        return outputs
+        return outputs, done, feed
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         return self._runners[0].infer(feeds)
