@@ -14,6 +14,7 @@ import enum
 import json
 import types
 from contextlib import contextmanager
+from itertools import cycle
 from weakref import WeakSet
 
 import numpy as np
@@ -358,9 +359,14 @@ class _Context:
 
     def __init__(self, engine):
         self.engine, self.shapes, self.addresses, self.ready = engine, {}, {}, False
+        self.beside = []
+
+    def set_aux_streams(self, aux_streams):
+        assert len(set(aux_streams)) == len(aux_streams)
+        self.beside = list(aux_streams)
 
     def set_optimization_profile_async(self, index, stream):
-        assert (index, stream) == (0, FakeCuda.Stream.cuda_stream)
+        assert (index, type(stream)) == (0, int)
         self.profiled = not any(other.profiled for other in self.engine.contexts if other is not self)
         return self.profiled
 
@@ -388,6 +394,10 @@ class _Context:
 
     def execute_async_v3(self, stream):
         assert isinstance(stream, int)
+        assert stream not in self.beside
+        assert FakeCuda.capturing is None or len(self.beside) == self.engine.num_aux_streams, (
+            "TensorRT's own streams are blocking: another thread may not pin memory while they are captured"
+        )
         missing = set(self.engine.tensors) - set(self.addresses)
         assert not missing, f"no address for {missing}"
         self.engine.trt.calls.append(("execute", tuple(self.shapes.values())))
@@ -435,10 +445,10 @@ class FakeCuda:
     ticks = 0
 
     class Stream:
-        cuda_stream = 1234
+        handles = cycle(range(1001, 1033))  # as torch gives its streams
 
         def __init__(self, device=None):
-            self.device = device
+            self.device, self.cuda_stream = device, next(self.handles)
 
         def synchronize(self):
             assert FakeCuda.capturing is None, "a capture must not synchronise"

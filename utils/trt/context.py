@@ -18,6 +18,8 @@ from utils.trt.engine_file import EngineNote, load_engine
 from utils.trt.engine_shapes import Shape
 from utils.trt.tensorrt_api import Api, Log
 
+STREAMS_OF_TORCH = 32  # that differ, of a GPU: torch gives them in turns
+
 
 class Execution:
     """An engine that is ready to run on shapes of its profile.
@@ -48,6 +50,7 @@ class Execution:
         gpu = tensorrt_api.gpu(device.index)
         self.engine: Any = load_engine(path, api, self.log, gpu) if engine is None else engine
         self.stream = cuda.Stream(device)
+        self._beside = self._auxiliary_streams()  # drawn after `stream`: none is the same
         self.buffers: dict[str, Tensor] = {}
         self._storage: dict[str, Tensor] = {}
         self._context: Any = None
@@ -91,6 +94,16 @@ class Execution:
         # TensorRT chooses the profile by itself for an engine's first context only
         if dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
             raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
+        if self._beside:
+            self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
+
+    def _auxiliary_streams(self) -> list[cuda.Stream]:
+        """What the engine may run on beside `stream`, of torch's kind: "non-blocking", as CUDA calls it.
+
+        TensorRT's own are blocking. While one of these is captured, CUDA lets nobody ask for the state of the default
+        stream, and torch asks when the data loader's thread pins memory.
+        """
+        return [cuda.Stream(self.device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
 
     def sibling(self) -> Execution:
         """Another context for the same shapes, with a stream and buffers of its own, to run side by side.

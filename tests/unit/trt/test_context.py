@@ -57,6 +57,18 @@ def test_dynamic_shapes_and_graphs(tmp_path, monkeypatch):
             execution.set_shapes({"images": shape})
 
 
+@pytest.mark.parametrize("streams", [0, 3, 31])
+def test_auxiliary_streams_are_torchs(tmp_path, monkeypatch, streams):
+    """The stand-in refuses to capture an engine with streams of its own, and auxiliary ones that are not different."""
+    api = stand_in(monkeypatch)
+    execution = Execution(engine(tmp_path, max_aux_streams=streams), api, CPU)
+    for one in (execution, execution.sibling()):
+        images = feed(one, 2, 3, 4, 8)
+        one.layer_times(runs=1)  # which starts a fresh context
+        one.graph().replay()
+        np.testing.assert_allclose(one.buffers["output0"], reference(images), atol=1e-5)
+
+
 def test_layer_times_are_means_without_warming_up(tmp_path, monkeypatch):
     api = stand_in(monkeypatch)
     execution = Execution(engine(tmp_path), api, CPU)
