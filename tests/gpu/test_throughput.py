@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,34 @@ def test_contexts_side_by_side_find_the_same(demo_onnx, demo_data, tmp_path, ove
     print([f"{one.ap:.5f}, {one.ms['inference']:.3f} ms an image" for one in found])
     assert {one.ap for one in found} == {found[0].ap}
     assert {one.images for one in found} == {500}
+
+
+@pytest.mark.parametrize("streams", [0, 2])
+def test_memory_is_pinned_while_an_engine_is_captured(demo_onnx, tmp_path, streams):
+    """As by the data loader's thread. CUDA refused it with the auxiliary streams that TensorRT 8.6 makes by itself."""
+    cache = demo_onnx.with_name("gpu-tests.timing.cache")
+    config = BuildConfig(batch=(1, 4, 8), timing_cache=cache, timing_iterations=1, optimization_level=2,
+                         max_aux_streams=streams, progress=False)  # fmt: skip
+    execution = Execution(build(demo_onnx, tmp_path / "a.engine", config).path, tensorrt_api.load(), DEVICE)
+    captured, pinned = threading.Event(), []
+
+    def pin():
+        while not captured.is_set():
+            pinned.append(len(torch.zeros(4096 + 4096 * (len(pinned) % 8)).pin_memory()))
+
+    with ThreadPoolExecutor(1) as pool:
+        pinning = pool.submit(pin)
+        try:
+            for number in range(40):
+                execution.set_shapes({"images": (4 + number % 2, 3, 320, 320)})
+                execution.graph().replay()
+        finally:
+            captured.set()
+        pinning.result()
+    print(f"{execution.streams} streams, pinned {len(pinned)} times")
+    assert bool(execution.streams) == bool(streams)
+    assert len(pinned) > 100
+    execution.close()
 
 
 @pytest.mark.parametrize("batch", [8, 32])
