@@ -1,0 +1,158 @@
+"""What an evaluation writes, COCO's form and annotations."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import yaml
+from known_images import SQUARE, KnowingModel, coco_json, write_set
+from known_sets import CONFIG, NAMES, Known
+
+from utils.core.errors import DataError
+from utils.evaluation.coco import COCO_CATEGORIES, CocoGroundTruth
+from utils.evaluation.dataset import load_data
+from utils.evaluation.loop import evaluate
+from utils.runners.pytorch import TorchRunner
+
+
+def test_text_files(mixed, tmp_path):
+    config = replace(CONFIG, save_txt=True, save_conf=True, conf_thres=0.25)
+    for _ in range(2):  # a second run replaces the files instead of appending to them
+        mixed.evaluate(config, out_dir=tmp_path)
+    files = sorted((tmp_path / "labels").iterdir())
+    assert 20 < len(files) <= 40
+    sample = next(s for s in mixed.samples if (s.answers[:, 5] > 0.25).sum() == 1)
+    label, x1, y1, x2, y2, score = next(row for row in sample.answers.tolist() if row[5] > 0.25)
+    width, height = sample.size
+    x1, x2, y1, y2 = max(x1, 0), min(x2, width), max(y1, 0), min(y2, height)
+    expected = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height, score]
+    found = (tmp_path / "labels" / f"{sample.path.stem}.txt").read_text().split()
+    assert [float(word) for word in found] == pytest.approx(expected, abs=0.01)
+    mixed.evaluate(replace(config, save_conf=False), out_dir=tmp_path)
+    assert len((tmp_path / "labels" / f"{sample.path.stem}.txt").read_text().split()) == 5
+    with pytest.raises(ValueError, match="need out_dir"):
+        mixed.evaluate(config)
+
+
+def test_json_uses_the_ids_of_the_annotations(tmp_path):
+    """Images called by name have other ids, and the categories of `known_images` are 3, 6, 9."""
+    samples = write_set(tmp_path, 6, SQUARE, stem="image_{}")
+    evaluate(TorchRunner(KnowingModel(samples, NAMES, 64), "cpu"), load_data(tmp_path / "data.yaml"),
+             replace(CONFIG, save_json=True), out_dir=tmp_path / "out", progress=False, name="m")  # fmt: skip
+    results = json.loads((tmp_path / "out/m_predictions.json").read_text())
+    assert {row["category_id"] for row in results} == {3, 6, 9}
+    assert {row["image_id"] for row in results} == set(range(1, 7))
+    best = max(results, key=lambda row: row["score"])
+    answers = samples[best["image_id"] - 1].answers
+    label, x1, y1, x2, y2, score = answers[answers[:, 5].argmax()]
+    assert (best["category_id"], best["score"]) == (3 * (label + 1), pytest.approx(score, abs=1e-5))
+    assert best["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=1.5)  # clipped to the image
+
+
+def coco_set(folder):
+    """A set in COCO's own form: 80 classes, val2017.txt, numbered images, annotations with 91 ids."""
+    names = [f"class {index}" for index in range(80)]
+    samples = write_set(folder, 24, ((64, 64), (64, 48)), names, split="val2017")
+    (folder / "val2017.txt").write_text("".join(f"./images/val2017/{sample.path.name}\n" for sample in samples))
+    (folder / "annotations/instances_val2017.json").write_text(json.dumps(coco_json(samples, names, COCO_CATEGORIES)))
+    content = {"path": str(folder), "train": "train2017.txt", "val": "val2017.txt", "names": dict(enumerate(names))}
+    (folder / "coco.yaml").write_text(yaml.safe_dump(content))
+    return samples, names
+
+
+def test_coco_form(tmp_path):
+    samples, names = coco_set(tmp_path)
+    data = load_data(tmp_path / "coco.yaml")
+    assert data.is_coco
+    result = evaluate(TorchRunner(KnowingModel(samples, names, 64), "cpu"), data, replace(CONFIG, save_json=True),
+                      out_dir=tmp_path / "out", progress=False)  # fmt: skip
+    results = json.loads((tmp_path / "out/model_predictions.json").read_text())
+    assert {row["category_id"] for row in results} <= set(COCO_CATEGORIES)
+    assert max(row["category_id"] for row in results) > 80
+    assert {row["image_id"] for row in results} == set(range(1, 25))
+    assert result.coco is not None
+    assert result.ap50 == pytest.approx(result.coco["ap50"], abs=0.02)  # a label or two per class: coarse curves
+    assert result.coco["ap50"] > 0.5
+
+
+def test_coco_categories_are_cocos():
+    assert len(COCO_CATEGORIES) == 80
+    assert COCO_CATEGORIES[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13]  # there is no 12
+    assert COCO_CATEGORIES[-3:] == [88, 89, 90]
+
+
+def test_json_without_annotations(tmp_path, caplog):
+    known = Known(tmp_path, SQUARE, 4)
+    (tmp_path / "annotations/instances_val.json").unlink()
+    with caplog.at_level(logging.INFO):
+        result = known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
+    assert result.coco is None
+    assert "no annotations for this split" in caplog.text
+    assert {row["category_id"] for row in json.loads((tmp_path / "model_predictions.json").read_text())} <= {0, 1, 2}
+
+
+def test_json_without_pycocotools(square, tmp_path, monkeypatch, caplog):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pycocotools" else find(name, *a))
+    result = square.evaluate(replace(CONFIG, save_json=True, limit=3), out_dir=tmp_path)
+    assert result.coco is None
+    assert "pip install pycocotools" in caplog.text
+    assert (tmp_path / "model_predictions.json").is_file()
+
+
+def test_json_without_detections(square, tmp_path):
+    result = square.evaluate(replace(CONFIG, save_json=True, conf_thres=1.0), out_dir=tmp_path)
+    assert result.coco is not None
+    assert set(result.coco.values()) == {0.0}
+
+
+def test_images_of_one_name_in_two_folders_have_their_own_ids(tmp_path):
+    known = Known(tmp_path, SQUARE, 4)
+    file = tmp_path / "annotations/instances_val.json"
+    content = json.loads(file.read_text())
+    first = content["images"][0]
+    content["images"].append({**first, "id": 99, "file_name": f"elsewhere/{first['file_name']}"})
+    file.write_text(json.dumps(content))
+    path = known.data.paths("val")[0]
+    truth = CocoGroundTruth(known.data, "val")
+    assert [truth.image_id(f"{path}/{folder}{first['file_name']}") for folder in ("", "elsewhere/")] == [
+        first["id"],
+        99,
+    ]
+    first["file_name"] = f"here/{first['file_name']}"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"has the name of several images of .*, and is none of them: here/"):
+        known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
+
+
+BAD_ANNOTATIONS = {
+    "no JSON": ("{", "is not valid JSON .*; expected COCO's annotations"),
+    "no annotations": ("{}", "is no COCO annotation file: its 'images' is None; expected a list"),
+    "no categories": (
+        '{"annotations": [], "images": [{"id": 1, "file_name": "a"}], "categories": []}',
+        "no categories",
+    ),
+    "other category": (
+        '{"annotations": [], "images": [{"id": 1, "file_name": "a"}], "categories": [{"id": 1, "name": "cat"}]}',
+        "has no category 'dog', which .*data.yaml names; it has cat",
+    ),
+    "other images": (None, r"000000000001\.png is not among the images of .* \(4 such images\)"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ANNOTATIONS)
+def test_bad_annotations_are_found_before_the_evaluation(tmp_path, kind):
+    known = Known(tmp_path, SQUARE, 4)
+    content, message = BAD_ANNOTATIONS[kind]
+    file = tmp_path / "annotations/instances_val.json"
+    if content is None:
+        content = file.read_text().replace("0000", "1111")
+    file.write_text(content)
+    with pytest.raises(DataError, match=message):
+        known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
+    assert not (tmp_path / "model_predictions.json").exists()

@@ -1,0 +1,226 @@
+"""What a network takes, and what it is given: sizes, batches, forms of images, names of classes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from known_images import KnowingModel, export_answers, numbers
+from known_sets import CONFIG, Known
+
+from utils.core.errors import InputError
+from utils.core.tasks import DETECT, Prediction
+from utils.evaluation.dataset import load_data
+from utils.evaluation.detector import Detector
+from utils.evaluation.input_plan import InputPlan
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.nms import non_max_suppression
+from utils.jobs.open import open_runner
+from utils.runners.base import TensorSpec
+from utils.runners.pytorch import TorchRunner
+
+
+def plan(square, tmp_path, imgsz, rect=False, **export):
+    runner = open_runner(export_answers(square.model, tmp_path / "a.onnx", **export))
+    return InputPlan.of(runner, imgsz, 8, rect=rect)
+
+
+def test_input_plan(square, tmp_path, caplog):
+    assert plan(square, tmp_path, None, size=96) == InputPlan((96, 96), 8)
+    assert plan(square, tmp_path, 96, size=96, batch=5) == InputPlan((96, 96), 5)
+    assert plan(square, tmp_path, None) == InputPlan((640, 640), 8)
+    assert plan(square, tmp_path, 50) == InputPlan((64, 64), 8)
+    assert "50 is no multiple of the stride 32; using 64" in caplog.text
+    with pytest.raises(
+        InputError, match=r"--imgsz 64 was asked for, and the network takes images float32 \[any, 3, 96, 96\]"
+    ):
+        plan(square, tmp_path, 64, size=96)
+    with pytest.raises(InputError, match="rectangular inference needs a network of dynamic size"):
+        plan(square, tmp_path, 96, rect=True, size=96)
+
+
+@pytest.mark.parametrize(
+    ("stride", "imgsz", "shape", "says"),
+    [
+        (
+            32768,
+            None,
+            (None, 3, None, None),
+            "the imgsz of the network is 32768 .* an integer from 1 to 8,192; ",
+        ),
+        (32, (32768, 32768), (None, 3, None, None), "the imgsz of the network is 32768 "),
+        (32, None, (None, 3, 64, 32768), "the imgsz of the network is 32768 "),
+        (32, None, (5000, 3, 64, 64), "the batch size of the network is 5000 .* expected an integer from 1 to 4,096; "),
+    ],
+)
+def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape, says):
+    runner = Shell(square, (TensorSpec("images", shape, "float32"),))
+    runner.metadata |= {"stride": str(stride)} | ({"imgsz": str(list(imgsz))} if imgsz else {})
+    with pytest.raises(InputError, match=says):
+        InputPlan.of(runner, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "side", "asked", "together"),
+    [(8, 64, 32, 16), (8, 640, 32, 4), (32, 320, 32, 4), (32, 640, 1, 1), (48, 320, 32, 2), (200, 64, 32, 1),
+     (1, 1280, 32, 8), (None, 320, 8, 1)],
+)  # fmt: skip
+def test_a_gpu_gets_several_static_batches_at_once(square, batch, side, asked, together):
+    """As many as hold no more than 32 images of 640 pixels, and no more than 128 images."""
+    runner = Shell(square, (TensorSpec("images", (batch, 3, side, side), "float32"),))
+    assert InputPlan.of(runner, None, asked) == InputPlan((side, side), batch or asked)
+    runner.device = torch.device("cuda")
+    found = InputPlan.of(runner, None, asked)
+    assert found == InputPlan((side, side), batch or asked, together)
+    assert found.describe(False) == f"batch {batch or asked}, {side}x{side}"
+    runner.metadata["task"] = "segment"
+    assert InputPlan.of(runner, None, asked).together == 1
+
+
+def test_a_gpu_gets_several_batches_at_once_where_a_profile_ends_below_the_wish(square):
+    runner = Shell(square, (TensorSpec("images", (None, 3, None, None), "float32"),))
+    runner.device, runner.limits = torch.device("cuda"), {"images": ((1, 3, 32, 32), (8, 3, 640, 640))}
+    assert InputPlan.of(runner, 320, 16) == InputPlan((320, 320), 8, 16)
+    for asked in (4, 8):
+        assert InputPlan.of(runner, 320, asked) == InputPlan((320, 320), asked)
+    assert InputPlan.of(runner, 320, 16, rect=True) == InputPlan((320, 320), 8)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_batches_that_are_read_at_once_give_the_same(square, tmp_path, monkeypatch, overlap):
+    with open_runner(export_answers(square.model, tmp_path / "a.onnx", 2, 64)) as runner:
+        config = replace(CONFIG, overlap=overlap)
+        alone = evaluate(runner, square.data, config, progress=False)
+        plan, calls = InputPlan.of, []
+        monkeypatch.setattr(InputPlan, "of", lambda *words, **options: replace(plan(*words, **options), together=16))
+        inputs, infer = [], runner.infer
+        monkeypatch.setattr(runner, "infer", lambda feeds: inputs.append(len(feeds["images"])) or infer(feeds))
+        monkeypatch.setattr(Detector, "_found", lambda *words: calls.append(words[2][0]) or found_in(*words))
+        result = evaluate(runner, square.data, config, progress=False)
+    assert calls == [2, *[4] * 9, 2]  # the first alone, with which the network warms up
+    assert inputs == [2] * 20
+    assert numbers(result) == numbers(alone)
+    assert result.measured_on == alone.measured_on
+    assert "batch 2, 64x64" in result.measured_on
+
+
+found_in = Detector._found
+
+
+class Shell(TorchRunner):
+    """The knowing network behind other inputs or outputs than it has."""
+
+    def __init__(self, known, inputs=None, outputs=None):
+        super().__init__(known.model, "cpu")
+        self.inputs = inputs or self.inputs
+        self.outputs = outputs or self.outputs
+
+    def _infer(self, feeds):
+        (images,) = feeds.values()
+        result = super()._infer({"images": images.float() / (255 if images.dtype == torch.uint8 else 1)})
+        return {self.outputs[0].name: result["output0"]}
+
+
+class Suppressed(TorchRunner):
+    """The knowing network with NMS inside, in fixed batches; behind the last detection lies anything."""
+
+    def __init__(self, known, topk=300):
+        super().__init__(known.model, "cpu")
+        self._topk = topk
+        self.metadata["nms"] = json.dumps({"topk": topk, "conf_thres": 0.001})
+        self.inputs = (TensorSpec("images", (6, 3, 64, 64), "float32"),)
+        shapes = {"num_dets": (6, 1), "det_boxes": (6, topk, 4), "det_scores": (6, topk), "det_classes": (6, topk)}
+        self.outputs = tuple(TensorSpec(name, shape, "float32") for name, shape in shapes.items())
+
+    def _infer(self, feeds):
+        prediction = Prediction.of_boxes(super()._infer(feeds)["output0"])
+        found = non_max_suppression(prediction, CONFIG.conf_thres, DETECT.nms_iou, max_det=self._topk)
+        rows = torch.full((6, self._topk, 6), 0.9)
+        for row, one in zip(rows, found, strict=True):
+            row[: len(one)] = one
+        counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
+        parts = counts, rows[..., :4], rows[..., 4], rows[..., 5].int()
+        return dict(zip((spec.name for spec in self.outputs), parts, strict=True))
+
+
+def test_a_network_with_nms_inside_scores_the_same(square, caplog):
+    usual = square.evaluate()
+    result = evaluate(Suppressed(square), square.data, CONFIG, progress=False)
+    assert numbers(result) == pytest.approx(numbers(usual), abs=1e-6)
+    assert "inside the network (topk: 300, conf_thres: 0.001); the loop's is conf_thres 0.001, iou_thres" in caplog.text
+    few = evaluate(Suppressed(square), square.data, replace(CONFIG, max_det=1), progress=False)
+    assert numbers(few) == pytest.approx(numbers(square.evaluate(replace(CONFIG, max_det=1))), abs=1e-6)
+    high = evaluate(Suppressed(square), square.data, replace(CONFIG, conf_thres=0.5), progress=False)
+    assert numbers(high) == pytest.approx(numbers(square.evaluate(replace(CONFIG, conf_thres=0.5))), abs=1e-6)
+
+
+def test_other_names_and_bytes_as_input(square):
+    """Some exports take bytes, and call their tensors otherwise; half a static size is read as the whole."""
+    spec = TensorSpec("pixels", (None, 3, 64, None), "uint8")
+    runner = Shell(square, (spec,), (TensorSpec("boxes", (None, None, None), "float32"),))
+    result = evaluate(runner, square.data, replace(CONFIG, imgsz=None), progress=False)
+    assert numbers(result) == pytest.approx(numbers(square.evaluate()), abs=1e-6)
+    assert "64x64" in result.measured_on
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([TensorSpec("a", (1, 3, 64, 64), "float32")] * 2, r"64\], a float32 .*; expected one input"),
+        ([TensorSpec("a", (1, 1, 64, 64), "float32")], "expected one input"),
+        ([TensorSpec("a", (1, 3, 64, 64), "int64")], "expected float32, float16, uint8 or int8"),
+    ],
+)  # fmt: skip
+def test_a_network_that_takes_no_images(square, inputs, message):
+    with pytest.raises(InputError, match=message):
+        evaluate(Shell(square, inputs), square.data, CONFIG, progress=False)
+
+
+def test_a_rectangular_fixed_input(tmp_path):
+    """A network exported for 32×64: every image is fitted into it, and its boxes come back."""
+    known = Known(tmp_path, ((64, 32), (60, 20)), 16)
+    plain = known.evaluate()
+
+    runner = Shell(known, (TensorSpec("images", (None, 3, 32, 64), "float32"),))
+    result = evaluate(runner, known.data, CONFIG, progress=False)
+    assert "32x64" in result.measured_on
+    assert numbers(result) == pytest.approx(numbers(plain), abs=0.002)
+
+
+def test_a_wrong_class_count_names_both(square, tmp_path):
+    content = yaml.safe_load((square.folder / "data.yaml").read_text()) | {"names": ["a", "b", "c", "d"]}
+    file = tmp_path / "four.yaml"
+    file.write_text(yaml.safe_dump(content))
+    message = r"the network has 3 classes \(cat, dog, owl\), and .*four.yaml has 4 \(a, b, c, ...\)"
+    for runner in (TorchRunner(square.model, "cpu"), open_runner(export_answers(square.model, tmp_path / "a.onnx"))):
+        with pytest.raises(InputError, match=message) as caught:
+            evaluate(runner, load_data(file), CONFIG, progress=False)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_class_count_is_found_without_names(square, tmp_path):
+    """Nothing but the output itself tells."""
+    model = KnowingModel(square.samples, ("cat", "dog", "owl", "bat"), 64)
+    del model.names
+    model.names_hidden = None
+    runner = TorchRunner(model, "cpu")
+    model.names = dict(enumerate("abcd"))  # the network itself still needs them
+    with pytest.raises(InputError, match=r"output output0 is \[8, 8, \d+\]; expected \[batch, 7, anchors\]"):
+        evaluate(runner, square.data, CONFIG, progress=False)
+
+
+def test_other_class_names_are_a_warning(square, tmp_path, caplog):
+    path = export_answers(square.model, tmp_path / "a.onnx", names=dict(enumerate("abc")))
+    evaluate(open_runner(path), square.data, replace(CONFIG, limit=2), progress=False)
+    assert "class names (a, b, c) differ from those of" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("conf_thres", 1.5), ("iou_thres", -0.1), ("batch_size", 0), ("max_det", 0), ("imgsz", 0)]
+)
+def test_config_is_checked(field, value):
+    with pytest.raises(InputError, match=rf"--{field.replace('_', '-')} is {value}"):
+        EvalConfig(**{field: value})
