@@ -1,10 +1,9 @@
-"""Reading data.yaml, images and labels; letterboxing; batches."""
+"""The loader: batches, shapes, order, processes that read ahead, shared memory."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import logging
 import math
 import os
 import random
@@ -19,19 +18,15 @@ import cv2
 import numpy as np
 import pytest
 import torch
-import yaml
-from known_images import MIXED, write_set
+from known_images import write_set
 from torch.utils.data import DataLoader
 
 from utils import upstream
 from utils.core.distributed import World
 from utils.core.errors import DataError
-from utils.evaluation import images as images_module
 from utils.evaluation.augmented import SeededImages
-from utils.evaluation.dataset import ImageDataset, ShapeBatches, collate, load_data, make_loader
-from utils.evaluation.images import find_images, label_file, read_labels
-from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, letterboxed_planes, rectangular_shapes
-from utils.evaluation.quiet_decoders import decode
+from utils.evaluation.dataset import ImageDataset, ShapeBatches, load_data, make_loader
+from utils.evaluation.images import find_images
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,270 +36,6 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("set")
     write_set(path, 20)
     return path
-
-
-def write_yaml(file, **content):
-    file.write_text(yaml.safe_dump(content))
-    return file
-
-
-# data.yaml
-
-
-def test_data_yaml(folder):
-    data = load_data(folder / "data.yaml")
-    assert data.names == {0: "cat", 1: "dog", 2: "owl"}
-    assert data.nc == 3
-    assert data.splits["val"] == (str(folder / "images/val"),)
-    assert data.annotations == folder / "annotations/instances_val.json"
-    assert data.annotations_of("test") is None
-    assert not data.is_coco
-    with pytest.raises(DataError, match=r"has no 'test:' entry; it has train, val"):
-        data.paths("test")
-
-
-def test_a_split_that_lies_nowhere_is_not_said_to_be_left_out_of_the_yaml(folder, tmp_path):
-    content = yaml.safe_load((folder / "data.yaml").read_text()) | {"path": str(folder)}
-    data = load_data(write_yaml(tmp_path / "data.yaml", **content | {"train": ["images/val", "images/train2017"]}))
-    message = f"train images 'images/train2017' not found in {folder}; correct 'path:' or 'train:'"
-    with pytest.raises(DataError, match=message):
-        data.paths("train")
-    with pytest.raises(DataError, match=r"has no 'test:' entry; it has val"):
-        data.paths("test")
-
-
-@pytest.mark.parametrize("root", [None, ".", "..", "elsewhere"])
-def test_root_is_found_beside_the_yaml_or_in_the_working_folder(tmp_path, monkeypatch, root):
-    """Upstream counts a relative `path:` from the checkout, which here is tried first, then these two."""
-    base = {"..": tmp_path, "elsewhere": tmp_path / "work" / "elsewhere"}.get(root, tmp_path / "yamls")
-    for each in (tmp_path / "yamls", base / "images" / "a", tmp_path / "work"):
-        each.mkdir(parents=True, exist_ok=True)
-    monkeypatch.chdir(tmp_path / "work")
-    content = {"path": root} if root else {}
-    file = write_yaml(tmp_path / "yamls" / "d.yaml", train="../images/a", val=["images/a"], names=["x"], **content)
-    assert load_data(file).splits == {split: (str(base / "images/a"),) for split in ("train", "val")}
-
-
-def test_coco_form(tmp_path):
-    (tmp_path / "val2017.txt").write_text("./images/val2017/000000000139.jpg\n")
-    names = {index: f"n{index}" for index in range(80)}
-    data = load_data(write_yaml(tmp_path / "coco.yaml", path=str(tmp_path), train="train2017.txt", val="val2017.txt",
-                                test="test-dev2017.txt", names=names))  # fmt: skip
-    assert data.is_coco
-    assert set(data.splits) == {"val"}  # the lists that were not downloaded are not offered
-    assert data.annotations is None
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations/instances_val2017.json").write_text("{}")
-    assert data.annotations == tmp_path / "annotations/instances_val2017.json"
-
-
-BAD_YAML = {
-    "missing": (None, "does not exist; --data takes a dataset's YAML"),
-    "not YAML": ("names: [a", "is not valid YAML"),
-    "a list": ("- a\n- b\n", "is no dataset's YAML"),
-    "no names": ("val: .\n", "has no class names"),
-    "gap in names": ("val: .\nnames: {0: a, 2: b}\n", "must be 0 to 1, found \\[0, 2\\]"),
-    "nc": ("val: .\nnc: 3\nnames: [a, b]\n", "says nc: 3 and gives 2 names"),
-    "no split": ("test: .\nnames: [a]\n", "neither 'train:' nor 'val:'"),
-    "no folder": ("val: nowhere\nnames: [a]\n", "val images 'nowhere' not found in"),
-    "number": ("val: 3\nnames: [a]\n", "'val:' is 3; expected a folder"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_YAML)
-def test_a_bad_yaml_says_what_is_wrong(tmp_path, name):
-    content, message = BAD_YAML[name]
-    if content:
-        (tmp_path / "data.yaml").write_text(content)
-    with pytest.raises(DataError, match=message) as caught:
-        load_data(tmp_path / "data.yaml")
-    assert "\n" not in str(caught.value)
-
-
-# images and labels
-
-
-def test_find_images_in_folders_and_lists(tmp_path, monkeypatch):
-    for name in ("b/2.JPG", "b/deep/1.png", "b/notes.md", "a.bmp"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    absolute = str(tmp_path / "a.bmp")
-    expected = [absolute, str(tmp_path / "b/2.JPG"), str(tmp_path / "b/deep/1.png")]
-    assert find_images([str(tmp_path / "b"), absolute]) == expected
-    (tmp_path / "list.txt").write_text(f"./b/2.JPG\r\n\nb/deep/1.png\n{absolute}\n")
-    assert find_images([str(tmp_path / "list.txt")]) == expected
-    monkeypatch.chdir(tmp_path)  # lists that count from the working folder
-    (tmp_path / "b" / "list.txt").write_text("b/2.JPG\n")
-    assert find_images([str(tmp_path / "b" / "list.txt")]) == [str(tmp_path / "b/2.JPG")]
-
-
-def test_no_images(tmp_path):
-    with pytest.raises(DataError, match="no images in"):
-        find_images([str(tmp_path)])
-    with pytest.raises(DataError, match="does not exist"):
-        find_images([str(tmp_path / "nowhere")])
-
-
-def test_label_file():
-    assert label_file("/x/images/a/images/b/c.d.jpg") == Path("/x/images/a/labels/b/c.d.txt")
-    assert label_file("/x/y/c.jpg") == Path("/x/y/c.txt")
-
-
-def test_labels(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("1 0.5 0.5 0.25 1\n\n0 0.1 0.2 0.5 0.2 0.5 0.6 0.1 0.6\n1 0.5 0.5 0.25 1\n")
-    expected = [[0, 0.3, 0.4, 0.4, 0.4], [1, 0.5, 0.5, 0.25, 1]]
-    np.testing.assert_allclose(read_labels(file, 2), expected, atol=1e-6)
-    file.write_text("\n")
-    assert read_labels(file, 2).shape == (0, 5)
-
-
-BAD_LABELS = {
-    "1 0.5 0.5 0.1": "4 values; expected class cx cy w h",
-    "2 0.5 0.5 0.1 0.1": "class 2 is not one of the dataset's 2 classes",
-    "-1 0.5 0.5 0.1 0.1": "class -1 is not",
-    "0.5 0.5 0.5 0.1 0.1": "class 0.5 is not",
-    "nan 0.5 0.5 0.1 0.1": "class nan is not",
-    "1 0.5 1.5 0.1 0.1": "must be fractions of the image, 0 to 1; found '1 0.5 1.5",
-    "1 0.5 nan 0.1 0.1": "must be fractions",
-    "1 0.5 -0.5 0.1 0.1": "must be fractions",
-    "cat 0.5 0.5 0.1 0.1": "is not a list of numbers",
-}
-
-
-@pytest.mark.parametrize("line", BAD_LABELS)
-def test_a_bad_label_names_its_file_and_line(tmp_path, line):
-    file = tmp_path / "a.txt"
-    file.write_text(f"0 0.5 0.5 0.1 0.1\n{line}\n")
-    with pytest.raises(DataError, match=BAD_LABELS[line]) as caught:
-        read_labels(file, 2)
-    assert f"{file}, line 2" in str(caught.value)
-
-
-def test_labels_are_sorted_and_each_is_there_once(tmp_path):
-    rows = np.random.default_rng(0).integers(0, 3, (200, 5)) / np.array([1, 4, 4, 4, 4], np.float32)
-    file = tmp_path / "a.txt"
-    file.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
-    np.testing.assert_array_equal(read_labels(file, 3), np.unique(rows.astype(np.float32), axis=0))
-
-
-@pytest.mark.parametrize("slow", [60.0, 0.0])  # a disk that counts as fast: one after the other; slow: in threads
-def test_unreadable_images_are_left_out_and_reported(tmp_path, caplog, monkeypatch, slow):
-    monkeypatch.setattr(images_module, "FIRST", 2)
-    monkeypatch.setattr(images_module, "SLOW", slow)
-    write_set(tmp_path, 12)
-    files = sorted((tmp_path / "images/val").iterdir())
-    files[0].write_bytes(b"not an image")
-    files[1].write_bytes(b"")
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    files[2].write_bytes(cv2.imencode(".png", noise)[1].tobytes()[:6000])  # only decoding can tell
-    cv2.imwrite(str(files[3]), np.zeros((5, 40, 3), np.uint8))
-    with caplog.at_level(logging.WARNING):
-        dataset = ImageDataset([str(tmp_path / "images/val")], 3, 64)
-    assert len(dataset) == 9
-    assert [line.split(": ")[0] for line in dataset.left_out] == [str(files[i]) for i in (0, 1, 3)]
-    assert "40x5 pixels, smaller than 10" in dataset.left_out[2]
-    assert caplog.text.count("left out") == 3
-    assert dataset[0][0] is None
-    batch = collate([dataset[0], dataset[1], dataset[2]])
-    images, labels, paths, shapes = batch.images, batch.labels, batch.paths, batch.shapes
-    assert len(images) == len(paths) == len(shapes) == 2
-    assert set(labels[:, 0].tolist()) <= {0.0, 1.0}
-    assert collate([dataset[0]]).images.shape[0] == len(collate([dataset[0]])) == 0
-
-
-def test_no_readable_image(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"none of 1 images can be read; the first: .*a\.jpg: not an image"):
-        ImageDataset([str(tmp_path)], 1, 64)
-
-
-def test_missing_images_of_a_list_are_left_out(tmp_path):
-    write_set(tmp_path, 2)
-    (tmp_path / "list.txt").write_text("images/val/000000000001.png\nimages/val/nowhere.png\n")
-    dataset = ImageDataset([str(tmp_path / "list.txt")], 3, 64)
-    assert dataset.left_out == [f"{tmp_path}/images/val/nowhere.png: No such file or directory"]
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "bmp"])
-def test_exif_orientation_is_followed_where_opencv_follows_it(tmp_path, suffix):
-    """It always does for JPEG, and from version 5 on for PNG and WebP."""
-    from PIL import Image
-
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (40, 20), (255, 0, 0)).save(tmp_path / f"a.{suffix}", exif=exif)
-    decoded = decode(str(tmp_path / f"a.{suffix}")).shape[:2]
-    assert suffix != "jpg" or decoded == (40, 20)
-    dataset = ImageDataset([str(tmp_path)], 1, 64, stride=32, rect=True, pad=0)
-    assert dataset.images[0].size == decoded[::-1]
-    assert dataset[0][3][0] == decoded
-
-
-# letterboxing
-
-
-@pytest.mark.parametrize("size", [*MIXED, (640, 427), (333, 500)])
-def test_letterbox_centres_the_image_on_grey(size):
-    image = np.full((size[1], size[0], 3), 255, np.uint8)
-    result, box = letterbox(image, (64, 64), (96, 64))
-    assert result.shape == (96, 64, 3)
-    rows, columns = np.where((result != 114).all(2))
-    assert columns.max() - columns.min() + 1 == round(box.ratio[1] * size[0])
-    assert rows.max() - rows.min() + 1 == round(box.ratio[0] * size[1])
-    assert abs(columns.min() - box.pad[0]) <= 0.5
-    assert abs(rows.min() - box.pad[1]) <= 0.5
-    assert max(box.ratio[0] * size[1], box.ratio[1] * size[0]) == pytest.approx(64, abs=1)
-
-
-def test_letterbox_keeps_the_pixels_of_a_image_that_fits():
-    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
-    result, box = letterbox(image, (64, 64), (64, 64))
-    np.testing.assert_array_equal(result[8:56], image)
-    assert box.shapes == ((48, 64), ((1.0, 1.0), (0.0, 8.0)))
-
-
-def test_letterbox_into_a_rectangle_that_the_network_prescribes():
-    """A static 32×64 input: the height decides for this image, and not the longer side."""
-    image = np.full((50, 60, 3), 255, np.uint8)
-    result, box = letterbox(image, (32, 64), (32, 64))
-    assert result.shape == (32, 64, 3)
-    assert box.ratio == pytest.approx((0.64, 38 / 60))
-
-
-def test_boxes_to_the_input_and_back():
-    rng = np.random.default_rng(0)
-    boxes, shapes, owner, expected = [], [], [], []
-    for index, (width, height) in enumerate(MIXED):
-        _, box = letterbox(np.zeros((height, width, 3), np.uint8), (64, 64), (64, 96))
-        fractions = np.concatenate([rng.uniform(0.3, 0.7, (3, 2)), rng.uniform(0, 0.3, (3, 2))], 1).astype(np.float32)
-        boxes.append(boxes_to_input(fractions, box))
-        shapes.append(box.shapes)
-        owner += [index] * 3
-        middle, half = fractions[:, :2], fractions[:, 2:] / 2
-        expected.append(np.concatenate([middle - half, middle + half], 1) * [width, height, width, height])
-    found = boxes_to_image(torch.from_numpy(np.concatenate(boxes)), torch.tensor(owner), shapes)
-    np.testing.assert_allclose(found.numpy(), np.concatenate(expected), atol=1e-3)
-
-
-def test_boxes_are_clipped_to_the_image():
-    shapes = [((20, 40), ((1.0, 1.0), (0.0, 10.0)))]
-    found = boxes_to_image(torch.tensor([[-5.0, 0.0, 50.0, 100.0]]), torch.tensor([0]), shapes)
-    assert found.tolist() == [[0, 0, 40, 20]]
-
-
-def test_rectangular_shapes_are_the_smallest_that_hold_the_group():
-    assert rectangular_shapes([(640, 480)] * 3, 640, 32, 0) == [(480, 640)] * 3
-    assert rectangular_shapes([(320, 320)], 320, 32, 0.5) == [(352, 352)]  # val.py's border
-    assert rectangular_shapes([(100, 50), (50, 100)], 64, 32, 0) == [(64, 64)] * 2  # wide and tall in one group
-    wide, tall = [(100, 50)] * 32, [(50, 100)] * 32
-    assert set(rectangular_shapes(tall + wide, 64, 32, 0)[:32]) == {(64, 32)}
-    for (width, height), shape in zip(MIXED, rectangular_shapes(MIXED, 64, 32, 0.5), strict=True):
-        assert shape[0] >= int(height * 64 / max(width, height))
-        assert shape[1] >= int(width * 64 / max(width, height))
-
-
-# batches
 
 
 def test_items(folder):
@@ -482,14 +213,3 @@ def test_batches_that_are_given_together_come_after_a_first_one_alone():
     assert (len(batches), batches.batch_size) == (10, 8)
     assert list(map(len, ShapeBatches([(64, 64)] * 1100, 8, 16))) == [8, *[128] * 8, 68]
     assert list(map(len, ShapeBatches([(64, 64)] * 20, 8, 16))) == list(map(len, ShapeBatches([(64, 64)] * 20, 8)))
-
-
-@pytest.mark.parametrize("size", [(48, 64), (64, 48), (64, 64), (33, 61), (200, 90), (7, 11)])
-@pytest.mark.parametrize("shape", [(64, 64), (64, 96)])
-def test_planes_are_the_letterboxed_image(size, shape):
-    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-    expected, box = letterbox(image, (64, 64), shape)
-    planes, same = letterboxed_planes(image, (64, 64), shape)
-    assert same == box
-    assert planes.flags.c_contiguous
-    np.testing.assert_array_equal(planes, expected[..., ::-1].transpose(2, 0, 1))
