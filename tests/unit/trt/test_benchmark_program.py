@@ -1,0 +1,318 @@
+"""`scripts/benchmark_trt.py` over batch sizes, on a stand-in for TensorRT: rows, builds, trtexec, bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from builds_here import Here
+from one_conv import write_onnx
+from tensorrt_stand_in import stand_in
+from trtexec_summary import SUMMARY
+
+from utils.cli import run_program
+from utils.core.errors import QatError
+from utils.core.input_form import InputForm
+from utils.jobs import benchmark_report
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
+from utils.reports import figures
+from utils.trt import tensorrt_api, trtexec, tune, turns
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.context import Execution
+from utils.trt.engine_file import EngineNote
+from utils.trt.timing import TimingConfig
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
+import benchmark_trt
+
+RENDER = figures.render
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, capsys):
+    """The program on a float and a quantized file of dynamic batch; returns (code, output, errors, builds).
+
+    Its charts are made, and not rendered, which takes 0.3 s each: `test_int8_against_fp16_over_batches` does that.
+    """
+    api = stand_in(monkeypatch)
+    monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
+    monkeypatch.setattr(
+        benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"}
+    )
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: None)
+    write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
+    write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
+
+    def run(*words, files=("int8.onnx",)):
+        fixed = [
+            *(tmp_path / name for name in files),
+            "--baseline",
+            tmp_path / "float.onnx",
+            "--project",
+            tmp_path / "runs",
+        ]
+        timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--batch-size", 1, 4]
+        api.module.calls.clear()
+        argv = [*map(str, [*fixed, *timing, *words])]
+        code = run_program(benchmark_trt.make_parser(), benchmark_trt.main, argv)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err, [item for name, item in api.module.calls if name == "build"]
+
+    return run
+
+
+def test_int8_against_fp16_over_batches(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "render", RENDER)
+    code, out, _, builds = program("--useCudaGraph", "--noDataTransfers")
+    assert code == 0
+    assert builds == [["FP16"], ["FP16", "INT8"]] * 2
+    content = json.loads((tmp_path / "runs/exp/benchmark.json").read_text())
+    assert [(one["model"], one["batch"], one["precision"]) for one in content["rows"]] == [
+        ("float", 1, "FP16"), ("int8", 1, "INT8"), ("float", 4, "FP16"), ("int8", 4, "INT8"),
+    ]  # fmt: skip
+    assert [one["gain"] is None for one in content["rows"]] == [True, False] * 2
+    for one in content["rows"]:
+        assert one["images_per_second"] == pytest.approx(one["batch"] * one["figures"]["qps"])
+        assert set(one["figures"]) == {"qps", "latency", "compute", "enqueue"}
+    assert "CUDA graph, without data transfers, 0.02 s in 2 rounds" in content["method"]
+    assert out.count("=== Performance summary ===") == 4
+    assert "Selected Device: Fake GPU" in out
+    assert "mostly not INT8" in out  # the stand-in's inspector says FP32
+    assert (tmp_path / "runs/exp/benchmark.png").stat().st_size > 1000
+    assert re.search(r"\| int8 \| INT8 \| without \| 4 \|", (tmp_path / "runs/exp/benchmark.md").read_text())
+    assert program()[3] == []  # engines are used again, those of another TensorRT are not
+    note = tmp_path / "int8-b4.engine.json"
+    note.write_text(note.read_text().replace("TensorRT 8.6.0", "TensorRT 8.6.1"))
+    assert program()[3] == [["FP16", "INT8"]]
+    assert len(program("--imgsz", 32)[3]) == 4  # nor those that may be of another size
+
+
+def test_engines_of_other_options_are_built_anew(program, tmp_path):
+    program()
+    words = ("--optimization-level", 2, "--max-aux-streams", 2)
+    assert len(program(*words)[3]) == 4
+    notes = [EngineNote.load(tmp_path / f"{name}-b{batch}.engine") for name in ("float", "int8") for batch in (1, 4)]
+    assert [note.options for note in notes] == [{"optimization_level": 2, "max_aux_streams": 2}] * 4
+    assert program(*words)[3] == []
+    assert len(program("--max-aux-streams", 2)[3]) == 4
+
+
+def test_an_engine_of_another_format_is_used_again_beside_its_file(program, tmp_path):
+    """What would be built in its place is refused, and so are two files whose engines have one name."""
+    graph, form = attach_input(onnx.load(tmp_path / "int8.onnx"), InputForm("int8"))
+    onnx.save(set_metadata(graph, form.metadata()), tmp_path / "int8.onnx")
+    words = ("--input-format", "linear", "chw32", "--batch-size", 4)
+    both = ("int8.onnx", "int8-chw32-b4.engine")
+    assert len(program(*words)[3]) == 3
+    assert program(*words, files=both)[0::3] == (0, [])
+    code, _, err, builds = program(*words, "--max-aux-streams", 2, files=both)
+    assert (code, builds) == (2, [])
+    assert "int8-chw32-b4.engine is read and would be overwritten" in err
+    write_onnx(tmp_path / "int8-chw32.onnx", ("b", 3, 32, 32), quantized=True)
+    code, _, err, builds = program(*words, files=("int8.onnx", "int8-chw32.onnx"))
+    assert (code, builds) == (2, [])
+    assert re.search(r"int8.onnx and .*int8-chw32.onnx would have one engine, .*int8-chw32-b4.engine; rename one", err)
+
+
+def test_an_engine_in_fp32_is_no_baseline_in_fp16(program, tmp_path):
+    program("--batch-size", 4)
+    config = BuildConfig(batch=(4, 4, 4), precision="fp32", progress=False)
+    build(tmp_path / "float.onnx", tmp_path / "float-b4.engine", config)
+    assert program("--batch-size", 4)[3] == [["FP16"]]
+
+
+def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "BuildProcess", lambda device: Here())
+    monkeypatch.setattr(turns, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    tensorrt_api.load().module.ticks = lambda config: 20 - config.max_aux_streams
+    words = ("--optimization-level", 2, "--tune", 30, "--batch-size", 4)
+    code, _, _, builds = program(*words)
+    assert (code, len(builds)) == (0, 2 * 7)
+    for name in ("float", "int8"):
+        assert EngineNote.load(tmp_path / f"{name}-b4.engine").tuning["kept"]["max_aux_streams"] == 4
+    assert program(*words)[3] == []
+
+
+def test_with_masks_beside_without(program, tmp_path):
+    """Each against the baseline of its kind; both outputs take part in what is timed."""
+    write_onnx(tmp_path / "seg-float.onnx", ("b", 3, 32, 32), prototypes=True)
+    write_onnx(tmp_path / "seg-int8.onnx", ("b", 3, 32, 32), quantized=True, prototypes=True)
+    baselines = [tmp_path / "seg-float.onnx", tmp_path / "float.onnx"]
+    code, _, _, builds = program("--baseline", *baselines, files=("int8.onnx", "seg-int8.onnx"))
+    assert (code, len(builds)) == (0, 8)
+    rows = json.loads((tmp_path / "runs/exp/benchmark.json").read_text())["rows"]
+    by_name = {one["model"]: one for one in rows if one["batch"] == 4}
+    assert {name: one["masks"] for name, one in by_name.items()} == {
+        "seg-float": True, "float": False, "int8": False, "seg-int8": True,
+    }  # fmt: skip
+    for ours, theirs in (("int8", "float"), ("seg-int8", "seg-float")):
+        ratio = by_name[ours]["figures"]["qps"] / by_name[theirs]["figures"]["qps"]
+        assert by_name[ours]["gain"] == pytest.approx(ratio - 1)
+    text = (tmp_path / "runs/exp/benchmark.md").read_text()
+    assert re.search(r"\| seg-int8 \| INT8 \| without \| with \| 4 \|", text)
+
+
+def test_engines_and_batches_outside_their_profile(program, tmp_path):
+    program()
+    engine = tmp_path / "int8-b4.engine"
+    code, out, _, _ = program("--batch-size", 4, 8, "--baseline", engine)
+    assert code == 1
+    assert f"{engine} takes batches of 4 to 4" in out
+    assert out.count("=== Performance summary ===") == 3
+
+
+def test_an_engine_without_details_of_its_layers_is_timed(program, monkeypatch):
+    """As trtexec builds it by default; what its note says is shown, and nothing is said of its layers."""
+    program()
+    names = json.dumps({"Layers": ["a", "b"], "Bindings": ["images", "output0"]})
+    monkeypatch.setattr(Execution, "information", lambda self: names)
+    code, out, _, builds = program()
+    assert (code, builds) == (0, [])
+    assert out.count("=== Performance summary ===") == 4
+    assert "INT8" in out
+
+
+class NoTrtexec(trtexec.Trtexec):
+    """Of 8.6 to 10, as far as its help says; a test says what it answers."""
+
+    _help = ""
+
+    def __init__(self):
+        super().__init__("trtexec")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ((), ["--noCudaGraph", "--noSpinWait", "--includeDataTransfers"]),
+        (("--useCudaGraph", "--useSpinWait", "--noDataTransfers"), []),
+        (("--useCudaGraph",), ["--noSpinWait", "--includeDataTransfers"]),
+    ],
+)
+def test_trtexec_11_is_asked_for_the_same_by_other_flags(program, monkeypatch, words, flags):
+    """Its defaults are what were options before: a CUDA graph, spin-wait, no transfers."""
+    asked = []
+
+    class Program(NoTrtexec):
+        version = "11.0.0"
+        _help = " --includeDataTransfers  Include\n --noCudaGraph  Do not\n --noSpinWait  Do not\n"
+
+        def run(self, flags):
+            asked.append(flags)
+            return SUMMARY
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    assert program(*words)[0] == 0
+    assert asked[-1][4:] == flags
+
+
+def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
+    asked = []
+
+    class Program(NoTrtexec):
+        version = "8.6.1"
+
+        def run(self, flags):
+            asked.append(flags)
+            return SUMMARY
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    code, out, _, _ = program("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
+    assert code == 0
+    assert "220.1" in out
+    names = [Path(flags[0]).name for flags in asked]
+    assert names == ["float-b1.engine", "int8-b1.engine"] * 2 + ["float-b4.engine", "int8-b4.engine"] * 2
+    assert asked[-1][1:] == ["--warmUp=0", "--duration=0.01", "--shapes=images:4x3x32x32", "--useCudaGraph",
+                             "--useSpinWait", "--noDataTransfers"]  # fmt: skip
+    asked.clear()
+    program("--own-timing")
+    assert asked == []
+
+
+def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
+    """A context beside another that there is no memory for, and every context of an engine; the others are timed."""
+    real, captured = Execution.graph, {}
+
+    def graph(self):
+        contexts = captured.setdefault(self.path.name, [])
+        if "int8-b1" in self.path.name:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+        if self not in contexts and "int8-b4" in self.path.name and contexts:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        contexts.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Execution, "graph", graph)
+    code, out, _, _ = program("--useCudaGraph", "--infStreams", 1, 2)
+    assert code == 1
+    assert out.count("=== Performance summary ===") == 5
+    assert out.count("no figures: CUDA error: operation not permitted when stream is capturing\n") == 2
+    assert out.count("no figures: CUDA out of memory\n") == 1
+
+
+def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
+    compute = next(line for line in SUMMARY.splitlines() if "GPU Compute Time" in line)
+    zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
+    copies = "\n".join(zeros.replace("GPU Compute Time", name) for name in ("H2D Latency", "D2H Latency"))
+
+    class Program(NoTrtexec):
+        version = "8.6.1"
+
+        def run(self, flags):
+            return f"{SUMMARY}{copies}\n"
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    for words, shown in (((), True), (("--noDataTransfers",), False)):
+        header = next(line for line in program(*words)[1].splitlines() if line.startswith("model "))
+        assert ("H2D" in header, "D2H" in header) == (shown, shown)
+
+
+@pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
+def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, flag):
+    """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
+    asked = []
+
+    class Program(NoTrtexec):
+        version = "8.6.1"
+
+        def knows(self, name):
+            return name == flag
+
+        def run(self, flags):
+            asked.append(flags)
+            if f"{flag}=3" in flags:
+                raise QatError("trtexec failed: Profile 0 has been chosen for another IExecutionContext")
+            return SUMMARY
+
+    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    code, out, _, _ = program("--infStreams", 1, 2, 3, "--batch-size", 1, "--exposeDMA")
+    assert code == 1
+    assert [[word for word in flags if flag in word] for flags in asked[:6]] == [[], [f"{flag}=2"], [f"{flag}=3"]] * 2
+    assert len(asked) == 6 + 4  # what failed is not asked again
+    assert all(flags[-1] == "--exposeDMA" for flags in asked)
+    assert out.count("Profile 0 has been chosen for another IExecutionContext") >= 2
+    assert out.count("=== Performance summary ===") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--baseline", "int8.onnx"), "holds quantizers; give the float model's ONNX"),
+        (("--baseline", "none.onnx"), "none.onnx does not exist"),
+        (("--baseline", __file__), "is neither an .onnx file nor an engine"),
+        (("--imgsz", "1", "2", "3"), "not 3 numbers"),
+    ],
+)
+def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err, builds = program(*words)
+    assert (code, builds) == (2, [])
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
