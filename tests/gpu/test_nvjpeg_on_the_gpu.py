@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from utils.core.errors import InputError
+from utils.evaluation.arrivals import ahead
 from utils.evaluation.dataset import load_data, make_loader
-from utils.evaluation.loop import ahead
 from utils.evaluation.nvjpeg import JpegDecoder, check_nvjpeg
 
 DEVICE = torch.device("cuda:0")

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import Prediction
+from utils.evaluation.arrivals import ahead
 from utils.evaluation.batch import Batch
-from utils.evaluation.loop import ahead
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.statistics import Statistics
 from utils.jobs.open import open_runner

@@ -11,6 +11,7 @@ per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
 nvjpeg.py       JPEGs that a GPU decodes
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
+arrivals.py     these on their way to the network's device
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections; overlap.py: the network on the next batch meanwhile;

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from utils.core import distributed
 from utils.core.bounds import check_bounds
 from utils.core.device import sent
-from utils.core.made_ahead import made_ahead
 from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
+from utils.evaluation.arrivals import ahead
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, in_images
@@ -249,44 +247,6 @@ def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int,
     if outputs.json:
         outputs.json.results = in_order(distributed.gather((outputs.json.results, results)))
     return whole
-
-
-def ahead(loader: Iterable[Batch], device: torch.device, decoder: JpegDecoder | None = None) -> Iterator[Batch]:
-    """The loader's batches, on a GPU with the images of the next one being copied there while this one is used.
-
-    With a decoder a thread of its own lets the GPU decode the next batch meanwhile.
-    """
-    if device.type != "cuda":
-        yield from loader if decoder is None else (decoder.letterboxed(*decoder.decode(batch)) for batch in loader)
-        return
-    stream = torch.cuda.Stream(device)
-
-    def copied(batch: Batch) -> tuple[Batch, Any]:
-        with torch.cuda.stream(stream):
-            return batch.with_images(batch.images.to(device, non_blocking=True)), stream.record_event()
-
-    def decoded(batch: Batch, by: JpegDecoder) -> tuple[Batch, list[Tensor], Any]:
-        with torch.cuda.stream(stream):
-            return *by.decode(batch), stream.record_event()
-
-    if decoder is None:
-        for batch, event in made_ahead(map(copied, loader)):
-            _arrived([batch.images], event)
-            yield batch
-        return
-    with ThreadPoolExecutor(1) as pool:
-        for future in made_ahead(pool.submit(decoded, batch, decoder) for batch in loader):
-            batch, pixels, event = future.result()
-            _arrived([batch.images, *pixels], event)
-            yield decoder.letterboxed(batch, pixels)
-
-
-def _arrived(tensors: Sequence[Tensor], made: Any) -> None:
-    """Let torch's current stream wait for tensors of another one, and keep their memory until it has used them."""
-    for tensor in tensors:
-        current = torch.cuda.current_stream(tensor.device)
-        current.wait_event(made)
-        tensor.record_stream(current)
 
 
 def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch) -> None:

@@ -17,9 +17,10 @@ from PIL import Image
 
 from utils.core.errors import InputError
 from utils.evaluation import nvjpeg
+from utils.evaluation.arrivals import ahead
 from utils.evaluation.batch import Batch
 from utils.evaluation.dataset import ImageDataset, load_data, make_loader
-from utils.evaluation.loop import EvalConfig, ahead, evaluate
+from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nvjpeg import JpegDecoder, check_nvjpeg, read_jpeg
 from utils.jobs.report_rows import ap_with
 from utils.runners.pytorch import TorchRunner
