@@ -144,7 +144,14 @@ class Execution:
             raise QatError(f"{self.path} failed to run: {self.log.reason('it gives no reason')}")
 
     def graph(self) -> Any:
-        """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change."""
+        """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change.
+
+        Raises:
+            QatError: no graph can hold it. That is not tried, since torch before 2.12 takes a capture that has failed for
+                one that still goes on, and no longer frees what several streams have used.
+        """
+        if self.note.data_dependent:
+            raise QatError("the size of a result in it depends on the image (NonMaxSuppression, NonZero)")
         if self._graph is None:
             self.run()  # the first run after a change of shapes allocates, which a capture must not
             self.stream.synchronize()

@@ -37,6 +37,7 @@ class EngineNote:
         profile: input → min, opt, max shape.
         metadata: the ONNX file's.
         plugins: whether it uses TensorRT's own plugins.
+        data_dependent: whether the size of a result in it depends on the image, see `OnnxFile`.
         seconds: that the build took.
         warnings: TensorRT's.
         options: `BuildConfig.options` of the build.
@@ -52,6 +53,7 @@ class EngineNote:
     profile: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     plugins: bool = False
+    data_dependent: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class EngineNote:
             profile={name: [list(shape) for shape in triple] for name, triple in decided.shapes.items()},
             metadata=dict(file.metadata),
             plugins=file.plugins,
+            data_dependent=file.data_dependent,
             options=config.options,
             tensors={name: [file.types[name], list(shape)] for name, shape in file.tensors.items()},
             **others,

@@ -17,6 +17,7 @@ TYPES = {
     1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
     16: "bfloat16",
 }  # fmt: skip
+DATA_DEPENDENT = ("NonMaxSuppression", "NonZero")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class OnnxFile:
         half: whether weights or scales are FP16: the types of a strongly typed network are in the file.
         half_scales: whether quantizers have FP16 scales (opset 19), which weakly typed TensorRT does not read.
         plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
+        data_dependent: whether the size of a result is only known once it is computed, as NonMaxSuppression's.
         metadata: its properties.
         input_form: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
@@ -45,6 +47,7 @@ class OnnxFile:
     half: bool
     half_scales: bool
     plugins: bool
+    data_dependent: bool
     metadata: Mapping[str, str]
     input_form: InputForm = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
@@ -105,6 +108,7 @@ def describe(model: Any, path: Path) -> OnnxFile:
         half=half_type in scales or half_type in weights,
         half_scales=half_type in scales,
         plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
+        data_dependent=any(node.op_type in DATA_DEPENDENT for node in graph.node),
         metadata=metadata,
         input_form=form,
         types={value.name: _type(value) for value in (*inputs, *graph.output)},
