@@ -147,8 +147,8 @@ class Execution:
         """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change.
 
         Raises:
-            QatError: no graph can hold it. That is not tried, since torch before 2.12 takes a capture that has failed for
-                one that still goes on, and no longer frees what several streams have used.
+            QatError: no graph can hold it. That is not tried: torch before 2.12 takes a capture that has failed for one
+                that still goes on, and no longer frees what several streams have used.
         """
         if self.note.data_dependent:
             raise QatError("the size of a result in it depends on the image (NonMaxSuppression, NonZero)")

@@ -372,6 +372,18 @@ def test_an_engine_that_cannot_be_timed_is_no_candidate(bench, monkeypatch):
     assert "CUDA out of memory" in {one["error"] for one in note.tuning["candidates"]}
 
 
+def test_engines_that_no_graph_can_hold_are_timed_without(bench, monkeypatch):
+    onnx, engine = bench(lambda n, level: 100 - 10 * (n == 3))
+    model = onnx_library.load(onnx)
+    model.graph.node.append(onnx_library.helper.make_node("NonZero", ["raw"], ["unread"]))
+    onnx_library.save(model, onnx)
+    only(monkeypatch, max_aux_streams=(2, 3))
+    monkeypatch.delattr(turns.timing.cuda, "graph")
+    note = tune.tune(onnx, engine, CONFIG, process=Here()).note
+    assert note.options == {"max_aux_streams": 3}
+    assert {one["error"] for one in note.tuning["candidates"]} == {""}
+
+
 def test_a_folder_that_cannot_be_written_to(bench, tmp_path):
     onnx, _ = bench(lambda n, level: 100)
     (tmp_path / "file").write_text("")
