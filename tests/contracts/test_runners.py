@@ -334,7 +334,7 @@ def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog
 
 
 @pytest.mark.parametrize("operator", ["NonMaxSuppression", "NonZero", "Identity"])
-def test_an_engine_with_results_of_unknown_size_is_not_captured(tmp_path, monkeypatch, caplog, operator):
+def test_an_engine_with_results_of_unknown_size_is_not_captured(tmp_path, monkeypatch, operator):
     """With torch before 2.12 a capture that fails is one that never ends."""
     api = stand_in(monkeypatch)
     path = build_engine(tmp_path, api)
@@ -349,8 +349,6 @@ def test_an_engine_with_results_of_unknown_size_is_not_captured(tmp_path, monkey
             np.testing.assert_allclose(runner.infer({"images": feed})["output0"], reference(feed.numpy()), atol=1e-4)
         enqueued = len(api.module.calls) - before
     assert enqueued == (3 if operator == "Identity" else 4)  # captured at the second run, and replayed from then on
-    said = "runs without CUDA graphs: the size of a result in it depends on the image (NonMaxSuppression, NonZero)"
-    assert caplog.text.count(said) == (operator != "Identity")
 
 
 def test_shapes_outside_the_profile(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
+WITHOUT_GRAPH = "timed without a CUDA graph, which holds no results whose size depends on the image, as of NMS"
 FAILURES = (QatError, RuntimeError)  # of one row: torch's too, when memory is short or nothing can be captured
 
 
@@ -170,7 +170,7 @@ def open_engines(
             if isinstance(engine, str):
                 raise QatError(engine)
             group = [opening.load(engine, batch, size)]
-            row = _described(row, group[0])
+            row = _described(row, group[0], opening.graphs)
         except FAILURES as error:
             found.append(Candidate(replace(row, error=one_line(error))))
             continue
@@ -238,19 +238,22 @@ def measure(candidates: Sequence[Candidate], config: TimingConfig, program: Trte
     return compared(rows)
 
 
-def _described(row: Row, execution: Execution) -> Row:
+def _described(row: Row, execution: Execution, graphs: bool) -> Row:
+    said = [WITHOUT_GRAPH] * (graphs and execution.note.data_dependent)
     outputs = {spec.name: len(spec.shape) for spec in execution.outputs}
     row = replace(row, precision=execution.note.precision.upper(), nms=set(DETECT.detections) <= set(outputs),
                   masks=bool(task_of_outputs(execution.note.metadata, outputs).masks))  # fmt: skip
     try:
         summary = inspector.summarize(layer_report.layers_of(execution, runs=5))
     except InputError:  # built without details of its layers, by plain trtexec; it can be timed all the same
-        return row
+        return replace(row, notes=_of(row, said))
     precision = execution.note.precision or ("int8" if summary.counts.get("INT8") else "fp16")
     advice = layer_report.advice(summary, precision)
-    return replace(
-        row, precision=precision.upper(), notes=tuple(f"{row.model}, batch {row.batch}: {text}" for text in advice)
-    )
+    return replace(row, precision=precision.upper(), notes=_of(row, [*advice, *said]))
+
+
+def _of(row: Row, sentences: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{row.model}, batch {row.batch}: {sentence}" for sentence in sentences)
 
 
 def _with_trtexec(running: Mapping[str, Candidate], config: TimingConfig, program: Trtexec) -> dict[str, Figures | str]:

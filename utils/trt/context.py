@@ -146,12 +146,11 @@ class Execution:
     def graph(self) -> Any:
         """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change.
 
-        Raises:
-            QatError: no graph can hold it. That is not tried: torch before 2.12 takes a capture that has failed for one
-                that still goes on, and no longer frees what several streams have used.
+        None where the size of a result depends on the image, which no graph can hold. That is not tried: torch before
+        2.12 takes a capture that has failed for one that still goes on, and no longer frees what several streams use.
         """
         if self.note.data_dependent:
-            raise QatError("the size of a result in it depends on the image (NonMaxSuppression, NonZero)")
+            return None
         if self._graph is None:
             self.run()  # the first run after a change of shapes allocates, which a capture must not
             self.stream.synchronize()

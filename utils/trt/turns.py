@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -64,8 +64,7 @@ def time_in_turns(
             except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
                 found[name] = " ".join(str(error).split())[:200]
         for name in timing.turns(running, TURNS):
-            config = replace(TURN, cuda_graph=not running[name].note.data_dependent)
-            figures = timing.measure({name: running[name]}, config, on_turn)
+            figures = timing.measure({name: running[name]}, TURN, on_turn)
             medians.setdefault(name, []).append(figures[name].parts["compute"].median)
     torch.cuda.empty_cache()  # the next build wants the memory
     return {**found, **{name: Turns(tuple(values)) for name, values in medians.items()}}
@@ -75,6 +74,5 @@ def _ready(stack: ExitStack, path: Path, api: Api, device: torch.device) -> Exec
     execution = Execution(path, api, device)
     stack.callback(execution.close)
     execution.set_shapes({spec.name: execution.opt_shape(spec.name) for spec in execution.inputs})
-    if not execution.note.data_dependent:
-        execution.graph()
+    execution.graph()
     return execution

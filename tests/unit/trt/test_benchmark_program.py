@@ -257,6 +257,18 @@ def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
     assert out.count("no figures: CUDA out of memory\n") == 1
 
 
+def test_an_engine_with_results_of_unknown_size_is_timed_without_a_graph(program, tmp_path):
+    model = onnx.load(tmp_path / "int8.onnx")
+    model.graph.node.append(onnx.helper.make_node("NonZero", ["raw"], ["unread"]))
+    onnx.save(model, tmp_path / "int8.onnx")
+    said = "int8, batch 4: timed without a CUDA graph, which holds no results whose size depends on the image"
+    for words, expected in (((), 0), (("--useCudaGraph",), 1)):
+        code, out, _, _ = program(*words)
+        assert (code, out.count(said)) == (0, expected)
+        assert out.count("=== Performance summary ===") == 4
+    assert "float, batch 4: timed without" not in out
+
+
 def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
     compute = next(line for line in SUMMARY.splitlines() if "GPU Compute Time" in line)
     zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
