@@ -24,6 +24,7 @@ from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.cli import run_program
 from utils.core.input_form import InputForm
+from utils.core.resampled import difference_error
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import export
@@ -131,12 +132,17 @@ def test_ap_is_that_of_floats(typing, quantized_demo: Path, demo_data: Path, tmp
     config = EvalConfig(imgsz=320, batch_size=10, workers=0, limit=15)
     for form in FORMS:
         with OnnxRuntimeRunner(path if form == "float" else in_form(path, form), threads=1) as runner:
-            found = evaluate(runner, load_data(demo_data), config, progress=False)
-        scores[form] = found.ap, found.ap50
-    assert scores["float"][0] > 0.5
-    for form in FORMS:  # in FP16 an image is rounded before it is quantized, which int8 leaves out
-        rounded = (typing, form) == ("strong", "int8")
-        assert scores[form] == pytest.approx(scores["float"], abs=0.01 if rounded else 0.001), form
+            scores[form] = evaluate(runner, load_data(demo_data), config, progress=False)
+    expected = scores["float"]
+    assert expected.ap > 0.5
+    for form, found in scores.items():
+        if (typing, form) != ("strong", "int8"):
+            assert (found.ap, found.ap50) == pytest.approx((expected.ap, expected.ap50), abs=0.001), form
+    if typing == "strong":  # ONNX Runtime rounds to FP16 in other places of that graph, which moves AP: docs/export.md
+        found = scores["int8"]
+        error = difference_error(found.statistics.resampled(), expected.statistics.resampled())
+        assert 0 < error < 0.02
+        assert found.ap == pytest.approx(expected.ap, abs=4 * error)
 
 
 def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, program: Program):
