@@ -18,7 +18,9 @@ import qat
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, half_of_layers, quantize, report_of, write_small_set
 
-RUN = ("--epochs", "2", "--iters", "4", "--batch-size", "5")
+# After two steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
+# moved a loss by 20 % on some CPUs; without the sum of gradients it moves by 25 % after one.
+RUN = ("--epochs", "2", "--iters", "1", "--batch-size", "5")
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,8 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
         assert one["stage"] == other["stage"]
         assert one["ap"] == pytest.approx(other["ap"], abs=0 if one["stage"] != "QAT" else 0.01)
     for one, other in zip(*(report["history"] for report in reports), strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=0.01)  # without the sum of gradients: 24 %
-        assert one["held_out"] == pytest.approx(other["held_out"], rel=0.1)  # one step further from where they parted
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.01)
+        assert one["held_out"] == pytest.approx(other["held_out"], rel=0.1)
         assert one["lr"] == other["lr"]
 
 
