@@ -367,8 +367,10 @@ class _Context:
 
     def set_optimization_profile_async(self, index, stream):
         assert (index, type(stream)) == (0, int)
-        self.profiled = not any(other.profiled for other in self.engine.contexts if other is not self)
-        return self.profiled
+        in_use = any(other.profiled for other in self.engine.contexts if other is not self)
+        assert not in_use, "8.6.0 has ended with a segmentation fault here"
+        self.profiled = True
+        return True
 
     def set_input_shape(self, name, shape):
         assert isinstance(shape, tuple)

@@ -65,7 +65,7 @@ class Execution:
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
         self.limits = {spec.name: engine_shapes.limits(self.engine, spec.name) for spec in self.inputs}
         self._start()
-        if all(None not in spec.shape for spec in self.inputs):
+        if not self._dynamic:
             self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
 
     def set_shapes(self, shapes: Mapping[str, Shape]) -> None:
@@ -90,9 +90,8 @@ class Execution:
         self._context = self.engine.create_execution_context()
         if self._context is None:
             raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
-        dynamic = any(None in spec.shape for spec in self.inputs)
         # TensorRT chooses the profile by itself for an engine's first context only
-        if dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
+        if self._dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
             raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
         if self._beside:
             self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
@@ -108,21 +107,20 @@ class Execution:
     def sibling(self) -> Execution:
         """Another context for the same shapes, with a stream and buffers of its own, to run side by side.
 
-        It shares the engine. Where contexts cannot share a profile of dynamic shapes, as in 8.6 without its preview
-        feature PROFILE_SHARING_0806, the engine is loaded once more, so that its weights are in memory twice.
+        It shares an engine of static shapes. One of dynamic shapes is loaded once more, so that its weights are in
+        memory twice: contexts of TensorRT 8.6 cannot share an optimization profile, and asking 8.6.0 for one that is
+        in use ends the process with a segmentation fault.
 
         Raises:
             QatError: it does not start.
         """
-        try:
-            return self._another(self.engine)
-        except QatError:
-            return self._another(None)
-
-    def _another(self, engine: Any) -> Execution:
-        other = Execution(self.path, self.api, self.device, engine)
+        other = Execution(self.path, self.api, self.device, None if self._dynamic else self.engine)
         other.set_shapes({spec.name: tuple(self.buffers[spec.name].shape) for spec in self.inputs})
         return other
+
+    @property
+    def _dynamic(self) -> bool:
+        return any(None in spec.shape for spec in self.inputs)
 
     @property
     def streams(self) -> int | None:

@@ -105,7 +105,7 @@ def test_throughput_is_that_of_all_contexts(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_sibling_has_its_own_buffers(tmp_path, monkeypatch, dynamic):
-    """With dynamic shapes, 8.6 does not let contexts share a profile: the engine is loaded twice."""
+    """With dynamic shapes the engine is loaded twice: the stand-in lets nobody ask for a profile that is in use."""
     shape, changes = (("b", 3, 8, 8), {"batch": (1, 2, 2)}) if dynamic else ((2, 3, 8, 8), {})
     one = execution(tmp_path, monkeypatch, shape, **changes)
     one.set_shapes({"images": (2, 3, 8, 8)})
