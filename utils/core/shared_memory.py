@@ -66,7 +66,7 @@ def _end(error: BaseException, _: Any) -> None:
         os._exit(1)
     text = str(error)
     if "shared memory" in text and "open files" not in text:
-        os.kill(os.getpid(), signal.SIGBUS)
+        signal.raise_signal(signal.SIGBUS)  # to this thread: by os.kill another one gets it, later
     traceback.print_exception(error)
     os._exit(1)
 
