@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Quantize a YOLOv9 detector to INT8 and evaluate checkpoints.
 
-    python qat.py quantize --weights yolov9-c.pt --data data/coco.yaml
-    python qat.py sensitive --weights yolov9-c.pt --data data/coco.yaml
-    python qat.py calibrate --weights yolov9-c.pt --data data/coco.yaml
-    python qat.py eval --weights runs/qat/exp/weights/qat_best_yolov9-c.pt --data data/coco.yaml
+    python qat.py quantize --weights yolov9-c-converted.pt --data data/coco.yaml
+    python qat.py sensitive --weights yolov9-c-converted.pt --data data/coco.yaml
+    python qat.py calibrate --weights yolov9-c-converted.pt --data data/coco.yaml
+    python qat.py eval --weights runs/qat/exp/weights/qat_best_yolov9-c-converted.pt --data data/coco.yaml
 
 Run it in a patched YOLOv9 checkout (patch_yolov9.sh). `torchrun --nproc-per-node N qat.py ...` uses N GPUs.
 """

@@ -2,7 +2,7 @@
 """Time engines over batch sizes and contexts, INT8 against FP16 and PyTorch, in one run and in turns.
 
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
-    python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c.pt --sweep 64 --infStreams 1 2 4 --useCudaGraph
+    python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c-converted.pt --sweep 64 --infStreams 1 2 4
 
 FILE is an ONNX file, of which an engine is built for each batch size (FILE-bN.engine beside it, used again while it is
 newer), an engine, or a float .pt, which PyTorch runs in FP32 and FP16, eager and by torch.compile. All are timed at one
@@ -149,7 +149,7 @@ def main(args: argparse.Namespace) -> int:
     job = benchmark.Benchmark(
         entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
         list(dict.fromkeys(args.infStreams)), timing, building, device, compiled, size or common, api,
-        _trtexec() if api and not (args.own_timing or checkpoints) else None,
+        _trtexec(api) if api and not (args.own_timing or checkpoints) else None,
     )  # fmt: skip
     if not job.on_gpu and idle(args, *OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
         logger.warning("on a CPU these do nothing: %s", ", ".join(idle(args, *OF_GPUS)))
@@ -200,13 +200,23 @@ def check_outputs(
     refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
 
 
-def _trtexec() -> Trtexec | None:
+def _trtexec(api: Api) -> Trtexec | None:
+    """The installed trtexec if it is of the TensorRT that builds the engines, whose version alone loads them."""
     from utils.trt import trtexec
 
     try:
-        return trtexec.find()
+        found = trtexec.find()
     except DependencyError:
         return None
+    if found.name == api.name:
+        return found
+    logger.warning(
+        "%s is of %s, and engines are built and loaded by %s: the times are our own loop's",
+        found.path,
+        found.name,
+        api.name,
+    )
+    return None
 
 
 def _method(args: argparse.Namespace, program: Trtexec | None, on_gpu: bool) -> str:

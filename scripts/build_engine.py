@@ -96,6 +96,7 @@ def main(args: argparse.Namespace) -> int:
         from utils.trt.layer_graph import program
 
         program()  # refuses before the long build
+        need_tensorrt()
     need("torch", "onnx")
     from utils.trt import tensorrt_api
     from utils.trt.build_config import BuildConfig

@@ -17,7 +17,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
 
     api = Api(fake_tensorrt.make(version, GPU.name))
     monkeypatch.setattr(tensorrt_api, "load", lambda name=None: api)
-    monkeypatch.setattr(tensorrt_api, "installed", lambda: "tensorrt")
+    monkeypatch.setattr(tensorrt_api, "installed", lambda names=None: "tensorrt")
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: GPU)
     for module in (context, runner, side_by_side, timing):
         monkeypatch.setattr(module, "cuda", fake_tensorrt.FakeCuda)

@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
 from utils.core.output_paths import refuse_overwrite
 from utils.trt import inspector, layer_graph, layer_report, tensorrt_api
@@ -37,7 +36,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:
         layer_graph.program()
-    execution = Execution(engine, tensorrt_api.load(), select_device(device))
+    execution = Execution(engine, tensorrt_api.load(), tensorrt_api.engine_device(device))
     try:
         execution.set_shapes({spec.name: _shape(execution, spec.name, batch) for spec in execution.inputs})
         shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))

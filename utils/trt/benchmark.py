@@ -210,7 +210,10 @@ class Opening(contextlib.ExitStack):
         spec, form = execution.inputs[0], execution.input_form
         min_shape, max_shape = map(form.nchw, execution.limits[spec.name])
         if not min_shape[0] <= batch <= max_shape[0]:
-            raise InputError(f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}")
+            raise InputError(
+                f"{engine} takes batches of {min_shape[0]} to {max_shape[0]}, not {batch}; give --batch-size "
+                f"{max_shape[0]}, or the ONNX file, of which an engine is built for each batch size"
+            )
         height, width = size or max_shape[2:]
         execution.set_shapes({spec.name: form.own((batch, max_shape[1], height, width))})
         return execution

@@ -109,8 +109,9 @@ class BuildProcess:
                         return Outcome(time.monotonic() - began, *message)
                     writing = True
                 on_wait()
-        except (EOFError, OSError):
-            return Outcome(time.monotonic() - began, f"the build's process ended: {self._end()}", QatError.exit_code)
+        except (EOFError, OSError) as error:
+            why = f"did not start: {error}" if self._process is None else f"ended: {self._end()}"
+            return Outcome(time.monotonic() - began, f"the build's process {why}", QatError.exit_code)
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -125,18 +126,18 @@ class BuildProcess:
         if self._connection is not None:
             return self._connection
         context = get_context("spawn")  # CUDA does not survive a fork
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._device, self._work), daemon=True)
-        with interrupts.blocked():  # this process answers Ctrl-C
-            self._process.start()
-        theirs.close()
-        return self._connection
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._device, self._work), daemon=True)
+        with theirs, interrupts.blocked():  # this process answers Ctrl-C
+            process.start()
+        self._process, self._connection = process, ours
+        return ours
 
     def _end(self) -> str:
         """Why the process is gone, in words; the next build starts another."""
-        if self._process is not None:
-            self._process.join(TICK)
-        code = self._process.exitcode if self._process is not None else None
+        assert self._process is not None
+        self._process.join(TICK)
+        code = self._process.exitcode
         self.close()
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 

@@ -67,7 +67,7 @@ def build(
         QatError: TensorRT found no engine.
     """
     file = onnx_summary.read(onnx)
-    api = api or tensorrt_api.load()
+    api = api or tensorrt_api.load_for(config.targets)
     gpu = tensorrt_api.gpu()
     decided = decide(file, api, gpu, config)
     log, engine = api.log(), Path(engine)

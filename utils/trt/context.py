@@ -59,7 +59,10 @@ class Execution:
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         host = api.module.TensorLocation.HOST
         if any(self.engine.get_tensor_location(name) == host for name in names):
-            raise InputError(f"{path} wants inputs in host memory (shape tensors), which is not supported")
+            raise InputError(
+                f"{path} wants inputs in host memory (shape tensors), which is not supported; "
+                "files of export_qat.py have none"
+            )
         self._packed = {name: channels for name in names if (channels := self._channels_side_by_side(name))}
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
@@ -79,10 +82,12 @@ class Execution:
         for name, shape in shapes.items():
             engine_shapes.set_input_shape(self.path, self._context, name, shape, self.limits[name])
         self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
+        buffers = {}
         for spec in (*self.inputs, *self.outputs):
             shape = engine_shapes.shape_now(self.path, self._context, spec.name)
-            self.buffers[spec.name] = self._view(spec, shape)
-            self._context.set_tensor_address(spec.name, self.buffers[spec.name].data_ptr())
+            buffers[spec.name] = self._view(spec, shape)
+            self._context.set_tensor_address(spec.name, buffers[spec.name].data_ptr())
+        self.buffers = buffers  # all of them, or none where memory is short
 
     def _start(self) -> None:
         """A fresh context, in place of the one before."""

@@ -104,7 +104,7 @@ def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Litera
         if not file.half and not config.allow_fp32 and config.precision != "fp32":
             raise InputError(
                 f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
-                f"{_in_fp16(file)}give --allow-fp32"
+                f"{_in_fp16(file)}give build_engine.py --allow-fp32"
             )
         return "strong"
     return "weak"
@@ -187,7 +187,7 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
             if asked is not None and asked != (size, size, size):
                 raise InputError(
                     f"{file.path} has a static {word} of {size}, and {'/'.join(map(str, asked))} was asked for; "
-                    f"export it for that {word}, or with --dynamic"
+                    f"{_ask_for(word, size)}, export it for that {word}, or export it with --dynamic"
                 )
             axes.append((size, size, size))
             continue
@@ -201,6 +201,11 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         return {}
     min_shape, opt_shape, max_shape = (file.input_form.own(sizes) for sizes in zip(*axes, strict=True))
     return {name: (min_shape, opt_shape, max_shape)}
+
+
+def _ask_for(word: str, size: int) -> str:
+    """How to build for the size that a file has."""
+    return f"give --batch-size {size}" if word == "batch" else "build it with build_engine.py without --imgsz"
 
 
 def _default_size(file: OnnxFile, word: str) -> Range:

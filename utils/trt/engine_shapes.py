@@ -55,5 +55,8 @@ def shape_now(path: Path, context: Any, name: str) -> Shape:
     """
     shape = tuple(context.get_tensor_shape(name))
     if any(size < 0 for size in shape):
-        raise InputError(f"{path}: the size of output {name} depends on the data; it is not supported")
+        raise InputError(
+            f"{path}: the size of output {name} depends on the data, which is not supported; "
+            "export_qat.py writes files whose outputs have known sizes, also with --nms onnx"
+        )
     return shape

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -191,9 +191,9 @@ def readable(message: str) -> str:
     return text[:500]
 
 
-def installed() -> str | None:
-    """Name of the first TensorRT module that is installed; nothing is imported."""
-    return next((name for name in MODULES if importlib.util.find_spec(name) is not None), None)
+def installed(names: Sequence[str] | None = None) -> str | None:
+    """Name of the first TensorRT module, or of these, that is installed; nothing is imported."""
+    return next((name for name in names or MODULES if importlib.util.find_spec(name) is not None), None)
 
 
 def load(name: str | None = None) -> Api:
@@ -212,6 +212,12 @@ def load(name: str | None = None) -> Api:
         return Api(importlib.import_module(name))
     except (ImportError, OSError, AttributeError) as error:
         raise DependencyError(f"{name} is installed but cannot be imported: {' '.join(str(error).split())}") from error
+
+
+def load_for(targets: Sequence[str]) -> Api:
+    """The same to build with: for other GPUs TensorRT-RTX, which alone does that, also where TensorRT is installed."""
+    name = installed(MODULES[1:]) if targets else None
+    return load(name) if name else load()
 
 
 @dataclass(frozen=True)

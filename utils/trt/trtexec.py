@@ -109,7 +109,7 @@ class Trtexec:
             limit: minutes after which it is ended.
 
         Raises:
-            QatError: it failed; the message has its last error. Or it was ended.
+            QatError: it failed; the message has its first error. Or it was ended.
         """
         import torch
 
@@ -127,7 +127,8 @@ class Trtexec:
         text = done.stdout + done.stderr
         if done.returncode:
             errors = re.findall(r"\[E\] (.*)", text)
-            raise QatError(f"trtexec failed: {tensorrt_api.readable(errors[0]) if errors else 'it gives no reason'}")
+            reason = tensorrt_api.readable(errors[0]) if errors else f"it gives no reason, exit code {done.returncode}"
+            raise QatError(f"trtexec failed: {reason}")
         return text
 
 

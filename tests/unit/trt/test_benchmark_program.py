@@ -32,7 +32,7 @@ from utils.trt.timing import TimingConfig
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
 
-RENDER = figures.render
+RENDER, TRTEXEC = figures.render, benchmark_trt._trtexec
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def program(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"}
     )
-    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: None)
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: None)
     write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
 
@@ -164,7 +164,7 @@ def test_engines_and_batches_outside_their_profile(program, tmp_path):
     engine = tmp_path / "int8-b4.engine"
     code, out, _, _ = program("--batch-size", 4, 8, "--baseline", engine)
     assert code == 1
-    assert f"{engine} takes batches of 4 to 4" in out
+    assert f"{engine} takes batches of 4 to 4, not 8; give --batch-size 4, or the ONNX file, of which" in out
     assert out.count("=== Performance summary ===") == 3
 
 
@@ -208,7 +208,7 @@ def test_trtexec_11_is_asked_for_the_same_by_other_flags(program, monkeypatch, w
             asked.append(flags)
             return SUMMARY
 
-    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
     assert program(*words)[0] == 0
     assert asked[-1][4:] == flags
 
@@ -223,7 +223,7 @@ def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
             asked.append(flags)
             return SUMMARY
 
-    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
     code, out, _, _ = program("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
     assert code == 0
     assert "220.1" in out
@@ -280,10 +280,23 @@ def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
         def run(self, flags):
             return f"{SUMMARY}{copies}\n"
 
-    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
     for words, shown in (((), True), (("--noDataTransfers",), False)):
         header = next(line for line in program(*words)[1].splitlines() if line.startswith("model "))
         assert ("H2D" in header, "D2H" in header) == (shown, shown)
+
+
+@pytest.mark.parametrize(("version", "used"), [("8.6.0", True), ("8.6.1", False), ("11.0.0", False)])
+def test_trtexec_of_another_tensorrt_is_not_taken(monkeypatch, caplog, version, used):
+    """It would load none of the engines."""
+    found = NoTrtexec()
+    found.__dict__["version"] = version
+    monkeypatch.setattr(trtexec, "find", lambda: found)
+    assert TRTEXEC(stand_in(monkeypatch)) is (found if used else None)
+    said = (
+        f"trtexec is of TensorRT {version}, and engines are built and loaded by TensorRT 8.6.0: the times are our own"
+    )
+    assert (said in caplog.text) is not used
 
 
 @pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
@@ -303,7 +316,7 @@ def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, 
                 raise QatError("trtexec failed: Profile 0 has been chosen for another IExecutionContext")
             return SUMMARY
 
-    monkeypatch.setattr(benchmark_trt, "_trtexec", Program)
+    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
     code, out, _, _ = program("--infStreams", 1, 2, 3, "--batch-size", 1, "--exposeDMA")
     assert code == 1
     assert [[word for word in flags if flag in word] for flags in asked[:6]] == [[], [f"{flag}=2"], [f"{flag}=3"]] * 2

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_gpu_that_takes_no_second_process_is_a_line(tmp_path, capfd):
             assert outcome.exit_code == 1
             assert re.match(r"(AssertionError|RuntimeError): ", outcome.error)
     assert capfd.readouterr().err == ""
+
+
+def test_a_process_that_cannot_be_started_is_a_line_and_the_next_one_is(tmp_path, monkeypatch):
+    with BuildProcess(work=odd_build) as process:
+        with monkeypatch.context() as short:
+            short.setattr(SpawnProcess, "start", lambda self: (_ for _ in ()).throw(OSError("no more processes")))
+            outcome = process.build(Path("fine.onnx"), tmp_path / "a.engine", CONFIG, LONG)
+        assert (outcome.error, outcome.exit_code) == ("the build's process did not start: no more processes", 1)
+        assert built(process, tmp_path / "a.engine")
 
 
 @pytest.mark.parametrize(("way", "error"), [("killed", "signal 9"), ("exits", "exit code 3")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -75,7 +76,7 @@ def test_precision_of_a_float_file_can_be_chosen_and_of_a_quantized_one_not(tmp_
     [
         ("8.6.0", True, FP32, 19, "has opset 19, and TensorRT 8.6.0 reads up to 17; export it with --typing weak"),
         ("11.1.0", True, FP32, 17, "is in FP32, and TensorRT 11.1.0 builds what the file says"),
-        ("11.1.0", False, FP32, 17, "or give --allow-fp32"),
+        ("11.1.0", False, FP32, 17, "or give build_engine.py --allow-fp32"),
     ],
 )
 def test_wrong_typing_or_opset_is_refused_before_the_build(
@@ -111,6 +112,17 @@ def test_tensorrt_is_not_installed_or_broken(monkeypatch):
     monkeypatch.setattr(tensorrt_api.importlib, "import_module", lambda name: (_ for _ in ()).throw(OSError("libnv")))
     with pytest.raises(DependencyError, match="is installed but cannot be imported: libnv"):
         tensorrt_api.load("tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("there", "for_gpus_elsewhere"),
+    [(("tensorrt", "tensorrt_rtx"), "tensorrt_rtx"), (("tensorrt",), "tensorrt"), (("tensorrt_rtx",), "tensorrt_rtx")],
+)
+def test_for_gpus_elsewhere_rtx_builds_also_beside_tensorrt(monkeypatch, there, for_gpus_elsewhere):
+    monkeypatch.setattr(tensorrt_api.importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(tensorrt_api.importlib, "import_module", lambda name: SimpleNamespace(__name__=name))
+    assert tensorrt_api.load_for(()).module.__name__ == there[0]
+    assert tensorrt_api.load_for(("SM89",)).module.__name__ == for_gpus_elsewhere
 
 
 @pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}, {"optimization_level": 6},

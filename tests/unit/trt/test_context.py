@@ -57,6 +57,18 @@ def test_dynamic_shapes_and_graphs(tmp_path, monkeypatch):
             execution.set_shapes({"images": shape})
 
 
+def test_shapes_whose_outputs_found_no_memory_are_set_again(tmp_path, monkeypatch):
+    execution = Execution(engine(tmp_path), stand_in(monkeypatch), CPU)
+    view = execution._view
+    with monkeypatch.context() as short:
+        short.setattr(execution, "_view", lambda spec, shape: view(spec, shape) if spec.name == "images" else 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            execution.set_shapes({"images": (2, 3, 4, 8)})
+    images = feed(execution, 2, 3, 4, 8)
+    execution.run()
+    np.testing.assert_allclose(execution.buffers["output0"], reference(images), atol=1e-5)
+
+
 @pytest.mark.parametrize("streams", [0, 3, 31])
 def test_auxiliary_streams_are_torchs(tmp_path, monkeypatch, streams):
     """The stand-in refuses to capture an engine with streams of its own, and auxiliary ones that are not different."""

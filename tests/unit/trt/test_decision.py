@@ -40,8 +40,12 @@ def test_a_precision_that_is_not_the_files_own(tmp_path, monkeypatch):
     [
         ("8.6.0", {"opset": 30}, "export it with --opset 17"),
         ("8.6.0", {"half": True, "half_scales": True, "quantized": True}, "export it with --opset 17"),
-        ("11.0.0", {"quantized": True}, "would be slow; export it with --opset 19, or give --allow-fp32"),
-        ("11.0.0", {}, "would be slow; give --allow-fp32"),
+        (
+            "11.0.0",
+            {"quantized": True},
+            "would be slow; export it with --opset 19, or give build_engine.py --allow-fp32",
+        ),
+        ("11.0.0", {}, "would be slow; give build_engine.py --allow-fp32"),
     ],
 )
 def test_advice_for_a_file_of_deepstreams_is_of_its_own_exporter(tmp_path, monkeypatch, version, about, advice):
@@ -73,8 +77,16 @@ def test_profile(tmp_path, shape, changes, expected):
 @pytest.mark.parametrize(
     ("shape", "changes", "message"),
     [
-        ((2, 3, 64, 96), {"batch": (1, 2, 4)}, "static batch of 2, and 1/2/4 was asked for"),
-        (("b", 3, 64, 96), {"height": (32, 32, 32)}, "static height of 64"),
+        (
+            (2, 3, 64, 96),
+            {"batch": (1, 2, 4)},
+            "static batch of 2, and 1/2/4 was asked for; give --batch-size 2, export it for that batch, or",
+        ),
+        (
+            ("b", 3, 64, 96),
+            {"height": (32, 32, 32)},
+            "static height of 64, and 32/32/32 was asked for; build it with build_engine.py without --imgsz, export",
+        ),
         (("b", 3, "h", "w"), {"height": (60, 64, 64)}, "height 60/64/64: all must be multiples of 32"),
     ],
 )

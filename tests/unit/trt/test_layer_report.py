@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import which
 
 import pytest
+import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
@@ -170,6 +171,9 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys):
     words = [str(engine), "--device", "cpu", "--batch-size", "9"]
     assert run_program(inspect_engine.make_parser(), inspect_engine.main, words) == 2
     assert "takes images from [1, 3, 32, 32] to [4, 3, 32, 32], not [9, 3, 32, 32]" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run_program(inspect_engine.make_parser(), inspect_engine.main, words[:3]) == 2
+    assert "--device cpu: engines are built and run on a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("streams", [0, 3])

@@ -195,12 +195,20 @@ def test_refusals_come_before_it_is_called(install, tmp_path):
         asked()
 
 
-def test_its_failure_is_one_line_and_leaves_no_file(install, tmp_path):
-    program, _ = install(
-        "8.6", 'echo "[11/21/2026-06:00:00] [E] Error[4]: [network.cpp::validate::3036] Error Code 4: too bad"; exit 1'
-    )
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        (
+            'echo "[11/21/2026-06:00:00] [E] Error[4]: [network.cpp::validate::3036] Error Code 4: too bad"; exit 1',
+            r"trtexec failed: .*too bad",
+        ),
+        ("kill -SEGV $$", "trtexec failed: it gives no reason, exit code -11"),
+    ],
+)
+def test_its_failure_is_one_line_and_leaves_no_file(install, tmp_path, fails, message):
+    program, _ = install("8.6", fails)
     file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
-    with pytest.raises(QatError, match=r"trtexec failed: .*too bad"):
+    with pytest.raises(QatError, match=message):
         trtexec.build(file, tmp_path / "a.engine", dataclasses.replace(BuildConfig(), progress=False), program)
     assert not list(tmp_path.glob("*engine*"))
 
