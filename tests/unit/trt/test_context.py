@@ -58,7 +58,8 @@ def test_dynamic_shapes_and_graphs(tmp_path, monkeypatch):
 
 
 def test_shapes_whose_outputs_found_no_memory_are_set_again(tmp_path, monkeypatch):
-    execution = Execution(engine(tmp_path), stand_in(monkeypatch), CPU)
+    api = stand_in(monkeypatch)
+    execution = Execution(engine(tmp_path, ("batch", 3, 4, 8), batch=(1, 2, 4)), api, CPU)
     view = execution._view
     with monkeypatch.context() as short:
         short.setattr(execution, "_view", lambda spec, shape: view(spec, shape) if spec.name == "images" else 1 // 0)
