@@ -130,7 +130,7 @@ class BuildProcess:
         process = context.Process(target=_serve, args=(theirs, self._device, self._work), daemon=True)
         with theirs, interrupts.blocked():  # this process answers Ctrl-C
             process.start()
-        self._process, self._connection = process, ours
+            self._process, self._connection = process, ours
         return ours
 
     def _end(self) -> str:
