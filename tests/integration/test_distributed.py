@@ -18,9 +18,9 @@ import qat
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, half_of_layers, quantize, report_of, write_small_set
 
-# After two steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
+# After three steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
 # moved a loss by 20 % on some CPUs; without the sum of gradients it moves by 25 % after one.
-RUN = ("--epochs", "2", "--iters", "1", "--batch-size", "5")
+RUN = ("--epochs", "3", "--iters", "1", "--batch-size", "5")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_quantize_by_two_is_quantize_by_one(alone, data, demo_weights, tmp_path)
     assert [name[:8] for name in checkpoints(tmp_path / "exp")] == [name[:8] for name in checkpoints(alone)]
     assert sorted(os.listdir(tmp_path / "exp")) == sorted(os.listdir(alone))
     output, errors = said(tmp_path, 0)
-    assert output.count("steps/s") == 2
+    assert output.count("steps/s") == 3
     assert "2 processes" in output
     assert "rank" not in errors
     assert said(tmp_path, 1) == ("", "")
