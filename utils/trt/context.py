@@ -97,7 +97,7 @@ class Execution:
             raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
         # TensorRT chooses the profile by itself for an engine's first context only
         if self._dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
-            raise QatError(f"{self.path} does not start: {self.log.reason('its profile is in use')}")
+            raise QatError(f"{self.path} does not start: {self.log.reason('it gives no reason')}")
         if self._beside:
             self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
 
