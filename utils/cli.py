@@ -11,6 +11,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from utils.core.arguments import folder_name_argument, given_flags, refuse_empty
 from utils.core.bounds import bounded
 from utils.core.errors import QatError
 from utils.core.files import no_room
+from utils.core.removed import removed
 from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
@@ -236,6 +238,9 @@ def _launched(parser: argparse.ArgumentParser, together: bool) -> distributed.Wo
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    choice = re.match(r"argument (?:.*/)?(--[\w-]+): invalid choice: '([^']*)'", message)
+    if choice and (hint := removed(" ".join(choice.groups()))):
+        message = f"{' '.join(choice.groups())} {hint}"
     parser.exit(2, f"error: {message} ({parser.prog} -h lists the options)\n")
 
 
@@ -253,6 +258,8 @@ def _parse(
     args, unknown = parser.parse_known_args(words)
     leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
     if unknown:
+        if hint := removed(unknown[0].split("=")[0]):
+            leaf.error(f"{unknown[0].split('=')[0]} {hint}")
         flags = [flag for action in leaf._actions for flag in action.option_strings]
         meant = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
         leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")

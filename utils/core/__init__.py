@@ -10,6 +10,8 @@ output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 torch_files.py      is this a whole PyTorch archive?
 file_schema.py      what a file that we wrote holds, field by field
+strict_model.py     pydantic models of what people write and programs store, with errors of one line
+removed.py          THE table of what 1.0 had and 2.0 has not, with what to use instead
 shown.py            a value in a message
 bounds.py           bounds of the numbers that a user can give
 arguments.py        types for argparse

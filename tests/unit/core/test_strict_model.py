@@ -1,0 +1,61 @@
+"""Models of what people write: what is refused, and that the message names key, value and what is expected."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from utils.core import removed
+from utils.core.errors import RecipeError
+from utils.core.strict_model import StrictModel, plain, validate
+
+
+class Section(StrictModel):
+    batches: int = Field(25, ge=1)
+    rate: float | str = 0.5
+
+
+class Whole(StrictModel):
+    calibration: Section = Section()
+    several: list[Section] = Field(default_factory=list)
+
+
+def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
+    made = validate(Whole, {"calibration": {"rate": 2}}, "file")
+    assert made.calibration == Section(batches=25, rate=2.0)
+    assert validate(Whole, plain(made), "file") == made
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"calibration": {"batchs": 3}}, ["calibration.batchs", "did you mean batches"]),
+        ({"several": [{}, {"batchs": 3}]}, ["several.1.batchs", "did you mean batches"]),
+        ({"zzz": 3}, ["zzz", "calibration, several"]),
+        ({"calibration": {"batches": 0}}, ["calibration.batches is 0", "1"]),
+        ({"calibration": {"batches": True}}, ["calibration.batches is True", "integer"]),
+        ({"calibration": {"batches": "3"}}, ["calibration.batches is '3'", "integer"]),
+        ({"calibration": {"batches": 2.5}}, ["calibration.batches is 2.5", "integer"]),
+        ({"calibration": {"rate": nan}}, ["calibration.rate is nan"]),
+        ({"calibration": {"rate": inf}}, ["calibration.rate is inf"]),
+        ({"calibration": None}, ["calibration is None"]),
+        ([1], ["the content is [1]"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(content: Any, named: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        validate(Whole, content, "recipe.yaml", RecipeError)
+    text = str(caught.value)
+    assert text.startswith("recipe.yaml: ")
+    assert "\n" not in text
+    for part in named:
+        assert part in text
+
+
+def test_a_removed_key_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(removed.REMOVED, "calibration.scales", "use calibration.method")
+    with pytest.raises(RecipeError, match=r"calibration.scales was removed in 2.0: use calibration.method"):
+        validate(Whole, {"calibration": {"scales": {}}}, "recipe.yaml", RecipeError)

@@ -1,0 +1,95 @@
+"""Pydantic models for what people write and programs store: strict types, no unknown keys, errors of one line.
+
+    class Calibration(StrictModel):
+        batches: int = Field(25, ge=1)
+
+    validate(Calibration, {"batchs": 3}, "recipe.yaml")
+    InputError: recipe.yaml: there is no key batchs; did you mean batches?
+
+Strict means that `true` is no number, `"3"` is no integer, and NaN is no number at all; an integer is a float.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from utils.core.errors import InputError
+from utils.core.removed import removed
+from utils.core.shown import shown
+
+Model = TypeVar("Model", bound="StrictModel")
+
+
+class StrictModel(BaseModel):
+    """Base of every model: strict, frozen, unknown keys forbidden, numbers finite."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def validate(model: type[Model], content: Any, source: str | Path, error: type[InputError] = InputError) -> Model:
+    """Make a model from plain values.
+
+    Args:
+        source: the file or the option that holds `content`, which the message names first.
+
+    Raises:
+        InputError: or the given `error`, in one line: the first key that does not fit, its value, what is expected.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as problem:
+        raise error(f"{source}: {first_problem(model, problem)}") from problem
+
+
+def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
+    """The first error of a validation as one line: key, value, what is expected."""
+    first = problem.errors(include_url=False)[0]
+    location, kind = first["loc"], first["type"]
+    key = ".".join(str(part) for part in location if not _is_branch(part))
+    if kind == "extra_forbidden":
+        return _unknown_key(model, location, key)
+    if kind == "missing":
+        return f"the key {key} is missing"
+    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return f"{key or 'the content'} is {shown(first['input'])}; expected {expected}"
+
+
+def _unknown_key(model: type[BaseModel], location: tuple[int | str, ...], key: str) -> str:
+    if hint := removed(key):
+        return f"{key} {hint}"
+    known = _keys_at(model, location[:-1])
+    close = difflib.get_close_matches(str(location[-1]), known, 1)
+    return f"there is no key {shown(key).strip(chr(39))}; " + (
+        f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
+    )
+
+
+def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The keys that a nested model has, by the location of an error inside `model`."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        inner = next(_models_in(field.annotation), None) if field else None
+        model = inner or model  # an index or the branch of a union is no step down
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether pydantic put the name of a union's branch into a location, such as `float` or `dict[int,float]`."""
+    return isinstance(part, str) and (part in ("float", "int", "str", "bool") or "[" in part)
+
+
+def plain(model: BaseModel) -> Mapping[str, Any]:
+    """The model as YAML and JSON hold it: mappings, lists, texts and numbers."""
+    return model.model_dump(mode="json", by_alias=True)
