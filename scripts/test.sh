@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Set up what the tests need and run them: lint, unit and contract tests, integration tests in a checkout, coverage.
+# Set up what the tests need and run them: lint, unit and contract tests, goldens and integration tests in a checkout,
+# coverage.
 # Those that need a GPU say why they are skipped; scripts/test_gpu.sh runs them.
 #
 #   ./scripts/test.sh                          everything
-#   ./scripts/test.sh --unit                   only that part; also --lint, --integration, and several of them
+#   ./scripts/test.sh --unit                   only that part; also --lint, --golden, --integration, and several of them
 #   ./scripts/test.sh --unit -- -k recipe -x   what follows -- goes to pytest; coverage is not judged then
 #
 # The environment is .venv/, the rest lies in build/; what is there already is used again. Exit code: 0 if all passed.
@@ -17,7 +18,7 @@ main() {
   parse_arguments "$@"
   local started=$SECONDS
   setup_environment --dev
-  if wanted integration; then
+  if wanted golden || wanted integration; then
     setup_checkout
     setup_demo_set
   fi
@@ -32,8 +33,9 @@ main() {
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
+  if wanted golden; then run_pytest golden "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden"; fi
   if wanted integration; then run_pytest integration "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
-  if [ ${#parts[@]} = 3 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
+  if [ ${#parts[@]} = 4 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
   say "results, after $((SECONDS - started)) s"
   printf '   %s\n' "${results[@]}"
   exit "$failed"
@@ -43,14 +45,14 @@ parse_arguments() {
   parts=() pytest_arguments=()
   while [ $# -gt 0 ]; do
     case $1 in
-      --lint | --unit | --integration) parts+=("${1#--}") ;;
+      --lint | --unit | --golden | --integration) parts+=("${1#--}") ;;
       --) shift; pytest_arguments=("$@"); break ;;
       -h | --help) usage; exit 0 ;;
       *) die 2 "unknown argument $1; arguments for pytest come after --" ;;
     esac
     shift
   done
-  if [ ${#parts[@]} = 0 ]; then parts=(lint unit integration); fi
+  if [ ${#parts[@]} = 0 ]; then parts=(lint unit golden integration); fi
 }
 
 wanted() { case " ${parts[*]} " in *" $1 "*) ;; *) return 1 ;; esac; }

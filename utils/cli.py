@@ -258,10 +258,11 @@ def _parse(
     args, unknown = parser.parse_known_args(words)
     leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
     if unknown:
-        if hint := removed(unknown[0].split("=")[0]):
-            leaf.error(f"{unknown[0].split('=')[0]} {hint}")
+        flag = unknown[0].split("=")[0]
+        if hint := removed(flag, leaf.prog):
+            leaf.error(f"{flag} {hint}")
         flags = [flag for action in leaf._actions for flag in action.option_strings]
-        meant = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
+        meant = difflib.get_close_matches(flag, flags, 1)
         leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
     args.given = given_flags(leaf, words)
     return args

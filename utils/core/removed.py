@@ -5,14 +5,16 @@ This module imports nothing.
 
 from __future__ import annotations
 
-# An option ('--flag', or '--flag value' where only that value went) or a file's key ('section.key') -> what to use.
+# What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
+# have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {}
 
 
-def removed(name: str) -> str:
+def removed(name: str, program: str = "") -> str:
     """What to say of an option or a key that was removed; '' for any other name.
 
     >>> REMOVED["--old"] = "use --new"; removed("--old")
     'was removed in 2.0: use --new'
     """
-    return f"was removed in 2.0: {REMOVED[name]}" if name in REMOVED else ""
+    instead = REMOVED.get(f"{program} {name}") or REMOVED.get(name)
+    return f"was removed in 2.0: {instead}" if instead else ""

@@ -9,6 +9,8 @@ import pytest
 from utils.cli import run_program
 from utils.core import removed
 
+FLAGS = [name for name in removed.REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
+
 
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
@@ -17,12 +19,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("name", [name for name in removed.REMOVED if name.startswith("--") and " " not in name])
+@pytest.mark.parametrize("name", FLAGS)
 def test_a_removed_option_says_what_to_use(name: str, parser, capsys) -> None:
+    program, _, flag = name.rpartition(" ")
+    parser.prog = program or "program"
     with pytest.raises(SystemExit) as ended:
-        run_program(parser, lambda _: 0, [name])
+        run_program(parser, lambda _: 0, [flag])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {name} was removed in 2.0: {removed.REMOVED[name]}")
+    assert capsys.readouterr().err.startswith(f"error: {flag} was removed in 2.0: {removed.REMOVED[name]}")
 
 
 def test_a_removed_choice_says_what_to_use(parser, capsys, monkeypatch) -> None:

@@ -1,0 +1,159 @@
+"""Sixty bad inputs: the exit code, one line on standard error, and the option, key or file that the line names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from forms import lively
+from qat_runs import write_small_set
+from random_networks import TINY, random_network, save_float, save_quantized
+
+Q, S, C, E = ("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval")
+X, DS, V, R = ("export_qat.py", "export_yoloV9.py", "val_trt.py", "reparameterization.py")
+B, T, L, M, P = (f"scripts/{name}.py" for name in ("build_engine", "benchmark_trt", "inspect_engine", "make_report",
+                                                   "make_triton"))  # fmt: skip
+FEW = "--weights float.pt --data data.yaml --imgsz 64 --workers 0 --device cpu"
+CASES = [  # program, arguments, what the line names
+    (Q, "--weights missing.pt --data data.yaml", "missing.pt"),
+    (Q, "--weights folder --data data.yaml", "folder"),
+    (Q, "--weights empty.pt --data data.yaml", "empty.pt"),
+    (Q, "--weights text.pt --data data.yaml", "text.pt"),
+    (Q, "--weights cut.pt --data data.yaml", "cut.pt"),
+    (Q, "--weights flipped.pt --data data.yaml", "flipped.pt"),
+    (Q, "--weights int8.pt --data data.yaml", "int8.pt"),
+    (Q, "--weights float.onnx --data data.yaml", "float.onnx"),
+    (Q, "--weights list.pt --data data.yaml", "list.pt"),
+    (Q, "--data data.yaml", "--weights"),
+    (Q, f"{FEW} --imgsz 0", "--imgsz"),
+    (Q, f"{FEW} --imgsz abc", "--imgsz"),
+    (Q, f"{FEW} --batch-size -1", "--batch-size"),
+    (Q, f"{FEW} --epochs 1.5", "--epochs"),
+    (Q, f"{FEW} --lr 2", "--lr"),
+    (Q, f"{FEW} --lr nan", "--lr"),
+    (Q, f"{FEW} --percentile 40", "--percentile"),
+    (Q, f"{FEW} --calib-method best", "--calib-method"),
+    (Q, f"{FEW} --device 7", "--device"),
+    (Q, f"{FEW} --epoch-count 3", "--epoch-count"),
+    (Q, f"{FEW} --name a/b", "--name"),
+    (Q, f"{FEW} --data missing.yaml", "missing.yaml"),
+    (Q, f"{FEW} --data broken.yaml", "broken.yaml"),
+    (Q, f"{FEW} --data nameless.yaml", "nameless.yaml"),
+    (Q, f"{FEW} --data counts.yaml", "counts.yaml"),
+    (Q, f"{FEW} --data nowhere.yaml", "nowhere.yaml"),
+    (Q, f"{FEW} --data three.yaml", "three.yaml"),
+    (Q, f"{FEW} --recipe missing.yaml", "missing.yaml"),
+    (Q, f"{FEW} --recipe unknown-key.yaml", "finetune"),
+    (Q, f"{FEW} --recipe true.yaml", "calibration.batches"),
+    (Q, f"{FEW} --recipe nan.yaml", "finetune.lr"),
+    (Q, f"{FEW} --recipe pattern.yaml", "model.77"),
+    (Q, f"{FEW} --recipe all-float.yaml", "float"),
+    (Q, f"{FEW} --hyp broken.yaml", "broken.yaml"),
+    (Q, "--resume missing-run", "missing-run"),
+    (Q, f"{FEW} --project text.pt", "text.pt"),
+    (S, f"{FEW} --granularity atom", "--granularity"),
+    (S, f"{FEW} --target-drop 2", "--target-drop"),
+    (C, f"{FEW} --num-image 0", "--num-image"),
+    (E, f"{FEW} --conf-thres 1.5", "--conf-thres"),
+    (E, "--weights float.pt --data three.yaml --imgsz 64 --device cpu", "three.yaml"),
+    ("qat.py", "quantise", "quantise"),
+    (X, "--weights missing.pt", "missing.pt"),
+    (X, "", "--weights"),
+    (X, "--weights float.pt --include tflite", "--include"),
+    (X, "--weights int8.pt --typing weak --opset 19", "--opset"),
+    (X, "--weights float.pt --opset 7", "--opset"),
+    (X, "--weights float.pt --imgsz 64 64 64", "--imgsz"),
+    (X, "--weights float.pt --topk-all 5", "--topk-all"),
+    (X, "--weights float.pt --output float.pt", "--output"),
+    (X, "--verify missing.onnx", "missing.onnx"),
+    (X, "--verify text.pt", "text.pt"),
+    (DS, "--weights float.pt --dynamic --batch 4", "--batch"),
+    (V, "--engine-file missing.onnx --data data.yaml", "missing.onnx"),
+    (V, "--engine-file text.onnx --data data.yaml", "text.onnx"),
+    (V, "--engine-file float.onnx --data three.yaml", "three.yaml"),
+    (V, "--engine-file float.onnx --data data.yaml --save-conf", "--save-conf"),
+    (V, "--engine-file float.onnx --source missing.jpg", "missing.jpg"),
+    (R, "--weights float.pt --save float.pt", "float.pt"),
+    (R, "--weights text.pt", "text.pt"),
+    (B, "missing.onnx", "missing.onnx"),
+    (T, "missing.engine --batch-size 1", "missing.engine"),
+    (L, "missing.engine", "missing.engine"),
+    (M, "missing-run", "missing-run"),
+    (P, "missing.onnx", "missing.onnx"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, demo_data: Path) -> Path:
+    """Small good files, and bad ones made from them."""
+    folder = tmp_path_factory.mktemp("bad")
+    data = write_small_set(folder / "set", demo_data, train=2, val=2).read_text()
+    weights = save_float(folder / "float.pt", lively(random_network(TINY)))
+    save_quantized(folder / "int8.pt", weights)
+    raw = weights.read_bytes()
+    (folder / "cut.pt").write_bytes(raw[: len(raw) // 2])
+    middle = len(raw) // 2
+    (folder / "flipped.pt").write_bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
+    (folder / "empty.pt").touch()
+    (folder / "folder").mkdir()
+    torch.save([1, 2], folder / "list.pt")
+    for name in ("text.pt", "text.onnx"):
+        (folder / name).write_text("these are words\n")
+    float_onnx(folder / "float.onnx")
+    texts = {
+        "data": data,
+        "broken": "a: [1, 2",
+        "nameless": "path: .\ntrain: set\nval: set\n",
+        "counts": data + "nc: 3\n",
+        "nowhere": "train: nowhere\nval: nowhere\nnames: [a]\n",
+        "three": "\n".join([*(line for line in data.splitlines() if line.startswith(("path", "train", "val"))),
+                            "names: [a, b, c]"]),
+        "unknown-key": "finetune: {epocs: 3}\n",
+        "true": "calibration: {batches: true}\n",
+        "nan": "finetune: {lr: .nan}\n",
+        "pattern": "float: [model.77]\n",
+        "all-float": "float: ['*']\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def float_onnx(path: Path) -> None:
+    """A detector of ten classes in one operator: `[1, 3, 64, 64]` to `[1, 14, 84]` of zeros."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    zeros = helper.make_tensor("zeros", floats, [1, 14, 84], [0.0] * 14 * 84)
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zeros"], ["output0"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "tiny", [helper.make_tensor_value_info("images", floats, [1, 3, 64, 64])],
+        [helper.make_tensor_value_info("output0", floats, [1, 14, 84])], [zeros],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    helper.set_model_props(model, {"names": json.dumps({str(i): str(i) for i in range(10)}), "stride": "32"})
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(("program", "words", "named"), CASES, ids=[f"{p.split('/')[-1]} {w}" for p, w, _ in CASES])
+def test_a_bad_input_is_named_in_one_line(
+    program: str, words: str, named: str, folder: Path, checkout: Path, fork_server: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "here")
+    program, *command = program.split()
+    done = fork_server.run([checkout / program, *command, *words.split()], tmp_path / "here", timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
+    assert line.startswith("error: ")
+    assert named in line
+    assert not list((tmp_path / "here").glob("runs/*/*/weights/*.pt"))
+
+
+def test_there_are_sixty() -> None:
+    assert len(CASES) >= 60

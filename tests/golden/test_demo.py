@@ -1,0 +1,127 @@
+"""The demo models' numbers as 1.0 computed them: ranges, losses and AP of PTQ and QAT, detections and masks.
+
+`UPDATE_GOLDEN=1` writes tests/golden/demo.json anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from qat_runs import write_small_set
+
+GOLDEN = Path(__file__).with_name("demo.json")
+# As good as equal; on other processors than x86, or with another torch, kernels round in another order.
+ALIKE = {"rel": 2e-5, "abs": 5e-7}
+SIMILAR = {"rel": 0.05, "abs": 0.004}
+
+
+def check(name: str, found: Any) -> None:
+    """Compare with the golden numbers of that name."""
+    known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        known |= {name: found, "torch": torch.__version__}
+        GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    exact = torch.__version__.split("+")[0] == known["torch"].split("+")[0] and hasattr(torch.backends, "mkldnn")
+    assert found == Approximately(known[name], ALIKE if exact and torch.backends.mkldnn.is_available() else SIMILAR)
+
+
+class Approximately:
+    """Nested lists and mappings whose numbers are compared with `pytest.approx`."""
+
+    def __init__(self, expected: Any, limits: dict[str, float]) -> None:
+        self.expected, self.limits = expected, limits
+
+    def __eq__(self, other: Any) -> bool:
+        one, limits = self.expected, self.limits
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(Approximately(one[key], limits) == other[key] for key in one)
+        if isinstance(one, list):
+            return len(one) == len(other) and all(
+                Approximately(a, limits) == b for a, b in zip(one, other, strict=True)
+            )
+        return other == pytest.approx(one, **limits) if isinstance(one, float) else one == other
+
+    def __repr__(self) -> str:
+        return f"approximately {self.expected}"
+
+
+def ranges_of(path: Path) -> dict[str, float]:
+    """amax of every activation scale, by name; the largest of a weight's channels."""
+    state = torch.load(path, weights_only=True)["quantized_state"]
+    return {key: float(value.max()) for key, value in sorted(state.items()) if key.endswith("_amax")}
+
+
+@pytest.fixture(scope="module")
+def run(start: Any) -> Any:
+    def call(*words: object) -> None:
+        done = start(*words)
+        assert done.returncode == 0, done.stderr
+
+    return call
+
+
+def test_ptq_and_twenty_steps_of_qat(run: Any, demo_data: Path, tmp_path: Path) -> None:
+    """On all validation images; README's AP of PTQ is this number on a processor with other kernels."""
+    words = ("--weights", "data/demo/gelan-digits.pt", "--data", demo_data, "--imgsz", 320, "--workers", 0)
+    run("qat.py", "quantize", *words, "--device", "cpu", "--no-eval-origin", "--epochs", 1, "--iters", 20,
+        "--project", tmp_path)  # fmt: skip
+    report = json.loads((tmp_path / "exp/report.json").read_text())
+    (ptq,) = (tmp_path / "exp/weights").glob("ptq_ap_*.pt")
+    (epoch,) = report["history"]
+    check(
+        "qat",
+        {
+            "ap": {row["stage"]: [row["ap"], row["ap50"], row["precision"], row["recall"]] for row in report["rows"]},
+            "epoch": {key: epoch[key] for key in ("ap", "loss", "held_out")},
+            "ptq_ranges": ranges_of(ptq),
+            "qat_ranges": ranges_of(tmp_path / "exp/weights/qat_best_gelan-digits.pt"),
+        },
+    )
+
+
+def found_in(file: Path) -> list[list[Any]]:
+    """Image, class, score, box in pixels and size of the mask of each confident detection in a predictions file."""
+    from pycocotools import mask
+
+    rows = []
+    for one in json.loads(file.read_text()):
+        if one["score"] > 0.25:
+            size = [float(np.sum(mask.decode(one["segmentation"])))] if "segmentation" in one else []
+            rows.append([one["image_id"], one["category_id"], one["score"], *map(float, one["bbox"]), *size])
+    return sorted(rows)
+
+
+def predictions(run: Any, weights: str, data: Path, folder: Path) -> tuple[list[float], list[list[Any]]]:
+    words = ("--weights", weights, "--data", data, "--imgsz", 320, "--workers", 0, "--device", "cpu")
+    run("qat.py", "eval", *words, "--batch-size", 10, "--save-json", "--project", folder)
+    (row,) = json.loads((folder / "exp/report.json").read_text())["rows"]
+    (file,) = (folder / "exp").glob("*predictions.json")
+    return [row[key] for key in ("ap", "ap50", "mask_ap", "mask_ap50") if row.get(key) is not None], found_in(file)
+
+
+def test_detections_on_ten_images(run: Any, demo_data: Path, tmp_path: Path) -> None:
+    data = write_small_set(tmp_path / "set", demo_data, val=10)
+    ap, rows = predictions(run, "data/demo/gelan-digits.pt", data, tmp_path)
+    assert len(rows) > 20
+    check("detections", {"ap": ap, "rows": rows})
+
+
+def test_masks_on_ten_images(run: Any, tmp_path: Path) -> None:
+    run("data/demo/make_digits.py", "--segments", tmp_path / "set", "--train", 20, "--val", 10)
+    ap, rows = predictions(run, "data/demo/gelan-digits-seg.pt", tmp_path / "set/data.yaml", tmp_path)
+    assert len(ap) == 4
+    assert len(rows) > 20
+    check("masks", {"ap": ap, "rows": rows})
+
+
+def test_another_number_is_no_golden_number() -> None:
+    assert Approximately({"ap": [0.7, 1]}, ALIKE) == {"ap": [0.7 + 1e-7, 1]}
+    assert Approximately({"ap": [0.7, 1]}, ALIKE) != {"ap": [0.7 + 1e-4, 1]}
+    assert Approximately({"ap": [0.7, 1]}, ALIKE) != {"ap": [0.7]}
+    assert Approximately({"ap": [0.7, 1]}, ALIKE) != {"other": [0.7, 1]}

@@ -1,0 +1,89 @@
+"""Files that 1.0 wrote (tests/golden/written-by-1.0) load, evaluate, export and resume, or say what to do.
+
+`UPDATE_GOLDEN=1` writes tests/golden/files-1.0.json anew. The networks are random, so their AP is near 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from graph_signature import signature
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "files-1.0.json"
+WEIGHTS = {"float": "float.pt", "ptq": "runs/qat/killed/weights/ptq_ap_0.0002_float.pt", "masks": "int8-seg.pt"}
+FEW = ("--data", "set/data.yaml", "--imgsz", "96", "--batch-size", "2", "--workers", "0", "--device", "cpu")
+TIME = 1_700_000_000  # of the images, which a run remembers
+
+
+@pytest.fixture
+def run(fork_server: Any, checkout: Path, tmp_path: Path) -> Any:
+    """Runs a program in a copy of what 1.0 wrote; gives what `subprocess.run` gives."""
+    shutil.copytree(HERE / "written-by-1.0", tmp_path / "here")
+    for file in (tmp_path / "here/set").rglob("*"):
+        os.utime(file, (TIME, TIME))
+
+    def call(program: str, *words: object) -> Any:
+        return fork_server.run([checkout / program, *words], tmp_path / "here", timeout=200)
+
+    return call
+
+
+def check(name: str, found: Any) -> None:
+    known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        known[name] = found
+        GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    assert found == (pytest.approx(known[name], rel=1e-4) if isinstance(found, dict) else known[name])
+
+
+@pytest.mark.parametrize("kind", ["float", "ptq"])
+def test_a_checkpoint_has_the_same_ap(kind: str, run: Any, tmp_path: Path) -> None:
+    done = run("qat.py", "eval", "--weights", WEIGHTS[kind], *FEW)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "here/runs/qat_eval/exp/report.json").read_text())["rows"]
+    check(f"{kind} AP", {key: row[key] for key in ("ap", "ap50", "precision", "recall")})
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_checkpoint_is_exported_as_the_same_graph(kind: str, run: Any, tmp_path: Path) -> None:
+    done = run("export_qat.py", "--weights", WEIGHTS[kind], "--imgsz", 96, *(["--typing", "weak"] * (kind != "float")),
+               "--output", "out.onnx", "--device", "cpu")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check(f"{kind} graph", json.dumps(signature(onnx.load(tmp_path / "here/out.onnx")), sort_keys=True))
+
+
+def test_a_killed_run_resumes_or_says_that_1_0_made_it(run: Any, tmp_path: Path) -> None:
+    done = run("qat.py", "quantize", "--resume", "runs/qat/killed")
+    weights = tmp_path / "here/runs/qat/killed/weights"
+    if done.returncode == 0:
+        assert (weights / "qat_best_float.pt").is_file()
+        assert len(list(weights.glob("qat_ep_*.pt"))) == 6
+    else:
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert "1.0" in line
+        assert sorted(file.name for file in weights.iterdir()) == sorted(
+            file.name for file in (HERE / "written-by-1.0/runs/qat/killed/weights").iterdir()
+        )
+
+
+def test_a_recipe_is_taken(run: Any, tmp_path: Path) -> None:
+    done = run("qat.py", "quantize", "--weights", "float.pt", *FEW, "--recipe", "recipe.yaml", "--ptq-only")
+    assert done.returncode == 0, done.stderr
+    assert "calibration" in done.stdout
+
+
+def test_a_report_is_a_page(run: Any, tmp_path: Path) -> None:
+    done = run("scripts/make_report.py", "runs/qat/finished", "--output", "page")
+    assert done.returncode == 0, done.stderr
+    text = next((tmp_path / "here/page").rglob("*.html")).read_text()
+    for row in json.loads((tmp_path / "here/runs/qat/finished/report.json").read_text())["rows"]:
+        assert row["stage"] in text

@@ -1,0 +1,70 @@
+"""The options of every program: each of 1.0 is there with its default, or says what to use instead.
+
+`UPDATE_GOLDEN=1` writes tests/golden/options.json anew, which then holds the options of the tree as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.core.removed import removed
+
+GOLDEN = Path(__file__).with_name("options.json")
+PROGRAMS = (
+    *("qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval"),
+    *("export_qat.py", "export_yoloV9.py", "reparameterization.py", "val_trt.py"),
+    *("scripts/build_engine.py", "scripts/benchmark_trt.py", "scripts/inspect_engine.py", "scripts/make_report.py"),
+    *("scripts/make_triton.py", "scripts/triton_client.py"),
+)
+SHELL = (
+    *("scripts/generate_trt_engine.sh", "scripts/val_trt.sh", "scripts/benchmark_trt.sh"),
+    *("scripts/quickstart.sh", "patch_yolov9.sh", "install_dependencies.sh"),
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def options_in(text: str) -> dict[str, str]:
+    """Each long flag of a help text, with the first words of its default; '' where it names none."""
+    blocks = re.findall(r"^ {2}(-.*(?:\n {4,}.*)*)", text, re.MULTILINE)
+    found = {}
+    for block in blocks:
+        flags, _, about = block.partition("  ")
+        default = re.search(r"\(default:?\s+([^;,)]*)", " ".join(about.split()))
+        for flag in re.findall(r"--[\w-]+", flags):
+            found[flag] = default.group(1).strip() if default else ""
+    return found
+
+
+def check(program: str, text: str) -> None:
+    found = options_in(text)
+    known: Any = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        known[program] = found
+        GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    assert found
+    name = program.rpartition("/")[2]
+    left = {flag: default for flag, default in known[program].items() if not removed(flag, name)}
+    assert {flag: found.get(flag, "missing") for flag in left} == left
+    assert not [flag for flag in found if removed(flag, name)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_has_the_options_of_1_0(program: str, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    done = start(*program.split(), "-h")
+    assert (done.returncode, done.stderr) == (0, "")
+    check(program, done.stdout)
+
+
+@pytest.mark.parametrize("script", SHELL)
+def test_a_shell_script_has_the_options_of_1_0(script: str) -> None:
+    done = subprocess.run(["bash", str(ROOT / script), "-h"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    check(script, done.stdout)

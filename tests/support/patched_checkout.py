@@ -1,0 +1,158 @@
+"""Fixtures of the tests that run inside a patched YOLOv9 checkout, in a pytest process of their own.
+
+Upstream's `models` and `utils` packages share their names with the repository's folders, so a process sees either one.
+scripts/test.sh sets the two variables; by hand:
+
+    YOLOV9_CHECKOUT=build/yolov9 DEMO_DATA=build/digits/data.yaml pytest tests/golden tests/integration
+
+Their conftest.py takes everything from here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fork_server import ForkServer
+from unmeasured import unmeasured
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "tests"
+
+
+def _path_from(variable: str, meaning: str) -> Path:
+    value = os.environ.get(variable)
+    if not value:
+        raise pytest.UsageError(f"{variable} is not set; it names {meaning} (scripts/test.sh sets it)")
+    path = Path(value).resolve()
+    if not path.exists():
+        raise pytest.UsageError(f"{variable} is {value}, which does not exist; it names {meaning}")
+    return path
+
+
+CHECKOUT = _path_from("YOLOV9_CHECKOUT", "a YOLOv9 checkout that patch_yolov9.sh has patched")
+DEMO_DATA = _path_from("DEMO_DATA", "the data.yaml of the demo set (data/demo/make_digits.py makes it)")
+if not (CHECKOUT / ".yolov9_overlay").is_dir():
+    raise pytest.UsageError(f"{CHECKOUT} is not patched; run ./patch_yolov9.sh {CHECKOUT}")
+
+sys.path[:] = [str(CHECKOUT), *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, CHECKOUT))]
+os.chdir(CHECKOUT)
+
+
+# Coverage looks at these files, which run most of what unit tests do not; what the others add is not counted, so that
+# the share which is reported is a lower bound.
+MEASURED = ("test_forms.py", "test_hostile_weights.py", "test_mask_forms.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {HERE / "integration", HERE / "golden"} & set(item.path.parents):
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Coverage looks at the files of `MEASURED`, and at what they start."""
+    if request.path.name in MEASURED:
+        yield
+        return
+    with unmeasured():
+        yield
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The patched YOLOv9 checkout; also the working directory."""
+    return CHECKOUT
+
+
+@pytest.fixture(scope="session")
+def demo_data() -> Path:
+    """`data.yaml` of the generated demo set."""
+    return DEMO_DATA
+
+
+@pytest.fixture(scope="session")
+def demo_weights(checkout: Path) -> Path:
+    """The demo model's float checkpoint, as upstream's train.py wrote it."""
+    return checkout / "data/demo/gelan-digits.pt"
+
+
+@pytest.fixture(scope="session")
+def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The float checkpoint of a network of few layers, under the demo's name.
+
+    Its weights are random; what it finds in the demo set gives a small AP, which differs from state to state.
+    """
+    from forms import lively
+    from random_networks import TINY, random_network, save_float
+
+    return save_float(tmp_path_factory.mktemp("small") / "gelan-digits.pt", lively(random_network(TINY)))
+
+
+@pytest.fixture(scope="session")
+def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
+    """Path of an upstream YAML by name: gelan-c, segment/gelan-c-seg."""
+
+    def find(name: str) -> Path:
+        path = checkout / "models" / (f"{name}.yaml" if "/" in name else f"detect/{name}.yaml")
+        assert path.is_file(), f"{path} is missing; make the checkout again (scripts/get_yolov9.sh)"
+        return path
+
+    return find
+
+
+# What programs import, now and then in the middle of their work: torch's optimizers import its compiler.
+WARM = """
+import torch._dynamo
+from utils import upstream, upstream_import
+upstream_import.ensure()
+upstream.load_float("data/demo/gelan-digits.pt")
+from models.quantize import backend
+backend.create()
+import utils.jobs.sensitivity.run
+from utils.jobs import benchmark_report, calibrate, compare_qat, evaluate, evaluate_file, export, quantize
+from utils.jobs.compare_placement import variants
+from utils.reports import figures
+figures.render(figures.new_figure(1.0, 1.0, 1)[0], "png")
+import torch.onnx._internal.torchscript_exporter.utils, onnxruntime
+"""
+
+
+@pytest.fixture(scope="session")
+def fork_server(checkout: Path) -> Iterator[ForkServer]:
+    """Of this checkout."""
+    with ForkServer(checkout, WARM) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def start(checkout: Path, fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a program with its arguments in the checkout, as a user does: in a process of its own."""
+
+    def run(*words: object, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        return fork_server.run(words, checkout, timeout=timeout)
+
+    return run
+
+
+@pytest.fixture
+def blank_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots of a report are empty files: where a test looks at other things, a run need not take a second for them."""
+    monkeypatch.setattr("utils.reports.figures.render", lambda *_: b"")
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str], list[str]]]:
+    """Runs a program's main function; gives its exit code, lines on standard output, lines on standard error."""
+
+    def run(main: Callable[[list[str]], int], *words: object) -> tuple[int, list[str], list[str]]:
+        code = main([str(word) for word in words])
+        streams = capsys.readouterr()
+        return code, streams.out.splitlines(), streams.err.splitlines()
+
+    return run
