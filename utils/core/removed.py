@@ -6,7 +6,10 @@ This module imports nothing.
 from __future__ import annotations
 
 # An option ('--flag', or '--flag value' where only that value went) or a file's key ('section.key') -> what to use.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "--measure": "use perf_analyzer (docs/triton.md)",
+    "--concurrency": "use perf_analyzer (docs/triton.md)",
+}
 
 
 def removed(name: str) -> str:
