@@ -16,7 +16,7 @@ from one_conv import METADATA, NAMES, WEIGHT, reference, write_onnx
 from onnx import TensorProto, numpy_helper
 from tensorrt_stand_in import stand_in
 from torch import nn
-from triton_stand_in import Serving, serving
+from triton_stand_in import Server, serving
 
 from utils.core.device import device_name
 from utils.core.errors import DependencyError, InputError, QatError
@@ -26,7 +26,7 @@ from utils.jobs.open import open_runner
 from utils.runners.base import Runner, TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
-from utils.serving.config import Wishes
+from utils.serving.config import ServingOptions
 from utils.serving.runner import TritonRunner
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
@@ -82,13 +82,14 @@ def server(tmp_path_factory):
     """A server with the network as `detect`, and with its second output as `segment`."""
     folder = tmp_path_factory.mktemp("server")
     one = {**METADATA, "names": '["cat"]'}
-    make(write_onnx(folder / "a.onnx"), folder / "models", Wishes("detect", nms=False))
-    make(write_onnx(folder / "b.onnx", prototypes=True, metadata=one), folder / "models", Wishes("segment", nms=False))
+    with_masks = write_onnx(folder / "b.onnx", prototypes=True, metadata=one)
+    make(ServingOptions(write_onnx(folder / "a.onnx"), folder / "models", "detect", nms=False))
+    make(ServingOptions(with_masks, folder / "models", "segment", nms=False))
     with serving(folder / "models") as found:
         yield found
 
 
-def asked(server: Serving, model: str, param: str) -> TritonRunner:
+def asked(server: Server, model: str, param: str) -> TritonRunner:
     way = param.removeprefix("triton ")
     return TritonRunner(model, way, getattr(server, way))
 

@@ -15,7 +15,7 @@ import export_qat
 from utils.jobs.model_repository import make
 from utils.jobs.visualize import Artist
 from utils.runners.onnxrt import OnnxRuntimeRunner
-from utils.serving.config import Wishes
+from utils.serving.config import ServingOptions
 from utils.serving.runner import TritonRunner
 
 
@@ -40,21 +40,21 @@ def test_exported_files_are_served_as_they_are_run_here(head: str, tmp_path: Pat
         export_qat.main, *words, *FLAGS, *masks, "--include", "onnx", "onnx_end2end", "--check", 0, "--input", "uint8"
     )
     assert (code, err) == (0, [])
-    make(tmp_path / "net.onnx", tmp_path / "models", Wishes("raw", conf_thres=LOW, iou_thres=0.6, max_det=40))
-    make(tmp_path / "net-end2end.onnx", tmp_path / "models", Wishes("nms"))
+    models, nms = tmp_path / "models", {"conf_thres": LOW, "iou_thres": 0.6, "max_det": 40}
+    make(ServingOptions(tmp_path / "net.onnx", models, "raw", **nms))
+    make(ServingOptions(tmp_path / "net-end2end.onnx", models, "nms"))
     image = np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8)
     drawn = {}
-    with serving(tmp_path / "models") as server:
+    with serving(models) as server:
         for name, file in (("raw", "net.onnx"), ("nms", "net-end2end.onnx")):
-            settings = {"conf_thres": LOW, "iou_thres": 0.6, "max_det": 40}
             with (
                 TritonRunner(name, "http", server.http) as asked,
                 OnnxRuntimeRunner(tmp_path / file, threads=1) as runner,
             ):
                 assert asked.inputs[0].dtype == "uint8"
                 assert asked.task is runner.task
-                found, expected = (Artist(one, **settings).find(image) for one in (asked, runner))
+                found, expected = (Artist(one, **nms).find(image) for one in (asked, runner))
                 assert torch.equal(found, expected)
                 assert len(found) > 3
-                drawn[name] = Artist(asked, **settings).draw(image)[0]
+                drawn[name] = Artist(asked, **nms).draw(image)[0]
     assert (drawn["raw"] != drawn["nms"]).mean() < 1e-2

@@ -1,9 +1,8 @@
-"""Stands in for a Triton server: it loads a model repository and answers over HTTP and gRPC, on the CPU.
+"""Stands in for a Triton server: loads a model repository and answers over HTTP and gRPC, on the CPU.
 
-Configurations are read by protobuf with tritonclient's compiled model_config.proto, and gRPC is spoken with its service
-stubs; HTTP is written after KServe's protocol and Triton's binary extension. ONNX files run in ONNX Runtime, `model.py`
-files are imported as the Python backend does it, ensembles run step by step. What goes into a model and comes out of it
-is held against its configuration, so that a configuration which says something else than its file fails here.
+ONNX files run in ONNX Runtime, `model.py` files as Triton's Python backend runs them, ensembles step by step. What goes
+into a model and comes out of it is held against its configuration, so that one which belies its file fails here.
+gRPC is spoken with tritonclient's service stubs; HTTP is KServe's protocol with Triton's binary tensors.
 """
 
 from __future__ import annotations
@@ -24,39 +23,26 @@ import grpc
 import numpy as np
 import onnxruntime
 from google.protobuf import json_format, text_format
-from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 HEADER = "Inference-Header-Content-Length"
+Tensors = Mapping[str, np.ndarray]
 
 
 class Refused(Exception):
     """What the server answers instead of tensors."""
 
 
-def parse(path: Path) -> model_config_pb2.ModelConfig:
-    """A config.pbtxt, read by protobuf."""
-    return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-
-
-def type_of(data_type: int) -> np.dtype:
-    """NumPy's type of a number of the enum DataType."""
-    name = model_config_pb2.DataType.Name(data_type).removeprefix("TYPE_")
-    return np.dtype(triton_to_np_dtype(name))
-
-
 class Model:
-    """A loaded model; `run` computes without looking at the configuration."""
+    """A loaded model."""
 
     def __init__(self, folder: Path, models: Mapping[str, Model]) -> None:
-        self.config = parse(folder / "config.pbtxt")
-        assert self.config.name == folder.name
-        self.labels = {
-            one.name: (folder / one.label_filename).read_text(encoding="utf-8").splitlines()
-            for one in self.config.output
-            if one.label_filename
-        }
+        self.config = text_format.Parse((folder / "config.pbtxt").read_text("utf-8"), ModelConfig())
+        self._models = models
         assert (folder / "1").is_dir()
+        assert all((folder / one.label_filename).exists() for one in self.config.output)
         if self.config.platform == "onnxruntime_onnx":
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = 1
@@ -66,261 +52,183 @@ class Model:
             self._run = python_model(folder / "1/model.py", self.config)
         else:
             assert self.config.platform == "ensemble"
-            self._run = lambda feeds, names: self._steps(feeds, names, models)
+            self._run = self._steps
         for sample in self.config.model_warmup:
-            feeds = {}
-            for name, value in sample.inputs.items():
-                assert value.WhichOneof("input_data_type") == "zero_data"
-                batch = [sample.batch_size] if self.config.max_batch_size else []
-                feeds[name] = np.zeros([*batch, *value.dims], type_of(value.data_type))
-            self.infer(feeds, [one.name for one in self.config.output])
+            batch = [sample.batch_size] if self.config.max_batch_size else []
+            self.infer({k: np.zeros([*batch, *v.dims], dtype(v)) for k, v in sample.inputs.items() if v.zero_data})
 
-    def infer(self, feeds: Mapping[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+    def infer(self, feeds: Tensors, names: list[str] | None = None) -> Tensors:
         """Run, with what comes in and goes out held against the configuration."""
         self._check("input", feeds)
-        found = self._run(dict(feeds), names)
-        assert set(found) == set(names), (set(found), names)
-        self._check("output", found)
-        return found
+        outputs = self._run(dict(feeds), names or [one.name for one in self.config.output])
+        self._check("output", outputs)
+        return outputs
 
-    def _check(self, side: str, tensors: Mapping[str, np.ndarray]) -> None:
+    def _check(self, side: str, tensors: Tensors) -> None:
         known = {one.name: one for one in getattr(self.config, side)}
-        if side == "input" and set(known) != set(tensors):
-            raise Refused(f"expected inputs {sorted(known)}, got {sorted(tensors)}")
+        if (side == "input" and known.keys() != tensors.keys()) or not tensors.keys() <= known.keys():
+            raise Refused(f"expected {side}s {sorted(known)}, got {sorted(tensors)}")
         for name, array in tensors.items():
-            if name not in known:
-                raise Refused(f"unexpected {side} {name!r} for model {self.config.name!r}")
-            dims, shape = list(known[name].dims), list(array.shape)
-            most = self.config.max_batch_size
-            if most and not 0 < shape[0] <= most:
-                raise Refused(f"{side} {name}: batch size must be <= {most} for {self.config.name!r}, got {shape[0]}")
-            body = shape[1:] if most else shape
-            if len(body) != len(dims) or any(own not in (-1, size) for own, size in zip(dims, body, strict=True)):
-                raise Refused(f"unexpected shape for {side} {name!r}. Expected {dims}, got {body}")
-            if array.dtype != type_of(known[name].data_type):
-                raise Refused(f"{side} {name!r} has data-type {array.dtype}, expected {type_of(known[name].data_type)}")
+            dims, shape, most = list(known[name].dims), list(array.shape), self.config.max_batch_size
+            if most and not 0 < shape.pop(0) <= most:
+                raise Refused(f"{side} {name}: batch size must be 1 to {most}, got {array.shape[0]}")
+            if len(shape) != len(dims) or any(own not in (-1, size) for own, size in zip(dims, shape, strict=True)):
+                raise Refused(f"unexpected shape for {side} {name}: expected {dims}, got {shape}")
+            if array.dtype != dtype(known[name]):
+                raise Refused(f"{side} {name} is {array.dtype}, expected {dtype(known[name])}")
 
-    def _steps(self, feeds: dict[str, np.ndarray], names: list[str], models: Mapping[str, Model]) -> dict:
+    def _steps(self, feeds: Tensors, names: list[str]) -> Tensors:
         tensors = dict(feeds)
-        left = list(self.config.ensemble_scheduling.step)
-        while left:
-            step = next(one for one in left if set(one.input_map.values()) <= set(tensors))
-            left.remove(step)
+        for step in self.config.ensemble_scheduling.step:
             inputs = {own: tensors[name] for own, name in step.input_map.items()}
-            for own, array in models[step.model_name].infer(inputs, list(step.output_map)).items():
-                tensors[step.output_map[own]] = array
+            outputs = self._models[step.model_name].infer(inputs, list(step.output_map))
+            tensors |= {step.output_map[own]: array for own, array in outputs.items()}
         return {name: tensors[name] for name in names}
 
-
-@dataclass
-class _Tensor:
-    """`pb_utils.Tensor`."""
-
-    _name: str
-    _array: np.ndarray
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._array
+    def metadata(self) -> service_pb2.ModelMetadataResponse:
+        batch = [-1] if self.config.max_batch_size else []
+        sides = {
+            f"{side}s": [
+                {"name": one.name, "datatype": np_to_triton_dtype(dtype(one)), "shape": [*batch, *one.dims]}
+                for one in getattr(self.config, side)
+            ]
+            for side in ("input", "output")
+        }
+        return service_pb2.ModelMetadataResponse(name=self.config.name, platform=self.config.platform, **sides)
 
 
-def python_backend() -> ModuleType:
-    """What Triton's Python backend gives to models as `triton_python_backend_utils`, as far as ours use it."""
-    module = ModuleType("triton_python_backend_utils")
-    module.Tensor = _Tensor
-    module.TritonError = lambda message: SimpleNamespace(message=lambda: message)
-    module.InferenceResponse = lambda output_tensors=(), error=None: SimpleNamespace(
-        tensors=output_tensors, error=error
-    )
-    module.get_input_tensor_by_name = lambda request, name: request.inputs.get(name)
-    return module
+def dtype(tensor: object) -> np.dtype:
+    return np.dtype(triton_to_np_dtype(DataType.Name(tensor.data_type).removeprefix("TYPE_")))
 
 
-def python_model(path: Path, config: model_config_pb2.ModelConfig):
-    """A function that runs `model.py`, which sees NumPy and the backend's module and nothing of this repository."""
-    spec = importlib.util.spec_from_file_location(f"model_of_{config.name.replace('.', '_')}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    before = sys.modules.get("triton_python_backend_utils")
-    sys.modules["triton_python_backend_utils"] = python_backend()
-    try:
-        model = module.TritonPythonModel()
-        text = json_format.MessageToJson(config, preserving_proto_field_name=True)
-        model.initialize({"model_config": text, "model_name": config.name, "model_version": "1"})
-    finally:
-        if before is None:
-            del sys.modules["triton_python_backend_utils"]
+def python_model(path: Path, config: ModelConfig):
+    """A function that runs `model.py`, which sees NumPy and Triton's `triton_python_backend_utils`."""
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(f"python_{config.name}", path))
+    sys.modules[module.__name__] = module  # dataclasses look there
+    module.__spec__.loader.exec_module(module)
+    utils = ModuleType("triton_python_backend_utils")
+    utils.Tensor = lambda name, array: SimpleNamespace(name=name, as_numpy=lambda: array)
+    utils.TritonError = str
+    utils.InferenceResponse = lambda output_tensors, error=None: SimpleNamespace(tensors=output_tensors, error=error)
+    utils.get_input_tensor_by_name = lambda request, name: request.inputs[name]
+    sys.modules[utils.__name__] = utils
+    model = module.TritonPythonModel()
+    model.initialize({"model_config": json_format.MessageToJson(config, preserving_proto_field_name=True)})
 
-    def run(feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
-        request = SimpleNamespace(
-            inputs={name: _Tensor(name, array) for name, array in feeds.items()}, requested_output_names=lambda: names
-        )
-        (response,) = model.execute([request])
-        if response.error is not None:
-            raise Refused(response.error.message())
-        return {one.name(): one.as_numpy() for one in response.tensors}
+    def run(feeds: Tensors, names: list[str]) -> Tensors:
+        inputs = {name: utils.Tensor(name, array) for name, array in feeds.items()}
+        (response,) = model.execute([SimpleNamespace(inputs=inputs, requested_output_names=lambda: names)])
+        if response.error:
+            raise Refused(response.error)
+        return {one.name: one.as_numpy() for one in response.tensors}
 
     return run
 
 
-class Server:
-    """The models of a repository, and what was asked of them."""
+@dataclass
+class Server(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """The models, and the addresses."""
 
-    def __init__(self, repository: Path) -> None:
-        folders = sorted(path for path in repository.iterdir() if path.is_dir())
-        self.models: dict[str, Model] = {}
-        for ensembles in (False, True):
-            for folder in folders:
-                if (parse(folder / "config.pbtxt").platform == "ensemble") == ensembles:
-                    self.models[folder.name] = Model(folder, self.models)
-        self.asked: list[tuple[str, str, dict[str, list[int]]]] = []
+    models: Mapping[str, Model]
+    http: str = ""
+    grpc: str = ""
 
     def model(self, name: str) -> Model:
         if name not in self.models:
             raise Refused(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def metadata(self, name: str) -> dict:
-        config = self.model(name).config
-        batch = [-1] if config.max_batch_size else []
-        sides = {
-            f"{side}s": [
-                {"name": one.name, "datatype": np_to_triton_dtype(type_of(one.data_type)), "shape": [*batch, *one.dims]}
-                for one in getattr(config, side)
-            ]
-            for side in ("input", "output")
+    def ModelMetadata(self, request, context):
+        return self._or_abort(context, lambda: self.model(request.name).metadata())
+
+    def ModelConfig(self, request, context):
+        return service_pb2.ModelConfigResponse(config=self.model(request.name).config)
+
+    def ModelInfer(self, request, context):
+        feeds = {
+            one.name: np.frombuffer(raw, triton_to_np_dtype(one.datatype)).reshape(list(one.shape))
+            for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
-        return {"name": name, "versions": ["1"], "platform": config.platform or config.backend, **sides}
+        names = [one.name for one in request.outputs]
+        outputs = self._or_abort(context, lambda: self.model(request.model_name).infer(feeds, names))
+        answer = service_pb2.ModelInferResponse(raw_output_contents=[array.tobytes() for array in outputs.values()])
+        for name, array in outputs.items():
+            answer.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+        return answer
 
-    def infer(self, way: str, name: str, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
-        self.asked.append((way, name, {key: list(array.shape) for key, array in feeds.items()}))
-        return self.model(name).infer(feeds, names or [one.name for one in self.model(name).config.output])
-
-
-def http_handler(server: Server) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            _, version, kind, name, *more = self.path.split("/")
-            assert (version, kind) == ("v2", "models")
-            try:
-                if more == ["config"]:
-                    config = server.model(name).config
-                    found = json.loads(json_format.MessageToJson(config, preserving_proto_field_name=True))
-                    self._answer(200, json.dumps({"max_batch_size": 0, **found}).encode())
-                else:
-                    assert not more
-                    self._answer(200, json.dumps(server.metadata(name)).encode())
-            except Refused as error:
-                self._answer(400, json.dumps({"error": str(error)}).encode())
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            _, _, _, name, what = self.path.split("/")
-            assert what == "infer"
-            try:
-                length = int(self.headers[HEADER])
-                asked, place = json.loads(body[:length]), length
-                feeds = {}
-                for one in asked["inputs"]:
-                    size = one["parameters"]["binary_data_size"]
-                    dtype = triton_to_np_dtype(one["datatype"])
-                    feeds[one["name"]] = np.frombuffer(body[place : place + size], dtype).reshape(one["shape"])
-                    place += size
-                assert place == len(body)
-                names = [one["name"] for one in asked.get("outputs", [])]
-                assert all(one["parameters"]["binary_data"] for one in asked.get("outputs", []))
-                found = server.infer("http", name, feeds, names)
-            except Refused as error:
-                self._answer(400, json.dumps({"error": str(error)}).encode())
-                return
-            outputs = [
-                {"name": key, "shape": list(array.shape), "datatype": np_to_triton_dtype(array.dtype),
-                 "parameters": {"binary_data_size": array.nbytes}}
-                for key, array in found.items()
-            ]  # fmt: skip
-            head = json.dumps({"model_name": name, "model_version": "1", "outputs": outputs}).encode()
-            data = b"".join(np.ascontiguousarray(array).tobytes() for array in found.values())
-            self._answer(200, head + data, {HEADER: str(len(head))})
-
-        def _answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
-            self.send_response(status)
-            for key, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-    return Handler
+    def _or_abort(self, context, work):
+        try:
+            return work()
+        except Refused as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
-class _Web(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64  # of connections that wait: clients come many at a time
+class Handler(BaseHTTPRequestHandler):
+    """HTTP for the `stand_in` of its server."""
 
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
-def grpc_service(server: Server) -> service_pb2_grpc.GRPCInferenceServiceServicer:
-    class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
-        def ModelMetadata(self, request, context):
-            try:
-                found = server.metadata(request.name)
-            except Refused as error:
-                context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            return json_format.ParseDict(found, service_pb2.ModelMetadataResponse())
+    def log_message(self, *words: object) -> None:
+        pass
 
-        def ModelConfig(self, request, context):
-            return service_pb2.ModelConfigResponse(config=server.model(request.name).config)
+    def do_GET(self) -> None:
+        _, _, _, name, *more = self.path.split("/")
+        self._answer(lambda: self._described(self.server.stand_in.model(name), more))
 
-        def ModelInfer(self, request, context):
-            feeds = {
-                one.name: np.frombuffer(raw, triton_to_np_dtype(one.datatype)).reshape(list(one.shape))
-                for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
-            }
-            try:
-                found = server.infer("grpc", request.model_name, feeds, [one.name for one in request.outputs])
-            except Refused as error:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            answer = service_pb2.ModelInferResponse(model_name=request.model_name, model_version="1")
-            for name, array in found.items():
-                datatype = np_to_triton_dtype(array.dtype)
-                answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
-                answer.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
-            return answer
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(lambda: self._inferred(self.path.split("/")[3], body))
 
-    return Service()
+    def _described(self, model: Model, more: list[str]) -> tuple[dict, bytes]:
+        message = model.config if more == ["config"] else model.metadata()
+        return json_format.MessageToDict(message, preserving_proto_field_name=True), b""
 
+    def _inferred(self, name: str, body: bytes) -> tuple[dict, bytes]:
+        place = int(self.headers[HEADER])
+        request, feeds = json.loads(body[:place]), {}
+        for one in request["inputs"]:
+            end = place + one["parameters"]["binary_data_size"]
+            array = np.frombuffer(body[place:end], triton_to_np_dtype(one["datatype"]))
+            feeds[one["name"]], place = array.reshape(one["shape"]), end
+        arrays = self.server.stand_in.model(name).infer(feeds, [one["name"] for one in request["outputs"]])
+        outputs = [
+            {"name": key, "shape": array.shape, "datatype": np_to_triton_dtype(array.dtype),
+             "parameters": {"binary_data_size": array.nbytes}}
+            for key, array in arrays.items()
+        ]  # fmt: skip
+        return {"outputs": outputs}, b"".join(array.tobytes() for array in arrays.values())
 
-@dataclass
-class Serving:
-    """A running server and its addresses."""
-
-    server: Server
-    http: str
-    grpc: str
+    def _answer(self, work) -> None:
+        try:
+            (described, data), status = work(), 200
+        except Refused as error:
+            described, data, status = {"error": str(error)}, b"", 400
+        head = json.dumps(described).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(head) + len(data)))
+        self.send_header(HEADER, str(len(head)))
+        self.end_headers()
+        self.wfile.write(head + data)
 
 
 @contextmanager
-def serving(repository: Path) -> Iterator[Serving]:
+def serving(repository: Path) -> Iterator[Server]:
     """Load a repository and answer on two ports of this machine."""
-    server = Server(repository)
-    web = _Web(("127.0.0.1", 0), http_handler(server))
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    models: dict[str, Model] = {}
+    for folder in sorted(repository.iterdir()):
+        models[folder.name] = Model(folder, models)
+    server = Server(models)
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    web.daemon_threads, web.stand_in = True, server
     remote = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(grpc_service(server), remote)
-    port = remote.add_insecure_port("127.0.0.1:0")
-    thread.start()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, remote)
+    server.http, server.grpc = f"127.0.0.1:{web.server_port}", f"127.0.0.1:{remote.add_insecure_port('127.0.0.1:0')}"
+    threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     remote.start()
     try:
-        yield Serving(server, f"127.0.0.1:{web.server_port}", f"127.0.0.1:{port}")
+        yield server
     finally:
         web.shutdown()
         web.server_close()
         remote.stop(None).wait()
-        thread.join()

@@ -79,7 +79,6 @@ BOUNDS = {
     "instances": Bounds(1, 64),  # of a model on Triton
     "nms_instances": Bounds(1, 64),
     "queue_delay": Bounds(0, 60_000_000),  # microseconds
-    "concurrency": Bounds(1, 1024),  # clients
     "lr": Bounds(0, 1, whole=False, open_="both"),
     "rate_factor": Bounds(0, 1_000_000, whole=False, open_="least"),  # times the learning rate of weights
     "features": Bounds(0, 1000, whole=False),  # weight of a part of the loss

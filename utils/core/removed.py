@@ -7,7 +7,11 @@ from __future__ import annotations
 
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "--measure": "use perf_analyzer (docs/triton.md)",
+    "--concurrency": "use perf_analyzer (docs/triton.md)",
+    "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
+}
 
 
 def removed(name: str, program: str = "") -> str:

@@ -20,7 +20,7 @@ report_rows.py        an evaluation as a report row       evaluate_file.py    AP
 check_engine.py       TensorRT beside ONNX Runtime        check_images.py    what is compared on
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
-model_repository.py   Triton's, from a file, checked       ask_server.py       a model of a server: drawn, timed
+model_repository.py   Triton's, from a file, checked       ask_server.py       a model of a server: drawn
 compare_placement/    FP16, convolutions only and ours as engines
 sensitivity/          which parts hurt in INT8, and a recipe
 accuracy/             networks of real size: trained, quantized, measured on the engine

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from utils.core.errors import DependencyError
 
+TRITONCLIENT = 'pip install "tritonclient[http,grpc]"'
 INSTALL = {
     "torch": "run install_dependencies.sh in the folder of this overlay's clone",
     "onnx": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnx",
     "onnxruntime": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnxruntime",
-    "tritonclient": 'pip install "tritonclient[grpc]"; --protocol http needs nothing',
+    "tritonclient": TRITONCLIENT,
+    "grpc": TRITONCLIENT,
+    "geventhttpclient": TRITONCLIENT,
     "onnxslim": "pip install onnxslim, or leave --simplify out",
 }
 ENGINES = (".engine", ".plan")

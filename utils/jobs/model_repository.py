@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.input_files import check_file, is_regular
+from utils.core.input_files import check_file
 from utils.core.input_form import DEFAULT_BATCH
+from utils.runners.base import TensorSpec
 from utils.serving import checks, repository
-from utils.serving.config import Wishes, check_name, configs
-from utils.serving.served_file import FILE_NAMES, ONNX, PLAN, ServedFile, Tensor
+from utils.serving.config import ServingOptions, model_configs
+from utils.serving.served_file import ONNX, PLAN, ServedFile
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig, Range
 from utils.trt.decision import profile_shapes
@@ -24,119 +26,92 @@ logger = logging.getLogger(__name__)
 
 STRONG = "it is strongly typed, which ONNX Runtime refuses; export it with --typing weak, or serve its engine"
 PLUGIN = "it has a plugin of TensorRT's, which ONNX Runtime lacks; export it with --nms onnx, or serve its engine"
-PACKED = "the engine takes images packed as {}, which no client sends; build it with --input-format linear"
-RTX = "{} built it, and Triton's backend loads engines of TensorRT; build one with TensorRT"
+RTX = "{} built it, and Triton loads engines of TensorRT only; build one with TensorRT"
 
 
-def make(path: Path, output: Path, wishes: Wishes, *, platform: str = "", onnx: Path | None = None,
-         batch: Range | None = None, sides: Range | None = None) -> list[Path]:  # fmt: skip
-    """Write a repository, or the models of a file into one.
-
-    Args:
-        path: an ONNX file or an engine.
-        platform: PLAN for an ONNX file whose engine is built later; '': as the file is.
-        onnx: the file that an engine was built from, if its note does not say what it takes.
-        batch, sides: images and pixels of the profile of an engine that is built later, or whose note says none.
-
-    Returns:
-        The folders of the models.
+def make(options: ServingOptions) -> list[Path]:
+    """Write a repository, or the models of a file into one; and return the folders of the models.
 
     Raises:
         InputError: the file cannot be served so, or something is in the way.
     """
-    file, note = describe(
-        path, platform or (PLAN if path.suffix.lower() in ENGINE_SUFFIXES else ONNX), onnx, batch, sides
-    )
-    models = configs(file, wishes)
+    file, note = describe(options)
+    configs = model_configs(file, options)
     text = json.dumps(asdict(note), indent=2) + "\n" if note else ""
-    written = repository.write(output, file, models, text, lambda folder: _check_written(folder, pending=file.pending))
+    written = repository.write(options.output, file, configs, text, lambda folder: check(folder, pending=file.pending))
     for folder in written:
         logger.info("%s", folder)
     if file.pending:
-        engine = next(one for one in written if models[one.name].get("platform") == PLAN) / "1" / FILE_NAMES[PLAN]
-        logger.info("the engine is still to be built: %s", build_command(file, engine, batch, sides))
+        (network,) = (config.name for config in configs if config.platform == PLAN)
+        engine = options.output / network / "1" / repository.MODEL_FILES[PLAN]
+        words = ["python", "scripts/build_engine.py", file.path, "--output", engine]
+        words += ["--batch-size", *(options.batch_size or DEFAULT_BATCH)] if file.batched else []
+        words += ["--imgsz", *options.imgsz] if options.imgsz else []
+        logger.info("the engine is still to be built: %s", " ".join(map(str, words)))
     return written
 
 
-def _check_written(folder: Path, *, pending: bool) -> None:
-    for model in checks.check_repository(folder, look, pending=pending):
-        logger.info("%s", model)
-
-
-def build_command(file: ServedFile, engine: Path, batch: Range | None, sides: Range | None) -> str:
-    """How the engine of a repository is built."""
-    words = ["python", "scripts/build_engine.py", str(file.path), "--output", str(engine)]
-    for flag, values in (("--batch-size", (batch or DEFAULT_BATCH) if file.batched else None), ("--imgsz", sides)):
-        words += [flag, *map(str, values)] if values else []
-    return " ".join(words)
-
-
-def check(folder: Path) -> None:
-    """Check a repository, and say what is in it.
+def check(folder: Path, *, pending: bool = False) -> None:
+    """Check a repository, and log what is in it.
 
     Raises:
         InputError: a server would not load it.
     """
-    for model in checks.check_repository(folder, look):
-        logger.info("%s", model)
+    for name, config in checks.check_repository(folder, _look, pending=pending).items():
+        inputs, outputs = (
+            ", ".join(f"{one.name} {list(one.dims)}" for one in side) for side in (config.input, config.output)
+        )
+        what = f"{config.platform or config.backend}, max_batch_size {config.max_batch_size}"
+        logger.info("%s: %s, %s -> %s", name, what, inputs, outputs)
 
 
-def look(path: Path, platform: str) -> ServedFile | None:
+def _look(path: Path, platform: str) -> ServedFile | None:
     """What a file of a repository is; None for an engine about which nothing is known."""
     if platform == ONNX:
         return of_onnx(onnx_summary.read(path), ONNX)
     note = EngineNote.load(path)
+    if not note.tensors:
+        logger.warning("%s has no note beside it and was not looked into", path)
     return of_engine(path, note) if note.tensors else None
 
 
-def describe(
-    path: Path, platform: str, onnx: Path | None, batch: Range | None, sides: Range | None
-) -> tuple[ServedFile, EngineNote | None]:
-    """What a file is for a server, and the note that an engine takes along.
+def describe(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
+    """What the file is for a server, and the note that an engine takes along.
 
     Raises:
-        InputError: it is neither an ONNX file nor an engine, or an engine of which is not known what it takes.
+        InputError: it is neither an ONNX file nor an engine, or nothing says what an engine takes.
     """
-    check_file(path, "expected an ONNX file or a TensorRT engine")
-    config = BuildConfig(batch=batch, height=sides, width=sides)
+    path = check_file(options.file, "expected an ONNX file or a TensorRT engine")
+    side = _range(options.imgsz, "--imgsz")
+    profile = BuildConfig(batch=_range(options.batch_size, "--batch-size"), height=side, width=side)
     if path.suffix.lower() == ".onnx":
-        file = onnx_summary.read(path)
-        if platform == ONNX and (batch or sides):
+        platform = options.platform or ONNX
+        if platform == ONNX and (options.batch_size or side):
             raise InputError("--batch-size and --imgsz are those of an engine's profile; give --max-batch-size")
-        return of_onnx(file, platform, profile_shapes(file, config) if platform == PLAN else {}), None
-    if path.suffix.lower() not in ENGINE_SUFFIXES:
-        raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine or .plan")
-    if platform != PLAN:
-        raise InputError(f"{path} is an engine, which runs as {PLAN} only")
+        file = onnx_summary.read(path)
+        return of_onnx(file, platform, profile_shapes(file, profile) if platform == PLAN else {}), None
+    if path.suffix.lower() not in ENGINE_SUFFIXES or options.platform == ONNX:
+        raise InputError(f"{path}: expected .onnx, or .engine or .plan, which run as {PLAN}")
     note = EngineNote.load(path)
-    source = onnx or Path(note.onnx)
+    if note.tensors and (options.onnx or options.batch_size or side):
+        raise InputError(f"the note of {path} says what it takes; leave --onnx, --batch-size and --imgsz out")
     if not note.tensors:
-        if not is_regular(source):
-            raise InputError(
-                f"nothing beside {path} says what it takes and gives; give the file that it was built from with --onnx"
-            )
+        source = check_file(options.onnx or note.onnx, f"give --onnx FILE, from which {path} was built")
         file = onnx_summary.read(source)
         tensors = {name: [file.types[name], list(shape)] for name, shape in file.tensors.items()}
-        note = replace(note, onnx=str(source), tensors=tensors, metadata=note.metadata or dict(file.metadata))
-        if not note.profile and onnx is not None:
-            shapes = profile_shapes(file, config)
-            note = replace(note, profile={name: [list(shape) for shape in three] for name, three in shapes.items()})
-    elif onnx is not None:
-        raise InputError(f"--onnx does nothing: the note of {path} says what it takes and gives; leave it out")
-    elif batch or sides:
-        raise InputError(f"the note of {path} says its profile; leave --batch-size and --imgsz out")
+        shapes = note.profile or profile_shapes(file, profile)
+        note = replace(note, onnx=str(source), tensors=tensors, profile=shapes, metadata=dict(file.metadata))
     return of_engine(path, note), note
 
 
-def of_onnx(file: OnnxFile, platform: str, shapes: dict[str, tuple[tuple[int, ...], ...]] | None = None) -> ServedFile:
+def of_onnx(file: OnnxFile, platform: str, profile: Mapping[str, Any] | None = None) -> ServedFile:
     """An ONNX file in ONNX Runtime; or, with the shapes of a profile, as the engine that it will be."""
-    images = next(iter(file.inputs), "")
-    three = (shapes or {}).get(images)
     unfit = "" if platform == PLAN else PLUGIN if file.plugins else STRONG if file.half_scales else ""
-    return ServedFile(
-        file.path, platform, _tensors(file, file.inputs), _tensors(file, file.outputs), file.metadata,
-        (three[0], three[-1]) if three else None, unfit, pending=platform == PLAN,
-    )  # fmt: skip
+    inputs, outputs = (
+        tuple(TensorSpec(name, shape, file.types[name]) for name, shape in side.items())
+        for side in (file.inputs, file.outputs)
+    )
+    return ServedFile(file.path, platform, inputs, outputs, file.metadata, _limits(profile), unfit)
 
 
 def of_engine(path: Path, note: EngineNote) -> ServedFile:
@@ -146,37 +121,24 @@ def of_engine(path: Path, note: EngineNote) -> ServedFile:
         InputError: the note is damaged.
     """
     try:
-        tensors = {name: Tensor(name, str(dtype), tuple(shape)) for name, (dtype, shape) in note.tensors.items()}
-        inputs = list(note.profile) or [name for name, one in tensors.items() if name == next(iter(tensors))]
-        three = note.profile.get(inputs[0])
-        profile = (tuple(map(int, three[0])), tuple(map(int, three[-1]))) if three else None
-        packed = note.options.get("input_format", "linear")
-        unfit = RTX.format(note.api) if "RTX" in note.api else PACKED.format(packed) if packed != "linear" else ""
-        return ServedFile(
-            path, PLAN, tuple(tensors[name] for name in inputs),
-            tuple(one for name, one in tensors.items() if name not in inputs), note.metadata, profile, unfit,
-        )  # fmt: skip
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        specs = {name: TensorSpec(name, tuple(shape), str(dtype)) for name, (dtype, shape) in note.tensors.items()}
+        inputs = [specs[name] for name in list(note.profile) or list(specs)[:1]]  # a static engine has no profile
+        outputs = [spec for spec in specs.values() if spec not in inputs]
+        unfit = RTX.format(note.api) if "RTX" in note.api else ""
+        return ServedFile(path, PLAN, tuple(inputs), tuple(outputs), note.metadata, _limits(note.profile), unfit)
+    except (TypeError, ValueError, LookupError) as error:
         raise InputError(f"the note beside {path} is damaged ({error}); build the engine again") from error
 
 
-def _tensors(file: OnnxFile, shapes: dict[str, tuple[int | None, ...]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(name, file.types[name], shape) for name, shape in shapes.items())
+def _limits(profile: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Min and max shape of the only input."""
+    for least, _, most in (profile or {}).values():
+        return tuple(least), tuple(most)
+    return None
 
 
-def default_name(path: Path) -> str:
-    """The name of a file's model: the file's, without what cannot stand in an address."""
-    name = "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "_" for one in path.stem).lstrip("._-")
-    check_name(name or "model")
-    return name or "model"
-
-
-def three(values: Sequence[int] | None, flag: str) -> Range | None:
-    """One number, or min, opt and max.
-
-    Raises:
-        InputError: there are others.
-    """
+def _range(values: Sequence[int] | None, flag: str) -> Range | None:
+    """One number, or min, opt and max."""
     if values is None:
         return None
     if len(values) not in (1, 3):

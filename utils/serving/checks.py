@@ -1,206 +1,150 @@
-"""Is a model repository one that a Triton server loads? What a server would refuse is refused here, in one line.
+"""Would a Triton server load this model repository? What a server would refuse is refused here, in one line.
 
-The rules are those of the server's core (`model_config_utils.cc`, `model.cc`, `backend_model_instance.cc`) and of its
-TensorRT and ONNX Runtime backends, for the fields that `config.py` writes and their neighbours. Other fields have to be
-in the schema, and are left to the server.
+protobuf reads the configurations, so that an unknown field or a wrong type is its refusal. The other rules are those of
+the server's core (`model_config_utils.cc`, `ensemble_utils.cc`) and of its TensorRT and ONNX Runtime backends.
 """
 
 from __future__ import annotations
 
-import ast
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
+
 from utils.core.errors import InputError, no_file
-from utils.core.input_files import is_regular, read_text
-from utils.serving import pbtxt
-from utils.serving.config import ENSEMBLE, PYTHON, Config
-from utils.serving.config_checks import LARGEST_TEXT, check_config, check_warmup, fits
-from utils.serving.ensembles import check_ensemble
-from utils.serving.repository import CONFIG
-from utils.serving.served_file import FILE_NAMES, ONNX, PLAN, ServedFile, Tensor
+from utils.serving.config import ENSEMBLE, PYTHON, data_type
+from utils.serving.repository import CONFIG, MODEL_FILES, read_config
+from utils.serving.served_file import ONNX, PLAN, ServedFile
 
-BACKENDS = {PLAN: "tensorrt", ONNX: "onnxruntime"}
-FILES = {**FILE_NAMES, PYTHON: "model.py"}
-Look = Callable[[Path, str], ServedFile | None]
+Describe = Callable[[Path, str], "ServedFile | None"]
+BACKENDS = {PLAN: "tensorrt", ONNX: "onnxruntime", PYTHON: PYTHON, ENSEMBLE: None}  # by platform; one of both suffices
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model of a repository.
+def check_repository(repository: Path, describe: Describe, *, pending: bool = False) -> dict[str, ModelConfig]:
+    """Check all models of a repository, and return their configurations by name.
 
-    Attributes:
-        platform: PLAN, ONNX, PYTHON or ENSEMBLE.
-        seen: whether the file was looked into, too; engines say nothing about themselves without a note.
-    """
-
-    name: str
-    platform: str
-    config: Config
-    seen: bool = True
-
-    @property
-    def batch(self) -> int:
-        """`max_batch_size`."""
-        return int(self.config.get("max_batch_size", 0))
-
-    def __str__(self) -> str:
-        shapes = [
-            ", ".join(
-                f"{one['name']} {one['data_type'].removeprefix('TYPE_')}{one['dims']}" for one in self.config[side]
-            )
-            for side in ("input", "output")
-        ]
-        most = f"batches of up to {self.batch}" if self.batch else "no batches of its own"
-        unseen = "" if self.seen else "; the engine has no note beside it and was not looked into"
-        return f"{self.name}: {self.platform}, {most}, {' -> '.join(shapes)}{unseen}"
-
-
-def check_repository(folder: Path, look: Look, *, pending: bool = False) -> list[Model]:
-    """Check all models of a repository.
-
-    Args:
-        look: a file and its platform → what it is; None for an engine without a note.
-        pending: engines may be missing: they are built later.
+    `describe` gives what is known about a file of a platform, or None. `pending` engines may be missing.
 
     Raises:
-        InputError: a server would not load it.
+        InputError: a server would not load the repository.
     """
-    if not folder.is_dir():
-        raise InputError(no_file(folder, "expected a model repository: a folder with a folder for each model"))
-    if is_regular(folder / CONFIG):
-        raise InputError(
-            f"{folder} is one model, and its repository is the folder around it: {folder.absolute().parent}"
-        )
-    models = {path.name: _check_model(path, look, pending) for path in sorted(folder.iterdir()) if path.is_dir()}
-    if not models:
-        raise InputError(f"{folder} holds no models; expected a folder with {CONFIG} for each of them")
-    for name, model in models.items():
-        if model.platform == ENSEMBLE:
-            others = {key: one.config for key, one in models.items()}
-            check_ensemble(f"{folder / name / CONFIG}", model.config, others)
-    return list(models.values())
+    _require(repository.is_dir(), no_file(repository, "expected a folder with a folder for each model"))
+    configs = {path.name: read_config(path / CONFIG) for path in sorted(repository.iterdir()) if path.is_dir()}
+    _require(configs, f"{repository} holds no models; expected a folder with {CONFIG} for each of them")
+    for name, config in sorted(configs.items(), key=lambda item: item[1].platform == ENSEMBLE):  # after their models
+        _check_model(repository / name, config, describe, pending)
+        if config.platform == ENSEMBLE:
+            _check_ensemble(repository / name / CONFIG, config, configs)
+    return configs
 
 
-def _check_model(folder: Path, look: Look, pending: bool) -> Model:
-    path = folder / CONFIG
-    config = pbtxt.loads(
-        read_text(path, "each folder of a repository is a model and needs it", limit=LARGEST_TEXT), str(path)
-    )
-    where = str(path)
-    if config.get("name", folder.name) != folder.name:
-        raise InputError(f"{where} is named {config['name']!r:.60}; expected {folder.name}, as its folder is")
-    platform = _platform(where, config)
-    check_config(folder, config, platform)
-    seen = _check_versions(folder, config, platform, look, pending)
-    check_warmup(where, config)
-    return Model(folder.name, platform, config, seen)
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise InputError(message)
 
 
-def _platform(where: str, config: Config) -> str:
-    platform, backend = config.get("platform", ""), config.get("backend", "")
-    if platform == ENSEMBLE and not backend:
-        return ENSEMBLE
-    if backend == PYTHON and platform in ("", PYTHON):
-        return PYTHON
-    for known, its in BACKENDS.items():
-        if (platform or known, backend or its) == (known, its) and (platform or backend):
-            return known
-    said = ", ".join(f"{key} {value!r:.40}" for key, value in (("platform", platform), ("backend", backend)) if value)
-    raise InputError(
-        f"{where}: {said or 'neither platform nor backend is given'}; expected platform {PLAN}, {ONNX} or {ENSEMBLE}, "
-        f"or backend {PYTHON}"
-    )
+def _check_model(folder: Path, config: ModelConfig, describe: Describe, pending: bool) -> None:
+    where, most = folder / CONFIG, config.max_batch_size
+    _require(config.name in ("", folder.name), f"{where}: name is {config.name!r:.60}; expected that of the folder")
+    for size in (most, *config.dynamic_batching.preferred_batch_size):
+        _require(0 <= size <= most, f"{where}: batch size {size} is not within 0 and max_batch_size, {most}")
+    for side in (config.input, config.output):
+        names = {one.name for one in side if one.name}
+        _require(0 < len(names) == len(side), f"{where}: expected inputs and outputs, each with a name of its own")
+        for one in side:
+            valid = one.data_type and one.dims and all(size > 0 or size == -1 for size in one.dims)
+            _require(valid, f"{where}: {_text(one)} needs a data_type, and dims of 1 or more, or -1")
+    for labels in (folder / output.label_filename for output in config.output if output.label_filename):
+        _require(labels.is_file(), no_file(labels, f"{where} names it"))
+    platform = config.platform or next((key for key, name in BACKENDS.items() if name == config.backend), "")
+    valid = platform in BACKENDS and config.backend in ("", BACKENDS[platform])
+    _require(valid, f"{where}: platform {config.platform!r:.40} with backend {config.backend!r:.40} is unknown")
+    for group in config.instance_group:
+        kind = ModelInstanceGroup.Kind.Name(group.kind)
+        valid = kind not in ("KIND_CPU", "KIND_MODEL") or not (platform == PLAN or group.gpus)
+        _require(valid, f"{where}: instance_group is {kind} for {platform} with gpus {list(group.gpus)}; use KIND_GPU")
+    versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+    _require(versions, f"{folder} has no folder of a version; expected {folder / '1'}")
+    for version in () if platform == ENSEMBLE or (pending and platform == PLAN) else versions:
+        path = version / (config.default_model_filename or MODEL_FILES[platform])
+        _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it"))
+        if platform != PYTHON and (file := describe(path, platform)):
+            _check_file(where, config, path, file)
+    _check_warmup(where, config)
 
 
-def _check_versions(folder: Path, config: Config, platform: str, look: Look, pending: bool) -> bool:
-    """The folders of versions, and the file in each; whether all files were looked into."""
-    versions = sorted(
-        path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal() and path.name[0] != "0"
-    )
-    if not versions:
-        raise InputError(f"{folder} has no folder of a version; expected {folder / '1'}{os.sep}")
-    for wanted in config.get("version_policy", {}).get("specific", {}).get("versions", ()):
-        if str(wanted) not in {path.name for path in versions}:
-            raise InputError(
-                f"{folder / CONFIG} asks for version {wanted}, and there is no {folder / str(wanted)}{os.sep}"
-            )
-    if platform == ENSEMBLE:
-        return True
-    found = [
-        _check_file(path / (config.get("default_model_filename") or FILES[platform]), config, platform, look, pending)
-        for path in versions
-    ]
-    return all(found)
+def _check_warmup(where: Path, config: ModelConfig) -> None:
+    for sample in config.model_warmup:
+        name, most = f"{where}: model_warmup {sample.name!r:.40}", max(config.max_batch_size, 1)
+        _require(sample.batch_size <= most, f"{name} has a batch_size of {sample.batch_size}; expected up to {most}")
+        _require({*sample.inputs} == {one.name for one in config.input}, f"{name} needs the inputs of the model")
+        for one in config.input:
+            value = sample.inputs[one.name]
+            valid = value.data_type == one.data_type and -1 not in value.dims and _fits(value.dims, one.dims)
+            _require(valid, f"{name} has another type or shape than {_text(one)}")
 
 
-def _check_file(path: Path, config: Config, platform: str, look: Look, pending: bool) -> bool:
-    where = str(path.parents[1] / CONFIG)
-    if not is_regular(path):
-        if pending and platform == PLAN:
-            return True
-        raise InputError(f"{no_file(path, f'{where} ({platform}) needs it')}")
-    if platform == PYTHON:
-        _check_python(path)
-        return True
-    file = look(path, platform)
-    if file is None:
-        return False
-    if file.unfit:
-        raise InputError(f"{path}: {file.unfit}")
-    _compare(where, config, "input", file.inputs)
-    _compare(where, config, "output", file.outputs)
-    _check_batch(where, config, file)
-    return True
+def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) -> None:
+    _require(not file.unfit, f"{path}: {file.unfit}")
+    for side, specs in ((config.input, file.inputs), (config.output, file.outputs)):
+        known = {spec.name: spec for spec in specs}
+        names = {one.name for one in side}
+        valid = names == {*known} or (side is config.output and names < {*known})
+        _require(valid, f"{where} has {', '.join(sorted(names))}; {path} has {', '.join(sorted(known))}")
+        for one in side:
+            shape = [-1 if size is None else size for size in known[one.name].shape]
+            valid = DataType.Name(one.data_type) == data_type(known[one.name]) and _fits(_whole(one, config), shape)
+            _require(valid, f"{where}: {_text(one)} with this max_batch_size is {known[one.name]} in {path}")
+    if file.profile:
+        (low, high), sizes = file.profile, _whole(config.input[0], config)
+        within = all(a <= size <= b for size, a, b in zip(sizes, low, high, strict=True) if size != -1)
+        valid = within and (not config.max_batch_size or low[0] == 1 <= config.max_batch_size <= high[0])
+        _require(valid, f"{where}: {sizes}, batches up to {config.max_batch_size}: not within profile {low} to {high}")
 
 
-def _check_python(path: Path) -> None:
-    try:
-        tree = ast.parse(read_text(path, "expected a model for the Python backend", limit=LARGEST_TEXT))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no Python: {' '.join(str(error).split())}") from error
-    if not any(isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel" for node in tree.body):
-        raise InputError(f"{path} has no class TritonPythonModel, which the Python backend makes an instance of")
+def _check_ensemble(where: Path, config: ModelConfig, configs: Mapping[str, ModelConfig]) -> None:
+    """The steps exist, every tensor is written once and before it is read, and all agree on its type and shape."""
+    steps = config.ensemble_scheduling.step
+    own = config.instance_group or config.model_warmup or config.HasField("optimization")
+    _require(steps and not own, f"{where}: expected steps, whose models have instances, warm-up and optimization")
+    ends = [(config, side, {one.name: one.name for one in side}) for side in (config.input, config.output)]
+    for step in steps:
+        _require(step.model_name in configs, f"{where}: a step runs {step.model_name!r:.60}; there is {[*configs]}")
+        model = configs[step.model_name]
+        valid = model.max_batch_size == 0 or model.max_batch_size >= config.max_batch_size
+        _require(valid, f"{where}: max_batch_size is {config.max_batch_size}; {model.name} takes less")
+        for side, names in ((model.input, step.input_map), (model.output, step.output_map)):
+            needed = {one.name for one in model.input if side is model.input and not one.optional}
+            valid = names and needed <= {*names} <= {one.name for one in side}
+            _require(valid, f"{where}: a step maps {sorted(names)}; {model.name} has {[one.name for one in side]}")
+            ends.append((model, side, names))
+    ready = {one.name for one in config.input}
+    written = [*ready, *(name for step in steps for name in step.output_map.values())]
+    read = {one.name for one in config.output}.union(*(step.input_map.values() for step in steps))
+    wrong = {name for name in written if written.count(name) > 1} | ({*written} ^ read)
+    _require(not wrong, f"{where}: {sorted(wrong)} are not written exactly once, or not read")
+    for _ in steps:
+        ready.update(*(step.output_map.values() for step in steps if {*step.input_map.values()} <= ready))
+    _require(read <= ready, f"{where}: the steps wait for each other")
+    tensors: dict[str, tuple[Any, ModelConfig]] = {}
+    for model, side, names in ends:
+        for one in (one for one in side if one.name in names):
+            other, owner = tensors.setdefault(names[one.name], (one, model))
+            valid = _fits(one.dims, other.dims, True) or _fits(_whole(one, model), _whole(other, owner), True)
+            valid = valid and one.data_type == other.data_type
+            _require(valid, f"{where}: {model.name} has {_text(one)}, {owner.name} has {_text(other)}")
 
 
-def _compare(where: str, config: Config, side: str, tensors: Sequence[Tensor]) -> None:
-    """Names, types and shapes of a configuration and of its file."""
-    own, said = {one.name: one for one in tensors}, {one["name"]: one for one in config[side]}
-    unknown = [name for name in said if name not in own]
-    if unknown:
-        raise InputError(f"{where}: the file has no {side} {unknown[0]!r:.60}; it has {', '.join(own)}")
-    if side == "input" and len(said) < len(own):
-        raise InputError(f"{where}: input {next(name for name in own if name not in said)} of the file is missing")
-    for name, one in said.items():
-        if one["data_type"] != own[name].kind:
-            raise InputError(f"{where}: {side} {name} is {one['data_type']}, and {own[name].kind} in the file")
-        dims = [-1, *one["dims"]] if config.get("max_batch_size", 0) else one["dims"]
-        shape = [-1 if size is None else size for size in own[name].shape]
-        if not fits(dims, shape):
-            batch = ", the batch included" if config.get("max_batch_size", 0) else ""
-            raise InputError(f"{where}: {side} {name} is {dims}{batch}, and {shape} in the file")
+def _text(tensor: Any) -> str:
+    return f"{tensor.name} {DataType.Name(tensor.data_type)}{list(tensor.dims)}"
 
 
-def _check_batch(where: str, config: Config, file: ServedFile) -> None:
-    most = config.get("max_batch_size", 0)
-    if most and not file.batched:
-        static = file.images.shape[0]
-        raise InputError(
-            f"{where}: max_batch_size is {most}, and the file takes {static} images, no more and no fewer; use 0"
-        )
-    if file.profile is None:
-        return
-    least, largest = file.profile
-    if most > largest[0]:
-        raise InputError(f"{where}: max_batch_size is {most}, and the engine's profile ends at {largest[0]} images")
-    if most and least[0] > 1:
-        raise InputError(f"{where}: the engine's profile begins at {least[0]} images, so that requests of one fail")
-    dims: list[Any] = [*([1] if most else []), *config["input"][0]["dims"]]
-    for size, low, high in zip(dims, least, largest, strict=True):
-        if size != -1 and not low <= size <= high:
-            raise InputError(
-                f"{where}: input {file.images.name} is {dims}, outside of the profile {least} to {largest}"
-            )
+def _whole(tensor: Any, config: ModelConfig) -> list[int]:
+    return [*([-1] if config.max_batch_size else []), *tensor.dims]
+
+
+def _fits(dims: Sequence[int], shape: Sequence[int], either: bool = False) -> bool:
+    """Whether dims are one of the shapes that `shape` stands for, where -1 is any size; `either`: or the reverse."""
+    same = (own in (size, -1) or (either and size == -1) for size, own in zip(dims, shape, strict=True))
+    return len(dims) == len(shape) and all(same)

@@ -1,236 +1,199 @@
-"""A file and wishes → the configurations of the models that serve it.
+"""A file and options → the configurations (ModelConfig) of the models that serve it.
 
     NMS in the file      NAME: the file
     raw predictions      NAME: an ensemble of NAME_network, the file, and NAME_nms, `nms_model.py`
     raw, without NMS     NAME: the file
 
-Whoever asks NAME gets the same four outputs (with masks five) in the first two cases. The fields, and what a server
-makes of them: "Model Configuration" in Triton's user guide, and `model_config_utils.cc` of its core.
+Clients of NAME get the same outputs in the first two cases. The fields are those of "Model Configuration" in Triton's
+user guide.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from utils.core.bounds import check_bounds
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.utils import np_to_triton_dtype
+
 from utils.core.errors import InputError
 from utils.core.input_form import DEFAULT_BATCH
 from utils.core.tasks import DETECT, SEGMENT
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
-from utils.serving.served_file import PLAN, ServedFile, Tensor
+from utils.runners.base import TensorSpec
+from utils.serving.served_file import PLAN, ServedFile
 
 ENSEMBLE, PYTHON = "ensemble", "python"
-LABELS = "labels.txt"
-# What a client has to know and the protocol does not say; see `runner.py`.
-SAID = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "input_scale", "nms", "mask_resolution")
-LIMITS = "limits"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-Config = dict[str, Any]
+LABELS, LIMITS = "labels.txt", "limits"
+# Metadata that clients need and the protocol does not carry: a `parameters` entry each, which `runner.py` reads.
+CLIENT_METADATA = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "nms", "mask_resolution")
+NMS_OPTIONS = ("conf_thres", "iou_thres", "max_det", "class_agnostic", "nms_instances")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a user decides.
+class ServingOptions:
+    """The options of scripts/make_triton.py; None where nothing was given."""
 
-    Attributes:
-        name: of the model that is asked; part of its address.
-        max_batch: images that a server puts together, at most; None: what the file takes.
-        instances: of the network, on each GPU.
-        nms_instances: of the NMS behind raw predictions; each is a process on the CPU.
-        queue_delay: microseconds that a request waits for others.
-        warmup: run the network before a server says that it is ready.
-        cuda_graphs: let TensorRT's backend record CUDA graphs.
-        nms: put NMS behind raw predictions.
-        conf_thres, iou_thres, max_det, agnostic: of that NMS.
-        given: which options of NMS a user gave.
-    """
-
-    name: str
-    max_batch: int | None = None
-    instances: int = 1
-    nms_instances: int = 1
-    queue_delay: int = 0
-    warmup: bool = True
+    file: Path  # an ONNX file or an engine
+    output: Path  # the model repository
+    name: str | None = None  # by which clients ask for the model; the file's stem by default
+    platform: str | None = None  # PLAN for an ONNX file whose engine is built later
+    onnx: Path | None = None  # what an engine without a note was built from
+    batch_size: list[int] | None = None  # one, or min, opt and max, of the profile of such engines
+    imgsz: list[int] | None = None  # likewise, in pixels
+    max_batch_size: int | None = None  # images that the server puts together
+    instances: int = 1  # of the network, on each GPU
+    queue_delay: int = 0  # microseconds that a request waits for others
+    warmup: bool = True  # run the network before the server is ready
     cuda_graphs: bool = False
-    nms: bool = True
-    conf_thres: float = EVERYDAY_CONFIDENCE
-    iou_thres: float = EVERYDAY_NMS_IOU
-    max_det: int = 100
-    agnostic: bool = False
-    given: tuple[str, ...] = ()
+    nms: bool = True  # behind raw predictions, by these options:
+    conf_thres: float | None = None
+    iou_thres: float | None = None
+    max_det: int | None = None
+    class_agnostic: bool | None = None
+    nms_instances: int | None = None  # processes on the CPU
 
-    def __post_init__(self) -> None:
-        check_name(self.name)
-        check_bounds(self, "instances", "nms_instances", "queue_delay", "conf_thres", "iou_thres", "max_det")
+    @property
+    def model_name(self) -> str:
+        """`name`, or the file's stem without characters that a URL cannot hold.
+
+        Raises:
+            InputError: the name cannot be a folder and a part of a URL.
+        """
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.file.stem).lstrip("._-") or "model"
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise InputError(f"--name is {self.name!r:.60}; expected letters, digits, '.', '_' and '-'")
+        return self.name or name
 
 
-def check_name(name: str) -> None:
-    """Raise `InputError` if a model cannot be called so: its name is a folder, and part of an address."""
-    if not _NAME.fullmatch(name):
-        raise InputError(f"--name {name!r:.60} is no name of a model; expected letters, digits, '.', '_' and '-'")
-
-
-def configs(file: ServedFile, wishes: Wishes) -> dict[str, Config]:
-    """The models by name, each after those that it needs.
+def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig]:
+    """The configurations, each after those of the models that it runs.
 
     Raises:
         InputError: the file cannot be served, or not so.
     """
     file.check()
-    if wishes.given and (file.has_nms or not wishes.nms):
-        why = "NMS is inside the file, which has its own" if file.has_nms else "--no-nms leaves NMS out"
-        raise InputError(f"--{wishes.given[0].replace('_', '-')} is of NMS behind raw predictions, and {why}")
-    batch = largest_batch(file, wishes.max_batch)
-    if file.has_nms or not wishes.nms:
-        return {wishes.name: network(file, wishes, wishes.name, batch, about(file))}
-    raw, nms = f"{wishes.name}_network", f"{wishes.name}_nms"
-    behind = nms_config(file, wishes, nms, batch)
-    return {
-        raw: network(file, wishes, raw, batch, {}),
-        nms: behind,
-        wishes.name: ensemble(file, wishes, (raw, nms), batch, behind),
-    }
+    batch = _max_batch_size(file, options)
+    if options.nms and not file.has_nms:
+        return _with_nms(file, options, batch)
+    for option in NMS_OPTIONS:
+        if getattr(options, option) is not None:
+            why = "NMS is inside the file" if file.has_nms else "--no-nms leaves it out"
+            raise InputError(f"--{option.replace('_', '-')} is for NMS behind raw predictions, and {why}")
+    return [_network(file, options, options.model_name, batch, _client_metadata(file))]
 
 
-def largest_batch(file: ServedFile, wished: int | None) -> int:
-    """`max_batch_size`: 0 for a file whose batch size is static, which then is a part of its shapes.
-
-    Raises:
-        InputError: the file does not take so many.
-    """
-    if not file.batched:
-        static = file.images.shape[0]
-        if wished is not None and wished != static:
-            raise InputError(
-                f"{file.path} takes {static} images at a time, not {wished}; export it with --dynamic batch"
-            )
-        return 0
-    most = file.profile[1][0] if file.profile else None
-    if wished is not None and most is not None and wished > most:
-        raise InputError(f"--max-batch-size is {wished}, and {file.path} takes up to {most} images at a time")
-    return wished or most or DEFAULT_BATCH[-1]  # what build_engine.py builds for
+def _max_batch_size(file: ServedFile, options: ServingOptions) -> int:
+    """Images in a batch; 0 for a file of static batch size, where the batch is a part of `dims`."""
+    asked, static = options.max_batch_size, file.images.shape[0]
+    largest = file.profile[1][0] if file.profile else None
+    if not file.batched and asked not in (None, static):
+        raise InputError(f"--max-batch-size is {asked}, and {file.path} has a static batch size of {static}")
+    if asked and largest and asked > largest:
+        raise InputError(f"--max-batch-size is {asked}, and the profile of {file.path} ends at {largest} images")
+    return (asked or largest or DEFAULT_BATCH[-1]) if file.batched else 0
 
 
-def about(file: ServedFile, **more: str) -> dict[str, str]:
-    """What the metadata say that a client needs."""
-    found = {name: file.metadata[name] for name in SAID if file.metadata.get(name)} | more
-    return found | ({LIMITS: json.dumps(file.profile)} if file.profile else {})
-
-
-def network(file: ServedFile, wishes: Wishes, name: str, batch: int, said: Mapping[str, str]) -> Config:
-    """The configuration of the file."""
-    inputs, outputs = [_tensor(_fixed(file), batch)], [_tensor(one, batch) for one in file.outputs]
-    if file.has_nms and file.names:
-        _label(outputs)
-    config: Config = {
-        "name": name,
-        "platform": file.platform,
-        "max_batch_size": batch,
-        "input": inputs,
-        "output": outputs,
-    }
-    # Triton makes KIND_AUTO a GPU where there is one
-    kind = "KIND_GPU" if file.platform == PLAN else "KIND_AUTO"
-    config["instance_group"] = [{"count": wishes.instances, "kind": kind}]
+def _network(
+    file: ServedFile, options: ServingOptions, name: str, batch: int, parameters: dict[str, str]
+) -> ModelConfig:
+    """The model that runs the file."""
+    images = _tensor(file.images, batch)
+    config = ModelConfig(
+        name=name, platform=file.platform, max_batch_size=batch, input=[images],
+        output=_outputs(file.outputs, file.metadata, batch), parameters=_parameters(parameters),
+        # Triton makes KIND_AUTO a GPU where there is one
+        instance_group=[{"count": options.instances, "kind": "KIND_GPU" if file.platform == PLAN else "KIND_AUTO"}],
+    )  # fmt: skip
     if batch > 1:
-        delay = {"max_queue_delay_microseconds": wishes.queue_delay} if wishes.queue_delay else {}
-        config["dynamic_batching"] = delay
-    elif wishes.queue_delay:
+        config.dynamic_batching.max_queue_delay_microseconds = options.queue_delay
+    elif options.queue_delay:
         raise InputError("--queue-delay does nothing where a batch holds one request only; leave it out")
-    if wishes.cuda_graphs:
+    if options.cuda_graphs:
         if file.platform != PLAN:
             raise InputError(f"--cuda-graphs is for TensorRT engines, and {file.path} runs in ONNX Runtime")
-        config["optimization"] = {"cuda": {"graphs": True}}
-    if said:
-        config["parameters"] = {key: {"string_value": text} for key, text in said.items()}
-    if wishes.warmup and None not in _fixed(file).shape[1:]:
-        config["model_warmup"] = _warmup(inputs[0], batch)
+        config.optimization.cuda.graphs = True
+    if options.warmup and -1 not in images["dims"]:
+        zeros = {"data_type": images["data_type"], "dims": images["dims"], "zero_data": True}
+        for size in sorted({1, batch or 1}):  # requests of one image each; Triton skips a sample of 0 requests
+            config.model_warmup.add(name=f"batch_{size}", batch_size=size, inputs={file.images.name: zeros})
     return config
 
 
-def nms_config(file: ServedFile, wishes: Wishes, name: str, batch: int) -> Config:
-    """The configuration of the model behind raw predictions."""
-    values = {
-        "conf_thres": repr(wishes.conf_thres), "iou_thres": repr(wishes.iou_thres), "max_det": str(wishes.max_det),
-        "class_agnostic": str(wishes.agnostic).lower(),
-    }  # fmt: skip
-    raw = {one.name: one for one in file.outputs}
-    outputs = [_tensor(one, batch) for one in _detections(file, wishes.max_det)]
-    if file.names:
-        _label(outputs)
-    return {
-        "name": name, "backend": PYTHON, "max_batch_size": batch,
-        "input": [_tensor(raw[one], batch) for one in file.task.outputs], "output": outputs,
-        "instance_group": [{"count": wishes.nms_instances, "kind": "KIND_CPU"}],
-        "parameters": {key: {"string_value": text} for key, text in values.items()},
-    }  # fmt: skip
-
-
-def ensemble(file: ServedFile, wishes: Wishes, steps: tuple[str, str], batch: int, behind: Config) -> Config:
-    """The configuration of both together."""
-    raw, nms = steps
-    between = {name: f"raw_{name}" for name in file.task.outputs}
-    used = {"kind": "onnx", "topk": wishes.max_det, "iou_thres": wishes.iou_thres, "conf_thres": wishes.conf_thres,
-            "agnostic": wishes.agnostic}  # fmt: skip
-    said = about(file, nms=json.dumps(used))
-    images, found = file.images.name, [one["name"] for one in behind["output"]]
-    return {
-        "name": wishes.name, "platform": ENSEMBLE, "max_batch_size": batch,
-        "input": [_tensor(_fixed(file), batch)], "output": [dict(one) for one in behind["output"]],
-        "ensemble_scheduling": {"step": [
-            {"model_name": raw, "model_version": -1, "input_map": {images: images}, "output_map": between},
-            {"model_name": nms, "model_version": -1, "input_map": between, "output_map": {one: one for one in found}},
-        ]},
-        "parameters": {key: {"string_value": text} for key, text in said.items()},
-    }  # fmt: skip
-
-
-def _detections(file: ServedFile, most: int) -> list[Tensor]:
-    """What `nms_model.py` gives."""
-    batch = file.images.shape[0]
-    kinds = zip(("int32", "float32", "float32", "int32"), ((1,), (most, 4), (most,), (most,)), strict=True)
-    found = [
-        Tensor(name, dtype, (batch, *shape)) for name, (dtype, shape) in zip(DETECT.detections, kinds, strict=True)
+def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[ModelConfig]:
+    """Three models: the network, NMS behind it, and the ensemble of both."""
+    name, network, nms = options.model_name, f"{options.model_name}_network", f"{options.model_name}_nms"
+    conf_thres = EVERYDAY_CONFIDENCE if options.conf_thres is None else options.conf_thres
+    iou_thres = EVERYDAY_NMS_IOU if options.iou_thres is None else options.iou_thres
+    max_det, agnostic = options.max_det or 100, bool(options.class_agnostic)
+    settings = {"conf_thres": conf_thres, "iou_thres": iou_thres, "max_det": max_det, "class_agnostic": agnostic}
+    applied = {"kind": "onnx", "topk": max_det, "iou_thres": iou_thres, "conf_thres": conf_thres, "agnostic": agnostic}
+    specs = {spec.name: spec for spec in file.outputs}
+    raw = [_tensor(specs[output], batch) for output in file.task.outputs]
+    detections = _outputs(_detections(file, max_det), file.metadata, batch)
+    images, between = file.images.name, {output: f"raw_{output}" for output in file.task.outputs}
+    results = {output["name"]: output["name"] for output in detections}
+    steps = [
+        {"model_name": network, "model_version": -1, "input_map": {images: images}, "output_map": between},
+        {"model_name": nms, "model_version": -1, "input_map": between, "output_map": results},
     ]
-    if file.task.prototypes:
-        grid = next(one.shape[2:] for one in file.outputs if one.name == file.task.prototypes)
-        found.append(Tensor(SEGMENT.masks, "float32", (batch, None, *grid)))
-    return found
+    return [
+        _network(file, options, network, batch, {}),
+        ModelConfig(
+            name=nms, backend=PYTHON, max_batch_size=batch, input=raw, output=detections,
+            instance_group=[{"count": options.nms_instances or 1, "kind": "KIND_CPU"}],
+            parameters=_parameters({key: json.dumps(value) for key, value in settings.items()}),
+        ),
+        ModelConfig(
+            name=name, platform=ENSEMBLE, max_batch_size=batch, input=[_tensor(file.images, batch)], output=detections,
+            ensemble_scheduling={"step": steps},
+            parameters=_parameters(_client_metadata(file) | {"nms": json.dumps(applied)}),
+        ),
+    ]  # fmt: skip
 
 
-def _fixed(file: ServedFile) -> Tensor:
-    """The input, with the sizes that an engine's profile leaves no choice about."""
-    images = file.images
-    if file.profile is None:
-        return images
-    least, most = file.profile
-    shape = tuple(
-        low if size is None and low == high and axis else size
-        for axis, (size, low, high) in enumerate(zip(images.shape, least, most, strict=True))
-    )
-    return Tensor(images.name, images.dtype, shape)
+def _detections(file: ServedFile, max_det: int) -> Iterable[TensorSpec]:
+    """The outputs of `nms_model.py`."""
+    batch = file.images.shape[0]
+    count, boxes, scores, classes = DETECT.detections
+    yield TensorSpec(count, (batch, 1), "int32")
+    yield TensorSpec(boxes, (batch, max_det, 4), "float32")
+    yield TensorSpec(scores, (batch, max_det), "float32")
+    yield TensorSpec(classes, (batch, max_det), "int32")
+    for spec in file.outputs:
+        if spec.name == file.task.prototypes:
+            yield TensorSpec(SEGMENT.masks, (batch, None, *spec.shape[2:]), "float32")
 
 
-def _tensor(tensor: Tensor, batch: int) -> Config:
-    """An input or output; where Triton makes batches, its dims are without the batch."""
-    shape = tensor.shape[1:] if batch else tensor.shape
-    return {"name": tensor.name, "data_type": tensor.kind, "dims": [-1 if size is None else size for size in shape]}
+def _client_metadata(file: ServedFile) -> dict[str, str]:
+    limits = {LIMITS: json.dumps(file.profile)} if file.profile else {}
+    return {key: file.metadata[key] for key in CLIENT_METADATA if file.metadata.get(key)} | limits
 
 
-def _label(outputs: list[Config]) -> None:
-    """Say where the names of classes lie, of the output with their numbers."""
-    next(one for one in outputs if one["name"] == DETECT.detections[3])["label_filename"] = LABELS
+def _parameters(values: dict[str, str]) -> dict[str, Any]:
+    return {key: {"string_value": text} for key, text in values.items()}
 
 
-def _warmup(images: Config, batch: int) -> list[Config]:
-    """One image, and the largest batch: `batch_size` requests of one image each, which Triton runs together.
+def _outputs(specs: Iterable[TensorSpec], metadata: Mapping[str, str], batch: int) -> list[dict[str, Any]]:
+    """Outputs; where the classes have names, the output with their ids says in which file."""
+    outputs = [_tensor(spec, batch) for spec in specs]
+    for output in outputs:
+        if output["name"] == DETECT.detections[3] and metadata.get("names"):
+            output["label_filename"] = LABELS
+    return outputs
 
-    A sample whose `batch_size` is 0 is skipped, so a network of static batch size has one of 1, whose dims are whole.
-    """
-    value = {"data_type": images["data_type"], "dims": images["dims"], "zero_data": True}
-    sizes = dict.fromkeys((1, batch or 1))
-    return [{"name": f"batch_{size}", "batch_size": size, "inputs": {images["name"]: value}} for size in sizes]
+
+def _tensor(spec: TensorSpec, batch: int) -> dict[str, Any]:
+    """Where Triton makes batches (`batch` > 0), `dims` are without the batch."""
+    shape = spec.shape[1:] if batch else spec.shape
+    return {"name": spec.name, "data_type": data_type(spec), "dims": [-1 if size is None else size for size in shape]}
+
+
+def data_type(spec: TensorSpec) -> str:
+    """Triton's name of a tensor's type, such as TYPE_FP32."""
+    return f"TYPE_{np_to_triton_dtype(np.dtype(spec.dtype))}"

@@ -1,81 +1,96 @@
-"""The Runner on a model of a Triton server, so that all that takes networks takes this one too."""
+"""The Runner on a model of a Triton server, so that whatever takes networks takes served ones, too."""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from utils.core.bounds import BOUNDS
-from utils.core.errors import InputError
+from utils.core.errors import InputError, QatError
 from utils.runners.base import Runner, TensorSpec
-from utils.serving import protocol
 from utils.serving.config import LIMITS
-from utils.serving.protocol import ServedModel, Way
+
+Protocol = Literal["http", "grpc"]
+ADDRESSES = {"http": "localhost:8000", "grpc": "localhost:8001"}  # Triton's defaults
+TIMEOUT = 60.0  # seconds for an answer; of tritonclient.http it is the default
 
 
 class TritonRunner(Runner):
-    """A model of a server. Its metadata are the parameters of its configuration, where make_triton.py wrote them."""
+    """A served model. Its metadata are the parameters of its configuration, which make_triton.py wrote."""
 
-    def __init__(self, model: str, way: Way = "http", address: str = "") -> None:
-        """Ask the server what the model takes.
+    def __init__(self, model: str, protocol: Protocol = "http", address: str = "") -> None:
+        """Ask the server what the model takes and gives.
 
         Args:
-            address: HOST:PORT; Triton's own port on this machine if it is empty.
+            address: HOST:PORT; Triton's default port on this machine if it is empty.
 
         Raises:
-            InputError: no server answers, or it has no such model, or one that takes something else than images.
-            DependencyError: gRPC is asked for, and tritonclient is not installed.
+            InputError: no Triton server answers there, or it does not serve this model.
         """
-        self.address = address or protocol.WAYS[way]
-        self._connection = protocol.connect(way, self.address)
+        self._model = model
+        self._address = address or ADDRESSES[protocol]
+        if not re.fullmatch(r"[^/]+:\d{1,5}", self._address):
+            raise InputError(f"--url is {address!r:.60}; expected HOST:PORT, such as {ADDRESSES[protocol]}")
+        self._library = importlib.import_module(f"tritonclient.{protocol}")
+        self._timeout = {"client_timeout": TIMEOUT} if protocol == "grpc" else {}
+        as_json = {"as_json": True, **self._timeout} if protocol == "grpc" else {}
+        self._client = self._library.InferenceServerClient(self._address)
         try:
-            self._model = self._connection.model(model)
-            if not self._model.inputs:
-                raise InputError(f"{model} takes no inputs")
-        except BaseException:
-            self._connection.close()
-            raise
+            described = self._client.get_model_metadata(model, **as_json)
+            config = self._client.get_model_config(model, **as_json)
+        except Exception as error:  # of tritonclient, and of the sockets and parsers below it
+            self._client.close()
+            raise InputError(
+                f"no answer about model {model} from {self._address} ({_one_line(error)}); start tritonserver there, "
+                "or give another model or --url"
+            ) from error
+        config = config.get("config", config)
         super().__init__(
-            inputs=[TensorSpec(one.name, one.shape, one.dtype) for one in self._model.inputs],
-            outputs=[TensorSpec(one.name, one.shape, one.dtype) for one in self._model.outputs],
-            metadata=self._model.parameters,
+            inputs=_specs(described.get("inputs", [])),
+            outputs=_specs(described.get("outputs", [])),
+            metadata={key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()},
             device=torch.device("cpu"),
-            description=f"Triton at {self.address}, {way}, {self._model.platform or 'ensemble'}, answers on the CPU",
+            description=f"Triton at {self._address}, {protocol}, {described.get('platform', '')}, answers on the CPU",
         )
-        self.limits = self._limits()
-
-    def _limits(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """What the batch may be, and the sizes that an engine's profile allows where the model says them."""
-        if not self._model.max_batch:
-            return {}
-        spec, most = self.inputs[0], self._model.max_batch
-        least, largest = _said(self._model) or (
-            tuple(size or 1 for size in spec.shape),
-            tuple(size or int(BOUNDS["imgsz"].most) for size in spec.shape),
-        )
-        return {spec.name: ((1, *least[1:]), (most, *largest[1:]))}
+        if most := config.get("max_batch_size", 0):
+            spec = self.inputs[0]
+            low = tuple(size or 1 for size in spec.shape)
+            high = tuple(size or int(BOUNDS["imgsz"].most) for size in spec.shape)
+            if LIMITS in self.metadata:  # those of an engine's profile
+                low, high = json.loads(self.metadata[LIMITS])
+            self.limits[spec.name] = (1, *low[1:]), (most, *high[1:])
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
-        arrays = {name: feed.detach().contiguous().numpy() for name, feed in feeds.items()}
-        names = [spec.name for spec in self.outputs]
-        results: Mapping[str, object] = self._connection.infer(self._model.name, arrays, names)
-        missing = [name for name in names if name not in results]
-        if missing:
-            raise protocol.ServerError(f"{self.address} gives no {missing[0]} of {self._model.name}")
-        return {name: torch.from_numpy(results[name]) for name in names}
+        inputs = []
+        for name, feed in feeds.items():
+            array = feed.detach().contiguous().numpy()
+            inputs.append(self._library.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+            inputs[-1].set_data_from_numpy(array)
+        outputs = [self._library.InferRequestedOutput(spec.name) for spec in self.outputs]
+        try:
+            result = self._client.infer(self._model, inputs, outputs=outputs, **self._timeout)
+        except Exception as error:  # as above
+            raise QatError(f"{self._address} cannot run {self._model}: {_one_line(error)}") from error
+        return {spec.name: torch.from_numpy(np.array(result.as_numpy(spec.name))) for spec in self.outputs}
 
     def _close(self) -> None:
-        self._connection.close()
+        self._client.close()
 
 
-def _said(model: ServedModel) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The least and largest shape of the input in the parameters, if they are there and are shapes of it."""
-    axes = len(model.inputs[0].shape)
-    try:
-        least, largest = (tuple(map(int, shape)) for shape in json.loads(model.parameters[LIMITS]))
-    except (KeyError, ValueError, TypeError):
-        return None
-    return (least, largest) if len(least) == len(largest) == axes else None
+def _specs(tensors: Sequence[dict[str, Any]]) -> list[TensorSpec]:
+    """Inputs or outputs by a server's JSON, where integers may be texts."""
+    shapes = (tuple(None if int(size) < 0 else int(size) for size in one["shape"]) for one in tensors)
+    dtypes = (np.dtype(triton_to_np_dtype(one["datatype"])).name for one in tensors)
+    return [TensorSpec(one["name"], *rest) for one, *rest in zip(tensors, shapes, dtypes, strict=True)]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from utils.core.errors import QatError
 from utils.jobs import visualize
 from utils.reports import chart_page, figures, html
 from utils.reports.schema import Report
-from utils.serving import repository
 from utils.trt.engine_file import EngineNote
 
 LONG = "x" * 5000
@@ -106,16 +104,6 @@ def test_another_file_keeps_its_name(tmp_path):
         (tmp_path / "none").read_text()
     assert files.no_room(missing.value) == ""
     assert missing.value.filename == str(tmp_path / "none")
-
-
-def test_a_folder_that_is_written_whole_or_not_at_all(tmp_path):
-    """Of a model repository the folder is named, not the hidden one that it is made in."""
-    (tmp_path / "source").write_bytes(b"x" * 5000)
-    models = tmp_path / "models"
-    with small_files(), pytest.raises(OSError, match="Errno") as caught, repository._beside(models) as folder:
-        shutil.copyfile(tmp_path / "source", folder / "a")
-    assert f"while writing {models};" in files.no_room(caught.value)
-    assert [one.name for one in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_video_that_opencv_could_not_write(tmp_path):

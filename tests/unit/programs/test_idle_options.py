@@ -60,10 +60,6 @@ CASES = [
       for flag in ("--title a", "--imgsz 640", "--device 0")),
     *((script("make_triton.py"), "--check a", flag, "with --check") for flag in ("--name a", "--output b", "--no-nms")),
     (script("make_triton.py"), "a.onnx", "--onnx b.onnx", "with an ONNX file"),
-    *((script("triton_client.py"), "net --measure 1", flag, "without --source")
-      for flag in ("--conf-thres 0.1", "--iou-thres 0.1", "--max-det 3", "--name a", "--exist-ok")),
-    *((script("triton_client.py"), "net --source a.png", flag, "without --measure")
-      for flag in ("--concurrency 4", "--batch-size 2")),
     (script("compare_qat.py"), "--table", "--weights a.pt", "with --table"),
 ]  # fmt: skip
 

@@ -436,8 +436,8 @@ MISSING = [
     ("onnxslim", "export_qat.py", ("--weights", "a.pt", "--simplify"), "this needs onnxslim"),
     ("onnx", "export_qat.py", ("--verify", "a.onnx"), "this needs onnx"),
     ("torch", "qat.py", ("eval", "--weights", "a.pt", "--data", "data.yaml"), "this needs torch"),
-    ("tritonclient", "scripts/triton_client.py", ("m", "--measure", "1", "--protocol", "grpc"),
-     "this needs tritonclient"),
+    ("tritonclient", "scripts/make_triton.py", ("a.onnx",), "this needs tritonclient"),
+    ("geventhttpclient", "scripts/triton_client.py", ("m", "--source", "a.png"), "this needs geventhttpclient"),
     ("torch", "reparameterization.py", ("--weights", "a.pt"), "this needs torch"),
 ]  # fmt: skip
 

@@ -62,15 +62,6 @@ def test_keeps_what_the_loop_keeps(settings, seed):
     assert any(len(rows) for rows in expected) == (settings.conf_thres < 1)
 
 
-def test_types_and_shapes_are_those_of_files_with_nms():
-    found = detections(crowd(0, batch=2), None, Settings(max_det=7))
-    kinds = {name: (str(array.dtype), array.shape) for name, array in found.items()}
-    assert kinds == {
-        "num_dets": ("int32", (2, 1)), "det_boxes": ("float32", (2, 7, 4)), "det_scores": ("float32", (2, 7)),
-        "det_classes": ("int32", (2, 7)),
-    }  # fmt: skip
-
-
 def test_values_that_are_not_finite_are_left_out_as_in_the_loop():
     raw = crowd(3)
     raw[0, 0, :50], raw[0, 3, 50:100], raw[1, 4, :200], raw[2] = np.nan, np.inf, np.nan, np.nan
