@@ -60,12 +60,13 @@ def ranges_of(path: Path) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def run(start: Any) -> Any:
     def call(*words: object) -> None:
-        done = start(*words)
+        done = start(*words, timeout=800)
         assert done.returncode == 0, done.stderr
 
     return call
 
 
+@pytest.mark.timeout(900)
 def test_ptq_and_twenty_steps_of_qat(run: Any, demo_data: Path, tmp_path: Path) -> None:
     """On all validation images; README's AP of PTQ is this number on a processor with other kernels."""
     words = ("--weights", "data/demo/gelan-digits.pt", "--data", demo_data, "--imgsz", 320, "--workers", 0)
