@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize import backend
-from models.quantize.placement import quantizers_off, scale_key
-from models.quantize.recipe import Calibration, parse_method
+from models.quantize.placement import quantizers_off
+from models.quantize.recipe import Calibration
 from models.quantize.shared_batch import placeholder
 from utils.core import distributed
 from utils.core.device import full_float32
@@ -130,25 +130,6 @@ class Statistics:
         found = torch.minimum(found, largest).float()
         return {name: found[index] for index, name in enumerate(names)}
 
-    def settled(self, settings: Calibration) -> dict[str, Tensor]:
-        """Find amax of every scale by the method of `settings`, and of its exceptions by their own methods."""
-        amax = self.amax(settings.method, settings.percentile, settings.median_limit)
-        for text in set(settings.scales.values()):
-            other = self.amax(*parse_method(text), settings.median_limit)
-            for name, method in settings.scales.items():
-                if method == text:
-                    amax[scale_key(name)] = other[scale_key(name)]
-        return amax
-
-    def limited(self, amax: dict[str, Tensor], settings: Calibration) -> int:
-        """How many of these ranges the median image limits."""
-        exceptions = {scale_key(name): method for name, method in settings.scales.items()}
-        return sum(
-            exceptions.get(name, settings.method) != "max"
-            and float(value) >= self.histograms[name].limit(settings.median_limit) * (1 - 1e-6)  # float32
-            for name, value in amax.items()
-        )
-
 
 def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
     """Run the float network over at most `limit` batches and count magnitudes at every activation quantizer.
@@ -234,13 +215,16 @@ def calibrate(
 
 def settle(model: nn.Module, statistics: Statistics, settings: Calibration) -> None:
     """Set every activation scale by the method of `settings`, and say how many ranges the median image limits."""
-    amax = statistics.settled(settings)
+    amax = statistics.amax(settings.method, settings.percentile, settings.median_limit)
     load(model, amax)
-    limited = statistics.limited(amax, settings)
+    if settings.method == "max":
+        return
+    histograms, limit = statistics.histograms, settings.median_limit
+    limited = sum(float(value) >= histograms[name].limit(limit) * (1 - 1e-6) for name, value in amax.items())  # float32
     if limited:
         logger.info(
             "calibration: %d of %d ranges are at most %g times the largest magnitude of the median image, since a few "
-            "images have far larger ones (calibration.median_limit)", limited, len(amax), settings.median_limit,
+            "images have far larger ones (calibration.median_limit)", limited, len(amax), limit,
         )  # fmt: skip
 
 

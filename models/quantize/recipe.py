@@ -2,21 +2,19 @@
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: percentile, percentile: 99.999, median_limit: 4, batches: 25, scales: {model.4.cv1: mse}}
+    calibration: {method: percentile, percentile: 99.999, median_limit: 4, batches: 25}
     finetune: {epochs: 10, iters: 200, lr: auto, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 
 `recipe_fields.py` says what each of them may hold, `utils/core/module_patterns.py` what a pattern names.
-`calibration.method: auto` tries the methods and keeps the best (`utils/jobs/calibrate.py`); `calibration.scales` are
-exceptions from the method, by the name of the scale in placement.txt: max, mse, entropy, or a percentile such as
-'percentile 99.9'.
+`calibration.method: auto` tries the methods and keeps the best (`utils/jobs/calibrate.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,13 @@ from utils.core.errors import RecipeError
 
 __all__ = [
     "ADD_OPTIONS", "AUTO", "CALIBRATION_METHODS", "HEAD_OPTIONS", "QUANTIZERS", "Calibration", "Finetune", "Recipe",
-    "parse_method",
 ]  # fmt: skip
 
+# Keys that only recipes of 1.0 have → the value that every file of 1.0 holds, and that asks for nothing.
+OF_1_0: dict[str, dict[str, Any]] = {
+    "calibration": {"scales": {}},
+    "finetune": {"weight_ranges": "fixed", "features": 0.0, "patience": 0},
+}
 QUANTIZERS = ("torch", "modelopt", "pytorch-quantization")  # see backend.py
 
 
@@ -44,21 +46,10 @@ class Calibration:
     method: str = "percentile"
     percentile: float = 99.999  # of the magnitudes; used by method 'percentile'
     batches: int = 25
-    scales: dict[str, str] = field(default_factory=dict)  # name of a scale → the method that it has instead
     median_limit: float = 4.0  # amax is at most so many times the largest magnitude of the median image; 0: no limit
 
     def __post_init__(self) -> None:
         _settle(self, recipe_fields.CALIBRATION.read("calibration", vars(self)))
-
-
-def parse_method(text: str) -> tuple[str, float]:
-    """'mse' or 'percentile 99.9' → method and percentile (which only method 'percentile' reads).
-
-    Raises:
-        RecipeError: it is neither a method nor a percentile between 50 and 100.
-    """
-    name, _, number = recipe_fields.Method().read("a calibration method", text).partition(" ")
-    return name, float(number or 100)
 
 
 @dataclass(frozen=True)
@@ -71,26 +62,21 @@ class Finetune:
 
     epochs: int = 10
     iters: int = 200  # optimizer steps an epoch, at most: an epoch is one pass over the images
-    lr: str | float | dict[int, float] = AUTO  # of weights, highest; or rates from an epoch (0-based) on, as they are
+    lr: str | float = AUTO  # of weights, highest
     bias_rate: float = 10.0  # times lr
     range_rate: float = 500.0  # times lr, of the logarithm of amax
     train: str = "all"  # all | ranges
     ranges: str = "learned"  # of activations: learned | fixed
-    weight_ranges: str = "fixed"  # learned | fixed
     supervision: str = "task"  # task | layers, see supervision.py
     supervision_stride: int = 1  # of the supervision by layers: every n-th top-level layer is compared
-    features: float = 0.0  # weight of the head's inputs in the task loss
     held_out: int = 200  # training images that choose the best state, a tenth of the split at most
     grad_clip: float = 10.0  # largest gradient norm
-    patience: int = 0  # epochs without a better state before it stops; 0: never
     collapse: float = 0.5  # stop when AP falls below this fraction of the PTQ AP
 
     def __post_init__(self) -> None:
         _settle(self, recipe_fields.FINETUNE.read("finetune", vars(self)))
-        if self.train == "ranges" and "learned" not in (self.ranges, self.weight_ranges):
-            raise RecipeError(
-                "finetune.train is ranges, but finetune.ranges and finetune.weight_ranges are fixed: nothing trains"
-            )
+        if self.train == "ranges" and self.ranges == "fixed":
+            raise RecipeError("finetune.train is ranges, but finetune.ranges is fixed: nothing trains")
 
 
 @dataclass(frozen=True)
@@ -118,6 +104,7 @@ class Recipe:
         Raises:
             RecipeError: it is no mapping, or holds an unknown key or a value that the entry may not hold.
         """
+        content = _without_keys_of_1_0(content, lambda section, key, value: value == OF_1_0[section][key])
         values = recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, content)
         for key, section in (("calibration", Calibration), ("finetune", Finetune)):
             if key in values:
@@ -126,11 +113,17 @@ class Recipe:
 
     @classmethod
     def from_stored(cls, content: Any) -> Recipe:
-        """Build the recipe that a checkpoint or a run holds: ranges had no limit when that had no key yet.
+        """Build the recipe that a checkpoint or a run holds, which may be one of 1.0.
+
+        What only 1.0 could do is left out, since it says how the ranges and weights were found. Before 1.0 ranges had
+        no limit, and no key for it.
 
         Raises:
             RecipeError: see `from_dict`.
         """
+        content = _without_keys_of_1_0(content, lambda *_: True)
+        if isinstance(content.get("finetune", {}).get("lr"), Mapping):
+            content["finetune"]["lr"] = AUTO
         recipe = cls.from_dict(content)
         limited = "median_limit" in content.get("calibration", {})
         return recipe if limited else recipe.replace(calibration_median_limit=0.0)
@@ -168,6 +161,19 @@ class Recipe:
             if inner:
                 direct[section] = replace(direct.get(section, getattr(self, section)), **inner)
         return replace(self, **direct)
+
+
+def _without_keys_of_1_0(content: Any, drops: Callable[[str, str, Any], bool]) -> Any:
+    """A copy of a recipe's content without the keys of `OF_1_0` for which `drops` (section, key, value) holds."""
+    if not isinstance(content, Mapping):
+        return content
+    left = dict(content)
+    for section, keys in OF_1_0.items():
+        if isinstance(entries := content.get(section), Mapping):
+            left[section] = {
+                key: value for key, value in entries.items() if key not in keys or not drops(section, key, value)
+            }
+    return left
 
 
 def _settle(values: Any, checked: Mapping[str, Any]) -> None:

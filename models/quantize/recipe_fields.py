@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from utils.core.bounds import BOUNDS, Bounds
 from utils.core.errors import RecipeError
+from utils.core.removed import removed
 from utils.core.shown import shown
 
 CALIBRATION_METHODS = ("max", "percentile", "mse", "entropy")
@@ -24,8 +25,8 @@ TRAIN_OPTIONS = ("all", "ranges")
 SUPERVISIONS = ("task", "layers")
 HEAD_OPTIONS = ("int8", "last-conv-float", "float")
 ADD_OPTIONS = ("both", "residual")
-LONGEST = 200  # characters of a pattern, or of a scale's name
-MOST = 10_000  # entries of a list or mapping: networks have hundreds of convolutions and scales
+LONGEST = 200  # characters of a pattern
+MOST = 10_000  # entries of a list: networks have hundreds of convolutions
 
 
 class Field(Protocol):
@@ -96,24 +97,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Method:
-    """The calibration method of one scale, as `parse_method` takes it."""
-
-    expected: str = "max, mse, entropy, or a percentile such as 'percentile 99.99'"
-
-    def read(self, key: str, value: Any) -> str:
-        """Return the text itself once it names a method, and a percentile above 50 where the method needs one."""
-        name, _, number = value.partition(" ") if isinstance(value, str) else ("", "", "")
-        try:
-            percentile = float(number or 100)
-        except ValueError:
-            percentile = 0.0
-        if name not in CALIBRATION_METHODS or (name == "percentile") != bool(number) or not 50 < percentile <= 100:
-            raise misfit(key, value, self.expected)
-        return str(value)
-
-
-@dataclass(frozen=True)
 class Listing:
     """A list of values of one kind; becomes a tuple."""
 
@@ -128,54 +111,21 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A mapping from names to values of one kind."""
-
-    expected: str
-    name: Field
-    item: Field
-
-    def read(self, key: str, value: Any) -> dict[Any, Any]:
-        """Return names and values in their types; there are at most `MOST` of them."""
-        if not isinstance(value, Mapping) or len(value) > MOST:
-            raise misfit(key, value, self.expected)
-        return {
-            self.name.read(f"a key of {key}", name): self.item.read(f"{key}[{shown(name)}]", item)
-            for name, item in value.items()
-        }
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The highest learning rate of a schedule, or rates by the epoch (0-based) from which on they hold.
-
-    JSON has no keys but texts, so that an epoch may be one of digits.
-    """
+class Rate:
+    """The highest learning rate of a schedule, or 'auto'."""
 
     rate: Number
-    epoch: Number
-    expected: str = "auto, a learning rate, or rates by the epoch that they begin with, such as {0: 1.0e-6, 6: 1.0e-5}"
+    expected: str = "auto, or a learning rate"
 
-    def read(self, key: str, value: Any) -> str | float | dict[int, float]:
-        """Return the word 'auto', a single rate, or rates by epoch, of which epoch 0 must have one."""
+    def read(self, key: str, value: Any) -> str | float:
+        """Return the word 'auto', or a rate."""
         if isinstance(value, str) and value == AUTO:
             return AUTO
-        if not isinstance(value, Mapping):
-            if not _is_number(value, (int, float)):
-                raise misfit(key, value, self.expected)
-            return float(self.rate.read(key, value))
-        if len(value) > MOST:
+        if isinstance(value, Mapping):
+            raise RecipeError(f"{key} by epoch {removed('finetune.lr by epoch')}")
+        if not _is_number(value, (int, float)):
             raise misfit(key, value, self.expected)
-        rates: dict[int, float] = {}
-        for name, rate in value.items():
-            digits = isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 10
-            epoch = self.epoch.read(f"a key of {key}", int(name) if digits else name)
-            if epoch in rates:
-                raise RecipeError(f"{key} holds epoch {epoch} twice; leave one of them out")
-            rates[epoch] = self.rate.read(f"{key}[{epoch}]", rate)
-        if 0 not in rates:
-            raise misfit(key, value, f"{self.expected}, with a rate for epoch 0")
-        return rates
+        return float(self.rate.read(key, value))
 
 
 @dataclass(frozen=True)
@@ -194,6 +144,8 @@ class Section:
         if not isinstance(value, Mapping):
             raise misfit(key, value, self.expected)
         for name in value:
+            if hint := removed(f"{key}.{name}"):
+                raise RecipeError(f"{key}.{name} {hint}")
             if not isinstance(name, str) or name not in self.fields:
                 meant = difflib.get_close_matches(str(name)[:LONGEST], self.fields, 1) if isinstance(name, str) else []
                 hint = f"; did you mean {meant[0]}?" if meant else ""
@@ -203,36 +155,28 @@ class Section:
 
 
 WHOLE = "the recipe"  # how a message names all of it
-RATE, EPOCHS = Number(BOUNDS["lr"]), Number(BOUNDS["epochs"])
+RATE = Number(BOUNDS["lr"])
 CALIBRATION = Section(
     {
         "method": Choice((*CALIBRATION_METHODS, AUTO)),
         "percentile": Number(BOUNDS["percentile"]),
         "median_limit": Number(BOUNDS["median_limit"]),
         "batches": Number(BOUNDS["calib_batches"]),
-        "scales": Table(
-            "a mapping from names of scales to methods",
-            Text(f"the name of a scale, of at most {LONGEST} characters"),
-            Method(),
-        ),
     }
 )
 FINETUNE = Section(
     {
-        "epochs": EPOCHS,
+        "epochs": Number(BOUNDS["epochs"]),
         "iters": Number(BOUNDS["iters"]),
-        "lr": Schedule(RATE, EPOCHS),
+        "lr": Rate(RATE),
         "bias_rate": Number(BOUNDS["rate_factor"]),
         "range_rate": Number(BOUNDS["rate_factor"]),
         "train": Choice(TRAIN_OPTIONS),
         "ranges": Choice(("learned", "fixed")),
-        "weight_ranges": Choice(("learned", "fixed")),
         "supervision": Choice(SUPERVISIONS),
-        "features": Number(BOUNDS["features"]),
         "held_out": Number(BOUNDS["held_out"]),
         "supervision_stride": Number(BOUNDS["supervision_stride"]),
         "grad_clip": Number(BOUNDS["grad_clip"]),
-        "patience": Number(BOUNDS["patience"]),
         "collapse": Number(BOUNDS["collapse"]),
     }
 )

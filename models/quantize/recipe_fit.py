@@ -5,7 +5,6 @@ That each pattern of `float` names a convolution is `placement.plan`'s to check.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from utils.core.errors import RecipeError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(plan: Plan, recipe: Recipe) -> None:
-    """Refuse a recipe that quantizes nothing, or that names a scale which the network has not.
+    """Refuse a recipe that quantizes nothing.
 
     Raises:
         RecipeError: see above; the message names the recipe's key.
@@ -30,10 +29,3 @@ def check(plan: Plan, recipe: Recipe) -> None:
             f"{' and '.join(causes) or 'the network has no convolution that can be quantized'}: all "
             f"{len(plan.convolutions)} convolutions would stay in float; leave at least one to INT8"
         )
-    for name in recipe.calibration.scales:
-        if name not in plan.scale_names:
-            near = difflib.get_close_matches(name, plan.scale_names, 3, cutoff=0)
-            raise RecipeError(
-                f"the recipe's calibration.scales holds {shown(name)}, which is no scale of this network with this "
-                f"recipe; it may hold names of scales: the nearest are {', '.join(near)}"
-            )

@@ -155,8 +155,6 @@ class TestRefused:
         ("text", "named"),
         [
             ("float: [model.0, model.99]", "float holds 'model.99'"),
-            ("calibration: {scales: {model.99: mse}}", "calibration.scales holds 'model.99'"),
-            ("calibration: {scales: {model.0: median}}", "calibration.scales['model.0'] is 'median'"),
             ("finetune: {epochs: 1.5}", "finetune.epochs is 1.5"),
             ("calibration: {batches: 3, batches: 4}", "stands twice"),
             ("finetune: {lr: .inf}", "finetune.lr is inf"),

@@ -251,36 +251,6 @@ class TestWhatIsKept:
         assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_0_ap_0.6100_{NAME}.pt")
         assert "epoch 1: the supervision loss is nan" in capsys.readouterr().out
 
-    def test_patience_ends_a_run_that_does_not_improve(self, scores, losses, data, small_weights, tmp_path):
-        scores(0.7, 0.6, 0.61, 0.62, 0.63, 0.9)
-        losses(3.0, 2.0, 2.5, 2.0, 1.0)
-        assert quantize(small_weights, data, tmp_path, "--epochs", "5", "--patience", "2") == 0
-        report = report_of(tmp_path / "exp")
-        assert len(report["history"]) == 3
-        assert any("patience 2" in note for note in report["notes"])
-
-    def test_more_epochs_after_patience_go_on_with_a_warm_up_of_their_own(
-        self, scores, losses, data, small_weights, tmp_path, capsys
-    ):
-        scores(0.7, 0.6, 0.61, 0.6, 0.6)
-        losses(3.0, 2.0, 2.5, 2.5)
-        assert quantize(small_weights, data, tmp_path, "--epochs", "4", "--patience", "2") == 0
-        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
-        assert "no better state in 2 epochs (patience 2); a higher --epochs goes on" in capsys.readouterr().out
-        before = report_of(tmp_path / "exp")["history"]
-        scores(0.62, 0.6)
-        losses(2.5, 1.0)
-        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "5"]) == 0
-        report = report_of(tmp_path / "exp")
-        assert report["history"][:3] == before
-        rates = [entry["lr"] for entry in report["history"]]
-        assert len(rates) == 5
-        assert rates == sorted(rates[:3], reverse=True) + sorted(rates[3:], reverse=True)
-        assert rates[3] > rates[2]
-        assert not any("QAT stopped" in note for note in report["notes"])
-        weights = tmp_path / "exp/weights"
-        assert same_state(weights / f"qat_best_{NAME}.pt", weights / f"qat_ep_4_ap_0.6000_{NAME}.pt")
-
     def test_ranges_trained_alone_leave_weights_bit_for_bit(self, scores, data, small_weights, tmp_path):
         scores(0.7, 0.6, 0.6)
         assert quantize(small_weights, data, tmp_path, "--epochs", "1", "--train", "ranges") == 0
@@ -304,7 +274,7 @@ class TestWhatIsKept:
         teacher = save_float(tmp_path / "tiny.pt", random_network(TINY))
         assert quantize(demo_weights, data, tmp_path, "--epochs", "1", "--teacher", str(teacher)) == 0
         teacher.write_bytes(save_float(tmp_path / "other.pt", random_network(TINY, seed=1)).read_bytes())
-        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "2"]) == 2
+        assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 2
 
     def test_another_teacher_teaches_otherwise(self, scores, data, small_weights, tmp_path):
         content = torch.load(small_weights, weights_only=False)
@@ -319,13 +289,9 @@ class TestWhatIsKept:
         assert same_state(a / f"ptq_ap_0.6000_{NAME}.pt", b / f"ptq_ap_0.6000_{NAME}.pt")
         assert not same_state(a / f"qat_ep_0_ap_0.6000_{NAME}.pt", b / f"qat_ep_0_ap_0.6000_{NAME}.pt")
 
-    def test_more_epochs_after_a_collapse_are_refused(self, scores, data, small_weights, tmp_path, capsys):
+    def test_a_run_that_collapsed_says_so_again(self, scores, data, small_weights, tmp_path, capsys):
         scores(0.7, 0.6, 0.61, 0.1)
         assert quantize(small_weights, data, tmp_path, "--epochs", "3") == 0
-        assert qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "6"]) == 2
-        line = capsys.readouterr().err.strip().splitlines()[-1]
-        assert "--epochs 6: the training in" in line
-        assert "AP fell to 0.1000" in line
         assert qat.main(["quantize", "--resume", str(tmp_path / "exp")]) == 0
         assert "QAT stopped. epoch 1: AP fell to 0.1000" in capsys.readouterr().out
 

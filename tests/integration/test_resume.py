@@ -168,24 +168,6 @@ def test_a_finished_run_is_only_shown_again(whole, capsys):
     assert {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)} == before
 
 
-def test_more_epochs_begin_a_leg_of_their_own_that_dies_and_continues_to_the_same_end(
-    data, small_weights, tmp_path, monkeypatch
-):
-    for name in ("whole", "dies"):
-        assert quantize(small_weights, data, tmp_path / name, "--epochs", "1") == 0
-    before = report_of(tmp_path / "whole/exp")["history"]
-    assert resume(tmp_path / "whole/exp", "--epochs", "3") == 0
-    with monkeypatch.context() as patch:
-        at_call(patch, Finetuner, "_step", 4)  # in the second epoch of the new leg
-        with pytest.raises(Killed):
-            resume(tmp_path / "dies/exp", "--epochs", "3")
-    assert resume(tmp_path / "dies/exp") == 0
-    assert_equal_runs(tmp_path / "dies/exp", tmp_path / "whole/exp")
-    history = report_of(tmp_path / "whole/exp")["history"]
-    assert history[:1] == before
-    assert history[1]["lr"] > history[0]["lr"] / 2, "a warm-up begins again"
-
-
 def test_resume_alone_finds_the_last_run(whole, capsys):
     assert qat.main(["quantize", "--resume", "--project", str(whole.parent)]) == 0
     assert str(whole) in capsys.readouterr().out
@@ -194,7 +176,9 @@ def test_resume_alone_finds_the_last_run(whole, capsys):
 def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights):
     assert resume(whole, "--batch-size", "3") == 2
     assert "--batch-size is 3 here and 2 in the run" in capsys.readouterr().err
-    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2") == 0
+    assert resume(whole, "--epochs", "3") == 2
+    assert "--epochs is 3 here and 2 in the run to resume" in capsys.readouterr().err
+    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2", *LONGER) == 0
 
 
 def test_no_run_to_resume(tmp_path, capsys):

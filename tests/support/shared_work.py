@@ -29,7 +29,7 @@ from utils.runners.pytorch import TorchRunner
 CPU = torch.device("cpu")
 CLASSES, BINS = 2, 4
 FORMS: dict[str, dict[str, Any]] = {
-    "task": {}, "layers": {"supervision": "layers"}, "features": {"features": 0.5}, "ranges only": {"train": "ranges"},
+    "task": {}, "layers": {"supervision": "layers"}, "ranges only": {"train": "ranges"},
     "masks": {"network": segmenter},
     "layers and masks": {"supervision": "layers", "network": segmenter},
 }  # fmt: skip

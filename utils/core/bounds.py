@@ -56,7 +56,6 @@ BOUNDS = {
     "seed": Bounds(0, 2**31 - 1),  # NumPy takes 32 bits, and each epoch adds to it
     "epochs": Bounds(0, 10_000),
     "iters": Bounds(1, 1_000_000),
-    "patience": Bounds(0, 10_000),
     "supervision_stride": Bounds(1, 1000),
     "calib_batches": Bounds(1, 1_000_000),
     "num_image": Bounds(1, LARGEST_COUNT),
@@ -81,7 +80,6 @@ BOUNDS = {
     "queue_delay": Bounds(0, 60_000_000),  # microseconds
     "lr": Bounds(0, 1, whole=False, open_="both"),
     "rate_factor": Bounds(0, 1_000_000, whole=False, open_="least"),  # times the learning rate of weights
-    "features": Bounds(0, 1000, whole=False),  # weight of a part of the loss
     "held_out": Bounds(1, LARGEST_COUNT),
     "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
     "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP

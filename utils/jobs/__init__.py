@@ -4,7 +4,7 @@ options.py   what a user can choose for qat.py            qat_arguments.py  its 
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 dependencies.py what a job needs that may not be installed
-more_epochs.py other --epochs for a resumed run           made_from.py    what results in a folder are made from
+made_from.py   what results in a folder are made from
 file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
 
 quantize.py           float → PTQ → QAT → the best        quantize_session.py  its steps

@@ -96,11 +96,11 @@ class Inputs:
         size = fitting_size(options.imgsz, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
         teacher = load_teacher(options.teacher, source)
-        by_layers = recipe.finetune.supervision == "layers" or recipe.finetune.features > 0
+        by_layers = recipe.finetune.supervision == "layers"
         if teacher is not None and by_layers and _shapes(teacher.model) != _shapes(source.model):
             raise InputError(
                 f"--teacher {options.teacher} is a network of another shape, whose layers cannot be compared with "
-                "those of the network to quantize; leave supervision by layers and features out"
+                "those of the network to quantize; leave supervision by layers out"
             )
         return cls(source, plan, data, hyp, device, size, held_out, teacher)
 

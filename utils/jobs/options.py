@@ -19,7 +19,7 @@ from utils.core.thresholds import AP_CONFIDENCE
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
-FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget", "engine_minutes", "timing_cache"})
+FREE_ON_RESUME = frozenset({"device", "workers", "budget", "engine_minutes", "timing_cache"})
 GRANULARITIES = ("layer", "module", "quantizer")
 METRICS = ("proxy", "ap")
 # of `qat.py sensitive --engine`: options that mean nothing without it; what is taken where two are left out
@@ -36,7 +36,6 @@ RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
     "supervision_stride": ("finetune_supervision_stride", FINETUNE.fields["supervision_stride"]),
     "supervision": ("finetune_supervision", FINETUNE.fields["supervision"]),
     "train": ("finetune_train", FINETUNE.fields["train"]),
-    "patience": ("finetune_patience", FINETUNE.fields["patience"]),
 }
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
@@ -111,7 +110,6 @@ class QuantizeOptions(_CalibratingOptions):
     supervision: str | None = None
     supervision_stride: int | None = None
     teacher: str | None = None
-    patience: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,8 +225,9 @@ def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: ty
     """
     for name, value in given.items():
         if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
+            before = "not given" if saved.get(name) is None else saved[name]
             raise InputError(
-                f"{flag(name)} is {value} here and {saved.get(name)} in the run to resume; "
+                f"{flag(name)} is {value} here and {before} in the run to resume; "
                 f"leave it out, or start a new run without --resume"
             )
     known = {item.name for item in fields(kind)}
@@ -244,8 +243,8 @@ def further_files(options: QuantizeOptions) -> dict[str, str | None]:
 def merged_recipe(options: QuantizeOptions) -> Recipe:
     """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
 
-    `--lr` is the highest rate, or the one of the first epochs; the rest of the schedule keeps its ratio to it, and so
-    do the rates of biases and ranges. `--supervision-stride` is one of layers, and so asks for them.
+    `--lr` is the highest rate of weights; the rates of biases and ranges keep their ratio to it. `--supervision-stride`
+    is one of layers, and so asks for them.
 
     Raises:
         RecipeError: an unknown key, a value outside its range, a percentile for a method that has none, or a stride for
@@ -253,10 +252,6 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
     """
     recipe = Recipe.from_file(options.recipe)
     changes = {entry: getattr(options, name) for name, (entry, _) in RECIPE_OPTIONS.items()}
-    if options.lr is not None and isinstance(recipe.finetune.lr, Mapping):
-        changes["finetune_lr"] = scaled_schedule(recipe.finetune.lr, options.lr)
-        for epoch, rate in changes["finetune_lr"].items():
-            RATE.read(f"the learning rate from epoch {epoch} on, which --lr {options.lr:g} scales,", rate)
     if options.supervision_stride is not None:
         if options.supervision == "task":
             raise RecipeError(
@@ -276,7 +271,7 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
 def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Recipe) -> None:
     """That a recipe's file, where one is given on resume, still says what it said when the run was started.
 
-    The run goes on with its saved recipe. `--epochs` may have changed that since, and calibration by `auto`.
+    The run goes on with its saved recipe, in which calibration by `auto` may have put the method that it found.
 
     Raises:
         InputError: it says something else.
@@ -285,8 +280,6 @@ def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Reci
     if given.get("recipe") is None:
         return
     now = merged_recipe(options)
-    if options.epochs is not None:
-        now = now.replace(finetune_epochs=saved.finetune.epochs)
     if now.calibration.method == AUTO:
         now = replace(now, calibration=saved.calibration)
     if now != saved:
@@ -294,16 +287,6 @@ def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Reci
             f"{options.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "
             "or start a new run without --resume"
         )
-
-
-def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, float]:
-    """The same shape of schedule with `base` as its first learning rate.
-
-    >>> scaled_schedule({0: 1.0, 6: 10.0}, 0.5)
-    {0: 0.5, 6: 5.0}
-    """
-    factor = base / schedule[min(schedule)]
-    return {epoch: rate * factor for epoch, rate in schedule.items()}
 
 
 def _check_kinds(options: Any) -> None:

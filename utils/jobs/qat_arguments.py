@@ -89,9 +89,6 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--teacher", metavar="FILE", help="float checkpoint that supervises QAT (default: the one of --weights)"
     )
-    recipe.add_argument(
-        "--patience", type=bounded("patience"), metavar="N", help="stop after N epochs without a better state; 0: never"
-    )
     _without_defaults(parser)
 
 

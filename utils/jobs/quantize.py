@@ -25,10 +25,9 @@ from utils.core.run_folder import held, new_run
 from utils.evaluation.fingerprint import check_unchanged
 from utils.jobs.evaluate import without_tables
 from utils.jobs.inputs import Inputs
-from utils.jobs.more_epochs import with_epochs
 from utils.jobs.options import QuantizeOptions, check_recipe, further_files, merged_recipe, resumed_options
 from utils.jobs.quantize_session import Session
-from utils.jobs.run_state import STOPPED, RunState, find_run
+from utils.jobs.run_state import RunState, find_run
 from utils.reports.schema import Report
 
 __all__ = ["find_run", "resume", "start"]
@@ -70,8 +69,7 @@ def _resume(folder: Path, given: Mapping[str, Any]) -> Report:
     options = resumed_options(state.options, given, QuantizeOptions)
     recipe = Recipe.from_stored(state.recipe)
     check_recipe(options, given, recipe)
-    recipe = with_epochs(state, folder, recipe, options.epochs)
-    state.options, state.recipe = options.to_dict(), recipe.to_dict()
+    state.options = options.to_dict()
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
@@ -90,10 +88,7 @@ def _report(folder: Path, state: RunState) -> Report:
     if report is None or state.created != report.created:
         report = Report(state.command, data=str(state.options["data"]))
         report.created = state.created
-    others = [note for note in report.notes if note not in state.notes]
-    if state.stopped is None:  # it was, and goes on
-        others = [note for note in others if not note.startswith(STOPPED)]
-    report.notes = [*state.notes, *others]
+    report.notes = [*state.notes, *(note for note in report.notes if note not in state.notes)]
     return report
 
 

@@ -121,15 +121,13 @@ class Session:
         logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
 
     def _finetune(self, student: nn.Module) -> None:
-        """The epochs that are left, until the last, the guard or patience ends them."""
+        """The epochs that are left, until the last or the guard ends them."""
         settings = self.recipe.finetune
         first = len(self.state.history)
         if self._has_stopped() or first >= settings.epochs:
             return
         teacher = self._inputs.teacher() if self._inputs.taught_by else self._teacher
-        training = Training(
-            student, teacher, self._inputs, self.options, settings, legs=self.state.legs, state=self.state.trainer
-        )
+        training = Training(student, teacher, self._inputs, self.options, settings, self.state.trainer)
         if self.state.best is not None and self.state.best.held_out is None:
             self.state.best.held_out = training.start()
         for epoch in range(first, settings.epochs):
@@ -175,8 +173,6 @@ class Session:
         row = None
         if state.offer(Best(score, epoch, name, trained.held_out)):
             row = self._measurer.row("QAT", weights_folder(self.folder) / name, result, seconds)
-        if epoch + 1 < settings.epochs:
-            state.check_patience(settings.patience)
         self._save(row)
         best = ", the best so far" if row else ""
         logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, trained.loss, trained.held_out, best)
@@ -191,11 +187,10 @@ class Session:
         if not self.options.ptq_only:
             final = weights / best_name(self.options.stem)
             copy_file(weights / best.file, final)
-            self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state", holds=not state.trained)
-            self._note(
-                f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state",
-                holds=state.trained and best.epoch is None,
-            )
+            if not state.trained:
+                self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state")
+            elif best.epoch is None:
+                self._note(f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state")
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
@@ -257,15 +252,12 @@ class Session:
         if distributed.is_main():
             self.report.save(self.folder / "report.json")
 
-    def _note(self, text: str, *, holds: bool = True) -> None:
-        """Say something in the log and the report, or take it back: it may no longer hold after more epochs."""
-        if holds:
-            logger.info("%s", text)
+    def _note(self, text: str) -> None:
+        """Say something in the log and in the report, there only once."""
+        logger.info("%s", text)
         for notes in (self.state.notes, self.report.notes):
-            if holds and text not in notes:
+            if text not in notes:
                 notes.append(text)
-            if not holds and text in notes:
-                notes.remove(text)
 
 
 def _measured(result: EvalResult) -> dict[str, float]:

@@ -45,7 +45,7 @@ def test_a_state_comes_back_equal(tmp_path, state):
     state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0})
     state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5), 0, "a.pt", 0.2)
     optimizer = {"state": {0: {"exp_avg": torch.arange(3.0)}}, "param_groups": [{"lr": 0.0}]}
-    state.trainer, state.legs = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}, [0, 1]
+    state.trainer = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}
     state.save(tmp_path)
     write(weights / "a.pt")
     loaded = RunState.load(tmp_path)

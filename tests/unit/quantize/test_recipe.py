@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from models.quantize.recipe import Recipe, parse_method
+from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
 
 
@@ -13,7 +13,7 @@ def test_round_trip_through_yaml(tmp_path):
     recipe = Recipe.from_dict(
         {
             "calibration": {"method": "entropy", "batches": 3},
-            "finetune": {"lr": {0: 1e-4, 2: 1e-5}},
+            "finetune": {"lr": 1e-4},
             "float": ["model.3"],
             "head": "float",
         }
@@ -21,14 +21,6 @@ def test_round_trip_through_yaml(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe.to_dict()))
     assert Recipe.from_file(path) == recipe
-
-
-def test_methods_of_single_scales(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("calibration: {method: auto, scales: {model.1: mse, model.2.cv1: percentile 99.9}}\n")
-    calibration = Recipe.from_file(path).calibration
-    assert calibration.method == "auto"
-    assert [parse_method(text) for text in calibration.scales.values()] == [("mse", 100), ("percentile", 99.9)]
 
 
 def test_no_file_and_an_empty_section_give_the_defaults(tmp_path):
@@ -48,16 +40,39 @@ def test_what_was_stored_before_ranges_had_a_limit_had_none():
         Recipe.from_stored({"calibration": 3})
 
 
-@pytest.mark.parametrize("rate", [3e-5, {0: 1e-6, 5: 1e-5, 6: 1e-6}])
-def test_a_rate_is_a_number_or_a_mapping(rate):
-    assert Recipe.from_dict({"finetune": {"lr": rate}}).finetune.lr == rate
+OF_1_0 = [
+    ("calibration", "scales", {}, {"model.1": "mse"}),
+    ("finetune", "weight_ranges", "fixed", "learned"),
+    ("finetune", "features", 0.0, 0.5),
+    ("finetune", "patience", 0, 3),
+    ("finetune", "lr", "auto", {0: 1e-6, 6: 1e-5}),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "neutral", "asking"), OF_1_0)
+def test_a_file_that_asks_for_what_1_0_had_is_refused_and_says_what_to_use(tmp_path, section, key, neutral, asking):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({section: {key: neutral}}))
+    assert Recipe.from_file(path) == Recipe()
+    path.write_text(yaml.safe_dump({section: {key: asking}}))
+    with pytest.raises(RecipeError, match=rf"{section}\.{key}.* removed in 2\.0: "):
+        Recipe.from_file(path)
+
+
+def test_what_1_0_stored_loads_whatever_it_asked_for():
+    plain = Recipe().to_dict()
+    for value in (2, 3):
+        stored = {**plain, "calibration": dict(plain["calibration"]), "finetune": dict(plain["finetune"])}
+        for section, key, *values in OF_1_0:
+            stored[section][key] = values[value - 2]
+        assert Recipe.from_stored(stored) == Recipe()
+        assert len(stored["finetune"]) == len(plain["finetune"]) + 3, "it is left as it was"
 
 
 def test_a_training_of_nothing_is_refused():
     fixed = {"train": "ranges", "ranges": "fixed"}
     with pytest.raises(RecipeError, match=r"finetune\.train is ranges, but .* fixed: nothing trains"):
         Recipe.from_dict({"finetune": fixed})
-    assert Recipe.from_dict({"finetune": fixed | {"weight_ranges": "learned"}}).finetune.train == "ranges"
 
 
 def test_replace_reaches_into_sections():
@@ -75,11 +90,6 @@ def test_replace_reaches_into_sections():
     ("content", "message"),
     [
         ("calibration: {method: median}", "calibration.method is 'median'; it may hold max, percentile, mse,"),
-        ("calibration: {scales: {model.1: median}}", "calibration.scales['model.1'] is 'median'; it may hold max, mse"),
-        ("calibration: {scales: {model.1: percentile}}", "such as 'percentile 99.99'"),
-        ("calibration: {scales: {model.1: mse 3}}", "is 'mse 3'"),
-        ("calibration: {scales: {model.1: percentile x}}", "is 'percentile x'"),
-        ("calibration: {scales: [model.1]}", "calibration.scales is ['model.1']; it may hold a mapping from names"),
         (
             "calibration: {percentile: 101}",
             "calibration.percentile is 101; it may hold a number above 50 and at most 100",
@@ -87,9 +97,7 @@ def test_replace_reaches_into_sections():
         ("calibration: {batches: 0}", "calibration.batches is 0; it may hold an integer from 1 to 1,000,000"),
         ("calibration: 3", "calibration is 3; it may hold the keys method, percentile"),
         ("calibration:", "calibration is empty; it may hold the keys method"),
-        ("finetune: {lr: {1: 1.0e-6}}", "with a rate for epoch 0"),
-        ("finetune: {lr: {0: -1}}", "finetune.lr[0] is -1; it may hold a number above 0 and below 1"),
-        ("finetune: {lr: fast}", "finetune.lr is 'fast'; it may hold auto, a learning rate, or rates by the epoch"),
+        ("finetune: {lr: fast}", "finetune.lr is 'fast'; it may hold auto, or a learning rate"),
         ("finetune: {epochs: many}", "finetune.epochs is 'many'; it may hold an integer from 0 to 10,000"),
         ("head: half", "head is 'half'; it may hold int8, last-conv-float or float"),
         ("add: none", "add is 'none'; it may hold both or residual"),

@@ -20,7 +20,7 @@ from models.quantize import placement, recipe_fields, recipe_fit
 from models.quantize.partial_forward import State
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core.errors import RecipeError
-from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions, merged_recipe
+from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions
 from utils.jobs.sensitivity.report import write_recipe
 from utils.jobs.sensitivity.screening import Screened
 from utils.jobs.sensitivity.search import Search
@@ -46,21 +46,17 @@ ENTRIES: dict[str, tuple[list[str], str]] = {  # entry → what it may not hold,
     "calibration.percentile": ([*NUMBERS, "50", "100.1", "-99.9"], "a number above 50 and at most 100"),
     "calibration.median_limit": ([*NUMBERS, "-1", "1000001"], "a number from 0 to 1,000,000"),
     "calibration.batches": ([*WHOLE, "0", "1000001"], "an integer from 1 to 1,000,000"),
-    "calibration.scales": (["mse", "[mse]", "3", ""], "a mapping from names of scales to methods"),
     "finetune.epochs": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
     "finetune.iters": ([*WHOLE, "0", "1000001"], "an integer from 1 to 1,000,000"),
-    "finetune.lr": (["'1e-6'", "fast", "true", "[1e-6]", ""], "auto, a learning rate, or rates by the epoch"),
+    "finetune.lr": (["'1e-6'", "fast", "true", "[1e-6]", ""], "auto, or a learning rate"),
     "finetune.bias_rate": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
     "finetune.range_rate": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
     "finetune.train": (["none", "ALL", "1", "[all]", ""], "all or ranges"),
     "finetune.ranges": (["learnt", "true", "1", "{}", ""], "learned or fixed"),
-    "finetune.weight_ranges": (["learnt", "true", "1", "{}", ""], "learned or fixed"),
     "finetune.supervision": (["labels", "true", "1", "[task]", ""], "task or layers"),
-    "finetune.features": ([*NUMBERS, "-0.1", "1001"], "a number from 0 to 1,000"),
     "finetune.held_out": ([*WHOLE, "0", "100000001"], "an integer from 1 to 100,000,000"),
     "finetune.supervision_stride": ([*WHOLE, "0", "1001"], "an integer from 1 to 1,000"),
     "finetune.grad_clip": ([*NUMBERS, "0", "-1.5", "1000001"], "a number above 0 and at most 1,000,000"),
-    "finetune.patience": ([*WHOLE, "10001"], "an integer from 0 to 10,000"),
     "finetune.collapse": ([*NUMBERS, "-0.1", "1"], "a number of at least 0 and below 1"),
     "head": (["half", "INT8", "1", "[int8]", ""], "int8, last-conv-float or float"),
     "add": (["none", "true", "{both: 1}", ""], "both or residual"),
@@ -114,19 +110,7 @@ def test_the_message_is_the_one_of_the_documentation(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("finetune: {lr: {0: 1e-6, 2.5: 1e-6}}", "a key of finetune.lr is 2.5; it may hold an integer from 0 to"),
-        ("finetune: {lr: {0: 1e-6, true: 1e-6}}", "a key of finetune.lr is True"),
-        ("finetune: {lr: {0: 1e-6, -1: 1e-6}}", "a key of finetune.lr is -1"),
-        ("finetune: {lr: {0: 1e-6, 10001: 1e-6}}", "a key of finetune.lr is 10001"),
-        ("finetune: {lr: {0: 1e-6, first: 1e-6}}", "a key of finetune.lr is 'first'"),
-        ("finetune: {lr: {0: 1e-6, 6: .inf}}", "finetune.lr[6] is inf; it may hold a number above 0 and below 1"),
-        ("finetune: {lr: {0: 1e-6, 6: 1}}", "finetune.lr[6] is 1;"),
         ("finetune: {lr: 0}", "finetune.lr is 0; it may hold a number above 0 and below 1"),
-        ("finetune: {lr: {0: 1e-6, '6': 1e-6, 6: 1e-5}}", "finetune.lr holds epoch 6 twice"),
-        ("finetune: {lr: {}}", "with a rate for epoch 0"),
-        ("calibration: {scales: {model.1: 99.9}}", "calibration.scales['model.1'] is 99.9; it may hold max, mse"),
-        ("calibration: {scales: {model.1: percentile nan}}", "is 'percentile nan'"),
-        ("calibration: {scales: {1: mse}}", "a key of calibration.scales is 1; it may hold the name of a scale"),
         ("float: [model.1, 5]", "float[1] is 5; it may hold a module's path"),
         ("float: ['']", "float[0] is ''"),
         (f"float: [{'*' * 201}]".replace("[*", "['*").replace("*]", "*']"), "of at most 200 characters"),
@@ -144,8 +128,6 @@ def test_what_stands_inside_an_entry(tmp_path, text, message):
     [
         "calibration: {batches: 3, batches: 4}",
         "head: int8\nhead: float",
-        "finetune: {lr: {0: 1e-6, 0: 1e-5}}",
-        "calibration: {scales: {a: mse, a: max}}",
     ],
 )
 def test_a_key_that_stands_twice(tmp_path, text):
@@ -153,11 +135,12 @@ def test_a_key_that_stands_twice(tmp_path, text):
 
 
 def test_numbers_as_people_write_them(tmp_path):
-    text = "finetune: {lr: {0: 1e-6, 2: 1E-5, 3: 2.0e-6, 4: +.5e-6}, grad_clip: 5}\ncalibration: {percentile: 99}\n"
+    text = "finetune: {lr: 1e-6, range_rate: 1E2, bias_rate: 2.0e+1, grad_clip: 5}\ncalibration: {percentile: 99}\n"
     recipe = Recipe.from_file(write(tmp_path, text))
-    assert recipe.finetune.lr == {0: 1e-6, 2: 1e-5, 3: 2e-6, 4: 5e-7}
-    assert (recipe.finetune.grad_clip, recipe.calibration.percentile) == (5, 99)
-    assert all(isinstance(rate, float) for rate in (*recipe.finetune.lr.values(), recipe.finetune.grad_clip))
+    found = (recipe.finetune.lr, recipe.finetune.range_rate, recipe.finetune.bias_rate, recipe.finetune.grad_clip)
+    assert found == (1e-6, 100, 20, 5)
+    assert recipe.calibration.percentile == 99
+    assert all(isinstance(one, float) for one in found)
 
 
 LAUGHS = "a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n" + "".join(
@@ -221,9 +204,8 @@ class TestStored:
         "content",
         [
             None, 5, "float", [], [("head", "int8")], {"head": 1}, {1: 2}, {"calibration": []}, {"float": "model.1"},
-            {"calibration": {"batches": 2.5}}, {"calibration": {"scales": {"a": None}}}, {"float": [b"model.1"]},
-            {"finetune": {"epochs": 10**5000}}, {"finetune": {"lr": {0: math.nan}}}, {"calibration": object()},
-            {"finetune": {"lr": {"\u0664": 0.1}}}, {"finetune": {"lr": {(1, 2): 0.1}}}, {"float": ["a"] * 10_001},
+            {"calibration": {"batches": 2.5}}, {"float": [b"model.1"]}, {"finetune": {"epochs": 10**5000}},
+            {"finetune": {"lr": math.nan}}, {"calibration": object()}, {"float": ["a"] * 10_001},
         ],
     )  # fmt: skip
     def test_content_of_another_kind(self, content):
@@ -244,29 +226,21 @@ class TestStored:
         with pytest.raises(RecipeError, match=r"calibration\.batches is 0"):
             Recipe().replace(calibration_batches=0)
 
-    def test_json_has_texts_for_epochs(self):
-        recipe = Recipe().replace(finetune_lr={0: 1e-6, 6: 1e-5})
-        stored = recipe.to_dict()
-        stored["finetune"]["lr"] = {str(epoch): rate for epoch, rate in stored["finetune"]["lr"].items()}
-        assert Recipe.from_dict(stored) == recipe
-
 
 def some_recipe(generator: random.Random) -> Recipe:
     """Anything that the table allows."""
     pick = generator.choice
     names = ["model.1", "model.2.z[0]", "images", "010", "true", "null", "*cv2", "model.?", "- a", "#", "a: b", "é"]
-    methods = ["max", "mse", "entropy", "percentile 99.9", "percentile 50.0001"]
     return Recipe(
         Calibration(
-            pick(["max", "auto", "percentile"]), generator.uniform(50.1, 100), pick([1, 1_000_000]),
-            {name: pick(methods) for name in names if generator.random() < 0.5},
+            pick(["max", "auto", "percentile"]), generator.uniform(50.1, 100), pick([1, 1_000_000])
         ),
         Finetune(
             pick([0, 10_000]), generator.randint(1, 10**6),
-            pick([0.5, 3e-5, {0: 10.0 ** -generator.randint(1, 300), 10_000: 0.999}]),
-            train=pick(recipe_fields.TRAIN_OPTIONS), ranges=pick(["learned", "fixed"]), weight_ranges="learned",
+            pick(["auto", 0.5, 3e-5, 10.0 ** -generator.randint(1, 300)]),
+            train=pick(recipe_fields.TRAIN_OPTIONS), ranges="learned",
             supervision=pick(recipe_fields.SUPERVISIONS), supervision_stride=pick([1, 1000]),
-            grad_clip=10.0 ** generator.randint(-300, 6), patience=pick([0, 3]), collapse=pick([0, 0.5, 0.999]),
+            grad_clip=10.0 ** generator.randint(-300, 6), collapse=pick([0, 0.5, 0.999]),
         ),
         pick(recipe_fields.HEAD_OPTIONS), pick(recipe_fields.ADD_OPTIONS),
         tuple(generator.sample(names, generator.randint(0, len(names)))),
@@ -324,7 +298,6 @@ FLAGS: dict[str, list[Any]] = {
     "iters": [0, 10**7],
     "lr": [0.0, -1e-6, 1.0, math.nan, math.inf, "1e-6"],
     "supervision_stride": [0, 1001],
-    "patience": [-1, 10**9],
 }
 
 
@@ -341,7 +314,7 @@ def test_an_option_that_ends_in_the_recipe_is_named_as_it_was_given(name, value)
     "words",
     [
         "--epochs 1.5", "--epochs true", "--epochs 1000000000", "--lr inf", "--lr 1e-6x", "--percentile nan",
-        "--calib-batches 0", "--iters 1e3", "--patience -1", "--supervision-stride 0", "--calib-method median",
+        "--calib-batches 0", "--iters 1e3", "--supervision-stride 0", "--calib-method median",
     ],
 )  # fmt: skip
 def test_the_program_refuses_before_it_reads_anything(words, tmp_path, monkeypatch, capsys):
@@ -356,14 +329,6 @@ def test_the_program_refuses_before_it_reads_anything(words, tmp_path, monkeypat
     assert flag in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_rate_that_the_schedule_carries_beyond_its_bounds(tmp_path):
-    path = write(tmp_path, "finetune: {lr: {0: 1e-6, 6: 1e-4}}")
-    with pytest.raises(
-        RecipeError, match=r"rate from epoch 6 on, which --lr 0\.05 scales, is 5\.0.*; it may hold a num"
-    ):
-        merged_recipe(QuantizeOptions(recipe=str(path), lr=0.05))
 
 
 # a recipe and a network
@@ -395,12 +360,6 @@ def test_a_head_that_leaves_nothing_in_int8(patterns, cause):
 def test_one_convolution_in_int8_is_enough():
     chosen = Recipe(float=("model.[0-5]*",))
     recipe_fit.check(placement.plan(chain(), chosen), chosen)
-
-
-def test_a_scale_that_the_network_has_not():
-    chosen = Recipe().replace(calibration_scales={"model.1.q": "mse"})
-    with pytest.raises(RecipeError, match=r"calibration\.scales holds 'model\.1\.q', which is no scale .* model\.1\.p"):
-        recipe_fit.check(placement.plan(chain(), chosen), chosen)
 
 
 class _Pair:
