@@ -16,7 +16,7 @@ What:
   --dev                   also what scripts/test.sh needs
   --tensorrt              also TensorRT, on a machine with an NVIDIA GPU
   --trex, --no-trex       also graphviz, which draws engine graphs (default: no)
-  --quantizer NAME        modelopt or pytorch-quantization: also that library (default: torch, which is always there)
+  --quantizer NAME        pytorch-quantization: also that library (default: torch, which is always there)
   --defaults              ask nothing: it never does; accepted because users of yolov9-qat type it
 Other:
   --dry-run               print what would be done
@@ -67,8 +67,9 @@ parse_arguments() {
     shift
   done
   case $quantizer in
-    torch | modelopt | pytorch-quantization) ;;
-    *) die 2 "--quantizer $quantizer is not known; choose torch, modelopt or pytorch-quantization" ;;
+    torch | pytorch-quantization) ;;
+    modelopt) die 2 "--quantizer modelopt was removed in 2.0: use --quantizer torch, which gives the same results" ;;
+    *) die 2 "--quantizer $quantizer is not known; choose torch or pytorch-quantization" ;;
   esac
   [ "$system$venv_given" != yesyes ] || die 2 "--system and --venv exclude each other"
   [ "$runtime$dev" != yesyes ] || die 2 "--runtime and --dev exclude each other: the tests need everything"

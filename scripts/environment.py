@@ -45,7 +45,6 @@ IMPORTS = {
     "dev": ("pytest", "coverage", "mypy"),
     "tensorrt": ("tensorrt",),
     "rtx": ("tensorrt_rtx_bindings",),
-    "modelopt": ("modelopt.torch.quantization",),
     "pytorch-quantization": ("pytorch_quantization",),
 }
 QUICK_IMPORTS = ("torch", "cv2", "onnxruntime")

@@ -32,7 +32,7 @@ OF_1_0: dict[str, dict[str, Any]] = {
     "calibration": {"scales": {}},
     "finetune": {"weight_ranges": "fixed", "features": 0.0, "patience": 0},
 }
-QUANTIZERS = ("torch", "modelopt", "pytorch-quantization")  # see backend.py
+QUANTIZERS = ("torch", "pytorch-quantization")  # see backend.py
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
     "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
+    "--quantizer modelopt": "use --quantizer torch, which gives the same results",
     "calibration.scales": "use calibration.method, which all scales have",
     "finetune.lr by epoch": "use one rate, or auto",
     "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",

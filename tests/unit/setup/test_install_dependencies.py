@@ -20,9 +20,8 @@ REQUIREMENTS = {
     "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nreports>=1\n",
     "dev.txt": "-r quantize.txt\n",
     "tensorrt.txt": "tensorrt>=10\n",
-    "modelopt.txt": "torch>=2.8\nnvidia-modelopt>=0.47\n",
-    "pytorch-quantization.txt": "pytorch-quantization==2.1.3\n",
-    "constraints.txt": "torch==2.11.0\nnvidia-modelopt<0.48\n",
+    "pytorch-quantization.txt": "pytorch-quantization>=2.1\n",
+    "constraints.txt": "torch==2.11.0\npytorch-quantization<2.2\n",
 }
 PACKAGES = {  # name and version → modules, as scripts/environment.py imports them
     ("torch", "2.4.0"): ["torch"],
@@ -33,8 +32,8 @@ PACKAGES = {  # name and version → modules, as scripts/environment.py imports 
         *("onnxslim", "tensorboard", "sklearn", "skimage", "pytest", "coverage", "mypy"),
     ],
     ("reports", "1.0"): [],
-    ("nvidia-modelopt", "0.47.0"): ["modelopt/torch/quantization"],
-    ("nvidia-modelopt", "0.48.0"): ["not/the/one/that/was/tested"],
+    ("pytorch-quantization", "2.1.3"): ["pytorch_quantization"],
+    ("pytorch-quantization", "2.2.1"): ["not/the/one/that/was/tested"],
 }
 
 
@@ -147,9 +146,10 @@ class TestArguments:
             (["--venv="], "unknown argument --venv="),
             (["--system", "--venv", "x"], "exclude each other"),
             (["--runtime", "--dev"], "exclude each other"),
-            (["--quantizer", "other"], "choose torch, modelopt or pytorch-quantization"),
+            (["--quantizer", "other"], "choose torch or pytorch-quantization"),
+            (["--quantizer", "modelopt"], "was removed in 2.0: use --quantizer torch"),
             (["--quantizer"], "--quantizer needs a name"),
-            (["--runtime", "--quantizer", "modelopt"], "--runtime and --quantizer modelopt exclude each other"),
+            (["--runtime", "--quantizer", "pytorch-quantization"], "exclude each other"),
         ],
     )
     def test_bad_ones(self, project: Project, tmp_path: Path, arguments: list[str], words: str):
@@ -211,7 +211,7 @@ class TestInstalling:
         assert result.returncode == 0, result.stderr
         assert "ready: Python" in result.stdout
         assert "torch 2.11.0" in result.stdout
-        assert not list((folder / ".venv").rglob("modelopt")), "an optional library"
+        assert not list((folder / ".venv").rglob("pytorch_quantization")), "an optional library"
         assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
         assert "Without it works: quantizing" in result.stdout
         assert (folder / ".venv/bin/python").exists()
@@ -244,27 +244,26 @@ class TestInstalling:
         project, folder, _ = installed
         project.program("nvidia-smi", "echo 'GPU 0: pretended'")
         try:
-            result = project.install("--tensorrt", "--quantizer", "pytorch-quantization", cwd=folder)
+            result = project.install("--tensorrt", cwd=folder)
         finally:
             (project.programs / "nvidia-smi").unlink()
         assert result.returncode == 0
         assert "not installed: tensorrt: it could not be installed" in result.stdout
         assert "No matching distribution found for tensorrt>=10" in result.stdout
         assert "evaluating ONNX files on ONNX Runtime" in result.stdout
-        assert "not installed: pytorch-quantization" in result.stdout
-        assert "Without it works: everything, with the quantizers of this project" in result.stdout
 
     def test_a_quantizer_library_in_its_tested_version(self, installed):
         project, folder, _ = installed
-        assert "install: modelopt" in project.install("--dry-run", "--quantizer", "modelopt", cwd=folder).stdout
-        result = project.install("--quantizer", "modelopt", cwd=folder)
+        name = "pytorch-quantization"
+        assert f"install: {name}" in project.install("--dry-run", "--quantizer", name, cwd=folder).stdout
+        result = project.install("--quantizer", name, cwd=folder)
         assert result.returncode == 0
-        assert "not installed: modelopt" not in result.stdout
-        assert "nvidia-modelopt 0.47.0" in " ".join(pip(folder / ".venv", "list").split())
+        assert f"not installed: {name}" not in result.stdout
+        assert f"{name} 2.1.3" in " ".join(pip(folder / ".venv", "list").split())
         assert "torch 2.11.0" in result.stdout
-        again = project.install("--quantizer", "modelopt", cwd=folder)
-        assert "modelopt: installed already" in again.stdout
-        pip(folder / ".venv", "uninstall", "-y", "nvidia-modelopt")
+        again = project.install("--quantizer", name, cwd=folder)
+        assert f"{name}: installed already" in again.stdout
+        pip(folder / ".venv", "uninstall", "-y", name)
 
     def test_the_default_quantizer_needs_nothing(self, installed):
         project, folder, _ = installed

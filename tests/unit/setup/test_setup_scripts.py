@@ -61,9 +61,8 @@ class TestRequirements:
     def test_what_must_not_be_needed(self):
         for path in (ROOT / "requirements").glob("*.txt"):
             names = {r.name for r in self.read(path.name)}
-            assert not names & {"pycuda", "onnx-graphsurgeon", "nvidia-modelopt[onnx]", "opencv-python"}
+            assert not names & {"pycuda", "onnx-graphsurgeon", "nvidia-modelopt", "opencv-python"}
             assert "pytorch-quantization" not in names or path.stem == "pytorch-quantization"
-            assert "nvidia-modelopt" not in names or path.stem in ("modelopt", "constraints")
 
     def test_environment_py_knows_every_set(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(str(ROOT / "scripts"))
