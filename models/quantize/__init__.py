@@ -5,7 +5,6 @@ reports, are in `utils/jobs/`.
 
     rules.py           THE table: upstream module class → what is quantized, what shares a scale, why
     recipe.py          what the user decides: calibration, training, what stays in float
-                       recipe_fields.py: what each entry may hold; recipe_fit.py: does it fit a network
     flow.py            the statements of the rules: parsed, and their operations on tensors
     graph.py           the network as operations on tensors, read along the rules
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)

@@ -20,6 +20,8 @@ from models.quantize import backend, modules, rules
 from models.quantize.float_convolutions import choose_convolutions, inside_unknown, is_unit, weight_path, why_float
 from models.quantize.graph import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
+from utils.core.errors import RecipeError
+from utils.core.shown import shown
 from utils.core.tasks import IMAGES
 
 logger = logging.getLogger(__name__)
@@ -176,6 +178,22 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     model.quantization_plan = plan
     for path, name in plan.unknown.items():
         logger.warning("%s is a %s, which has no row in rules.py: only its convolutions are quantized", path, name)
+
+
+def check(plan: Plan, recipe: Recipe) -> None:
+    """Refuse a recipe that quantizes nothing.
+
+    Raises:
+        RecipeError: see above; the message names the recipe's key.
+    """
+    if len(plan.float_convolutions) == len(plan.convolutions):
+        causes = [f"the recipe's float is {shown(list(recipe.float))}"] if recipe.float else []
+        if recipe.head != "int8":
+            causes.append(f"the recipe's head is {recipe.head}")
+        raise RecipeError(
+            f"{' and '.join(causes) or 'the network has no convolution that can be quantized'}: all "
+            f"{len(plan.convolutions)} convolutions would stay in float; leave at least one to INT8"
+        )
 
 
 @contextmanager

@@ -4,8 +4,6 @@ errors.py           typed errors that say the fix
 files.py            files that appear whole or not at all, hashes, run folders
 run_folder.py       a run folder belongs to one program while that lives
 input_files.py      files that a user names: regular ones of a sensible size; YAML and JSON
-bounded_yaml.py     PyYAML's safe reader without what takes it minutes
-plain_yaml.py       YAML of plain values, duplicates refused
 output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 checkpoints.py      the one reader of PyTorch files; no code of theirs is run

@@ -10,7 +10,7 @@ import logging
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from utils.core import distributed
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, difference_error
 from utils.core.run_folder import new_run
+from utils.core.strict_model import plain
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
@@ -90,10 +91,11 @@ def run(options: CalibrateOptions, command: str) -> Sweep:
         placement.apply(model, inputs.plan)
         found = sweep(model.to(inputs.device).eval(), inputs, recipe, quantize, options.num_image)
         content = {"schema_version": 1, "command": command, **asdict(found), "options": options.to_dict()}
+        content["chosen"] = plain(found.chosen)
         if found.measure == "AP":
             del content["measure"]
         if distributed.is_main():
-            chosen = replace(recipe, calibration=found.chosen)
+            chosen = recipe.replace(calibration=found.chosen)
             report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
             with atomic_path(folder / "calibration.json") as temporary:  # last: where it lies, all is written
                 temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -114,7 +116,10 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     statistics = calibration.collect(
         model, (as_input(batch, inputs.device) for batch in images), recipe.calibration.batches
     )
-    settings = {name: replace(recipe.calibration, **changes) for name, changes in METHODS.items()}
+    settings = {
+        name: recipe.replace(**{f"calibration_{key}": value for key, value in changes.items()}).calibration
+        for name, changes in METHODS.items()
+    }
     began = time.perf_counter()
     ranges = {name: statistics.amax(one.method, one.percentile, one.median_limit) for name, one in settings.items()}
     if inputs.device.type == "cuda":

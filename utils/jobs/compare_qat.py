@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ class Comparison:
     def measure(self, run: Run) -> Result:
         """Train as `run` says, and measure."""
         recipe = Recipe().replace(**FORMS[run.form])
-        calibration.settle(self._placed, self._statistics, replace(recipe.calibration, **METHODS[run.start]))
+        calibration.settle(self._placed, self._statistics, recipe.calibration.model_copy(update=METHODS[run.start]))
         student = copy.deepcopy(self._placed)
         origin = copy.deepcopy(student)
         tuner = Finetuner(student, self._teacher, recipe.finetune, device=self._inputs.device)

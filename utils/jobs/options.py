@@ -6,12 +6,11 @@ Torch is not imported here, so that `-h` answers at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from models.quantize.recipe import AUTO, QUANTIZERS, Recipe
-from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
 from utils.core.shown import shown
@@ -25,17 +24,17 @@ METRICS = ("proxy", "ap")
 # of `qat.py sensitive --engine`: options that mean nothing without it; what is taken where two are left out
 ENGINE_OPTIONS = ("engine_minutes", "engine_batch", "optimization_level", "max_aux_streams", "timing_cache")
 ENGINE_MINUTES, ENGINE_BATCH = 30.0, 8
-# Options that stand for an entry of the recipe → its name for `Recipe.replace`, and what it may hold.
-RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
-    "calib_method": ("calibration_method", CALIBRATION.fields["method"]),
-    "calib_batches": ("calibration_batches", CALIBRATION.fields["batches"]),
-    "percentile": ("calibration_percentile", CALIBRATION.fields["percentile"]),
-    "epochs": ("finetune_epochs", FINETUNE.fields["epochs"]),
-    "iters": ("finetune_iters", FINETUNE.fields["iters"]),
-    "lr": ("finetune_lr", RATE),
-    "supervision_stride": ("finetune_supervision_stride", FINETUNE.fields["supervision_stride"]),
-    "supervision": ("finetune_supervision", FINETUNE.fields["supervision"]),
-    "train": ("finetune_train", FINETUNE.fields["train"]),
+# Options that stand for an entry of the recipe → its section and key.
+RECIPE_OPTIONS = {
+    "calib_method": ("calibration", "method"),
+    "calib_batches": ("calibration", "batches"),
+    "percentile": ("calibration", "percentile"),
+    "epochs": ("finetune", "epochs"),
+    "iters": ("finetune", "iters"),
+    "lr": ("finetune", "lr"),
+    "supervision_stride": ("finetune", "supervision_stride"),
+    "supervision": ("finetune", "supervision"),
+    "train": ("finetune", "train"),
 }
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
@@ -77,9 +76,9 @@ class _CalibratingOptions(_Options):
     calib_batches: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (_, entry) in RECIPE_OPTIONS.items():
+        for name, (section, key) in RECIPE_OPTIONS.items():
             if getattr(self, name, None) is not None:
-                entry.read(flag(name), getattr(self, name))
+                Recipe.from_dict({section: {key: getattr(self, name)}}, flag(name))
         super().__post_init__()
         check_bounds(self, "seed")
 
@@ -191,7 +190,7 @@ class SensitiveOptions(CalibrateOptions):
         for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
             if getattr(self, name) not in choices:
                 raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
-        check_bounds(self, "target_drop", "float_budget", "budget", "percentile")
+        check_bounds(self, "target_drop", "float_budget", "budget")
         check_bounds(self, "engine_minutes", "engine_batch", "optimization_level", "max_aux_streams")
         self._check_engine()
 
@@ -251,7 +250,7 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
             a supervision that has none.
     """
     recipe = Recipe.from_file(options.recipe)
-    changes = {entry: getattr(options, name) for name, (entry, _) in RECIPE_OPTIONS.items()}
+    changes = {f"{section}_{key}": getattr(options, name) for name, (section, key) in RECIPE_OPTIONS.items()}
     if options.supervision_stride is not None:
         if options.supervision == "task":
             raise RecipeError(
@@ -281,7 +280,7 @@ def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Reci
         return
     now = merged_recipe(options)
     if now.calibration.method == AUTO:
-        now = replace(now, calibration=saved.calibration)
+        now = now.replace(calibration=saved.calibration)
     if now != saved:
         raise InputError(
             f"{options.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "

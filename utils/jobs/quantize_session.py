@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ class Session:
         self._explain(self._inputs.plan)
         if self.recipe.calibration.method == AUTO:
             found = calibrate.sweep(student, self._inputs, self.recipe, self.options)
-            self.recipe = replace(self.recipe, calibration=found.chosen)
+            self.recipe = self.recipe.replace(calibration=found.chosen)
             self.state.recipe = self.recipe.to_dict()
             for line in found.lines():
                 self._note(line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -275,7 +274,7 @@ def test_a_finer_range_counts_less(teacher):
 
 
 def test_settings_reach_the_optimizer(teacher):
-    settings = replace(Finetune(), bias_rate=2.0, range_rate=3.0)
+    settings = Finetune(bias_rate=2.0, range_rate=3.0)
     tuner = Finetuner(quantized(teacher), teacher, settings, device=CPU)
     assert [group["factor"] for group in tuner.optimizer.param_groups] == [1.0, 2.0, 3.0]
     assert [{p.dim() for p in group["params"]} for group in tuner.optimizer.param_groups] == [{4}, {1}, {1}]

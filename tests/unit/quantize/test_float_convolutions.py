@@ -98,3 +98,24 @@ def test_the_last_convolutions_of_a_head_are_those_of_maps_coefficients_and_prot
         assert owner.output_site is None, end
     assert not any(tensor.name.startswith(f"model.{index}.{end.removesuffix('.conv')}") for tensor in plan.tensors
                    for end in ends)  # fmt: skip
+
+
+@pytest.mark.parametrize("patterns", [("*",), ("model",), ("model.0", "model.[12].*", "model.5", "model.6")])
+def test_a_recipe_that_leaves_nothing_in_int8_is_refused(patterns):
+    network, recipe = chain(), Recipe(float=patterns)
+    with pytest.raises(RecipeError, match=r"float is \['.*'\]: all 7 convolutions"):
+        placement.check(placement.plan(network, recipe), recipe)
+
+
+@pytest.mark.parametrize(("patterns", "cause"), [(("model.0",), "float is .* and the recipe's head"), ((), "head")])
+def test_a_head_that_leaves_nothing_in_int8_is_refused(patterns, cause):
+    layers = [(-1, Conv(3, 4))] if patterns else [(-1, nn.Upsample(None, 2, "nearest"))]
+    network = Network([*layers, (-1, nn.Sequential(Conv(4 if patterns else 3, 4), nn.Conv2d(4, 4, 1)))])
+    recipe = Recipe(float=patterns, head="float")
+    with pytest.raises(RecipeError, match=f"the recipe's {cause} is float: all"):
+        placement.check(placement.plan(network, recipe), recipe)
+
+
+def test_one_convolution_in_int8_is_enough():
+    recipe = Recipe(float=("model.[0-5]*",))
+    placement.check(placement.plan(chain(), recipe), recipe)

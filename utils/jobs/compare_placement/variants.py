@@ -142,12 +142,12 @@ def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.de
     """A quantized copy, calibrated on one random image."""
     import torch
 
-    from models.quantize import placement, recipe_fit
+    from models.quantize import placement
     from models.quantize.calibration import calibrate
 
     model = copy.deepcopy(network)
     plan = placement.plan(model, recipe)
-    recipe_fit.check(plan, recipe)
+    placement.check(plan, recipe)
     placement.apply(model, convolutions_only(plan) if variant == "int8-convs" else plan)
     model.to(device)
     generator = torch.Generator().manual_seed(0)
