@@ -112,7 +112,7 @@ def _start_or_resume(
     if args.resume is not None:
         find, _, resume = job()
         run = find(args.resume, args.project or kind.project)
-        resume(run, given_options(vars(args), kind), args.command_line)
+        resume(run, given_options(vars(args), kind))
         return
     if not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")

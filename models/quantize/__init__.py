@@ -22,7 +22,6 @@ reports, are in `utils/jobs/`.
     shared_batch.py    the same of a batch that several processes share
     learned_ranges.py  ranges as parameters
     schedule.py        the learning rate of each step
-    optimizer_state.py what is kept for a run to go on, and whether it fits
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.quantize import optimizer_state
 from models.quantize.learned_ranges import LearnedRanges
 from models.quantize.recipe import Finetune
 from models.quantize.shared_batch import (
@@ -158,15 +157,21 @@ class Finetuner:
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, loss scaler, and the ranges before they are snapped; the weights are the checkpoint's business."""
-        return optimizer_state.kept(self.optimizer, self.scaler, self.ranges.log_amax)
+        ranges = self.ranges.log_amax
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "log_amax": None if ranges is None else ranges.detach().cpu().clone(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave.
-
-        Raises:
-            CheckpointError: the state belongs to another network, or is damaged.
-        """
-        optimizer_state.put_back(state, self.optimizer, self.scaler, self.ranges.log_amax)
+        """Take back what `state_dict` gave for the same network; the run may go on on another device."""
+        groups = [{**group, "fused": self._amp} for group in state["optimizer"]["param_groups"]]
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
+        if state["scaler"] and self._amp:  # empty where the run was on a CPU
+            self.scaler.load_state_dict(state["scaler"])
+        if self.ranges.log_amax is not None:
+            self.ranges.log_amax.data.copy_(state["log_amax"])
 
     def run_epoch(
         self, batches: Iterable[Tensor], rate: Callable[[int], float], on_step: Callable[[float], None] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import qat
@@ -106,28 +104,6 @@ class TestDataset:
         assert f"1 image has other labels in val, images/val/{image.name}" in one_line(capsys.readouterr().err)
         label.write_text(before)
         killed(lambda: resume(command, tmp_path / "exp"), COLLECT)  # it goes on
-
-    def test_a_state_of_an_earlier_version_goes_on_and_is_checked_from_then_on(self, start, data, tmp_path, capsys):
-        assert start("quantize", *QUICK) == 0
-        path = tmp_path / "exp" / STATES["quantize"]
-        content = torch.load(path, weights_only=True)
-        for name in ("dataset", "command", "created", "notes"):
-            del content[name]
-        torch.save({**content, "finished": False}, path)
-        assert resume("quantize", tmp_path / "exp") == 0
-        assert "cannot be checked" in capsys.readouterr().out
-        os.utime(next((data.parent / "images/train").iterdir()), (1, 1))
-        assert resume("quantize", tmp_path / "exp") == 2
-        assert "1 image has another size or time in train" in one_line(capsys.readouterr().err)
-
-    def test_a_sensitivity_state_of_an_earlier_version_goes_on(self, start, tmp_path, capsys):
-        killed(lambda: start("sensitive"), COLLECT)
-        path = tmp_path / "exp/state.json"
-        content = json.loads(path.read_text())
-        del content["dataset"], content["command"]
-        path.write_text(json.dumps(content))
-        killed(lambda: resume("sensitive", tmp_path / "exp"), COLLECT)
-        assert "cannot be checked" in capsys.readouterr().out
 
 
 class TestTwoAtOnce:

@@ -22,8 +22,8 @@ PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate",
             "data/demo/make_digits.py"]  # fmt: skip
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
 FLOORS = (  # the first prefix that fits
-    ("utils.core", 0), ("utils.untrusted", 0),
-    ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.upstream_checks", 1), ("utils.upstream_description", 1),
+    ("utils.core", 0),
+    ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.upstream_description", 1),
     ("utils.upstream_heads", 1), ("utils.upstream_import", 1),
     ("utils.runners", 1),
     ("models", 2), ("utils.evaluation", 2), ("utils.onnx_graph", 2), ("utils.trt", 2), ("utils.reports", 2),

@@ -8,7 +8,7 @@ bounded_yaml.py     PyYAML's safe reader without what takes it minutes
 plain_yaml.py       YAML of plain values, duplicates refused
 output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
-torch_files.py      is this a whole PyTorch archive?
+checkpoints.py      the one reader of PyTorch files; no code of theirs is run
 file_schema.py      what a file that we wrote holds, field by field
 strict_model.py     pydantic models of what people write and programs store, with errors of one line
 removed.py          THE table of what 1.0 had and 2.0 has not, with what to use instead

@@ -12,7 +12,6 @@ import binascii
 import hashlib
 import itertools
 import json
-import logging
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,8 +23,6 @@ from utils.core.errors import CheckpointError, DataError, InputError, no_file
 from utils.core.input_files import check_file, is_regular
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.images import find_images, label_file
-
-logger = logging.getLogger(__name__)
 
 DIGEST = 4  # bytes; a change goes unseen once in 4e9
 LARGEST = 1 << 28  # bytes of a fingerprint, unpacked: millions of images
@@ -108,19 +105,12 @@ def check_unchanged(saved: str, now: Fingerprint, run: Path) -> None:
     """Refuse to continue the run in `run` on something else than it was started on.
 
     Args:
-        saved: the fingerprint in the run's state; empty in a state of a version that kept none, which is a warning.
+        saved: the fingerprint in the run's state.
 
     Raises:
         CheckpointError: `saved` is no fingerprint.
         DataError: something changed; the message says what.
     """
-    if not saved:
-        logger.warning(
-            "the version that started the run in %s kept no fingerprint of the dataset; "
-            "whether the images and labels are still the same cannot be checked",
-            run,
-        )
-        return
     try:
         changes = Fingerprint.from_text(saved).changes(now)
     except ValueError as error:

@@ -55,17 +55,17 @@ def start(options: QuantizeOptions, command: str) -> Report:
         return _run(Session(folder, state, options, recipe, inputs, report))
 
 
-def resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
+def resume(folder: Path, given: Mapping[str, Any]) -> Report:
     """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
     with held(folder):
-        return _resume(folder, given, command)
+        return _resume(folder, given)
 
 
-def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
+def _resume(folder: Path, given: Mapping[str, Any]) -> Report:
     state = distributed.from_main(lambda: RunState.load(folder))
     options = resumed_options(state.options, given, QuantizeOptions)
     recipe = Recipe.from_stored(state.recipe)
@@ -75,23 +75,21 @@ def _resume(folder: Path, given: Mapping[str, Any], command: str) -> Report:
     inputs = Inputs.load(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-    dataset = inputs.fingerprint(further_files(options))
-    check_unchanged(state.dataset, dataset, folder)
-    state.dataset = state.dataset or dataset.to_text()
-    report = _report(folder, state, command)
+    check_unchanged(state.dataset, inputs.fingerprint(further_files(options)), folder)
+    report = _report(folder, state)
     if not state.finished:
         state.save(folder)  # what was asked for now holds also if this process is killed
     logger.info("resuming %s: %s", folder, state.summary())
     return _run(Session(folder, state, options, recipe, inputs, report))
 
 
-def _report(folder: Path, state: RunState, command: str) -> Report:
+def _report(folder: Path, state: RunState) -> Report:
     """The report as far as the run wrote it. One of an earlier run in the same folder (`--exist-ok`) is left behind."""
     path = folder / "report.json"
     report = Report.load(path) if path.is_file() else None
-    if report is None or state.created not in ("", report.created):
-        report = Report(state.command or command, data=str(state.options["data"]))
-        report.created = state.created or report.created
+    if report is None or state.created != report.created:
+        report = Report(state.command, data=str(state.options["data"]))
+        report.created = state.created
     others = [note for note in report.notes if note not in state.notes]
     if state.stopped is None:  # it was, and goes on
         others = [note for note in others if not note.startswith(STOPPED)]

@@ -37,9 +37,6 @@ class Training:
     Args:
         legs: see `Schedule`.
         state: of the optimizer, as `state_dict` gave it after an epoch; None before the first.
-
-    Raises:
-        CheckpointError: the state does not fit the network.
     """
 
     def __init__(
