@@ -210,7 +210,7 @@ def step_times(
     for model in (teacher, student):
         model.to(device, memory_format=layout)
     images = images.to(device, memory_format=layout)
-    settings = Finetune(ranges=variant.ranges)
+    settings = Finetune.model_validate({"ranges": variant.ranges})
     cuda, marks = device.type == "cuda", []
 
     def batches() -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize import backend
+from models.quantize.modules import QuantConv2d
 from models.quantize.placement import quantizers_off
 from models.quantize.recipe import Calibration
 from models.quantize.shared_batch import placeholder
@@ -226,6 +227,33 @@ def settle(model: nn.Module, statistics: Statistics, settings: Calibration) -> N
             "calibration: %d of %d ranges are at most %g times the largest magnitude of the median image, since a few "
             "images have far larger ones (calibration.median_limit)", limited, len(amax), limit,
         )  # fmt: skip
+
+
+def tensor_ranges(model: Any) -> list[dict[str, Any]]:
+    """List the ranges of a network, for reports, one row for each scale.
+
+    Returns:
+        rows of `name`, `kind` ('activation' or 'weight'), `amax` (the largest), `min` and `max` of amax over channels,
+        `channels` (1 for activations), and `tensors` (how many share it).
+    """
+    shared = model.quantization_plan.scales
+    names = {key: key.replace("/", ".") for key in model.activation_quantizers}
+    found = [
+        (names[key], "activation", quantizer, len(shared.get(names[key], ("",))))
+        for key, quantizer in model.activation_quantizers.items()
+    ]
+    found += [
+        (name, "weight", module.weight_quantizer, 1)
+        for name, module in model.named_modules()
+        if isinstance(module, QuantConv2d) and "weight_quantizer" in module._modules
+    ]
+    rows = []
+    for name, kind, quantizer, tensors in found:
+        amax = backend.get_amax(quantizer).flatten()
+        low, high = float(amax.min()), float(amax.max())
+        rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
+                     "tensors": tensors})  # fmt: skip
+    return rows
 
 
 def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:

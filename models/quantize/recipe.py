@@ -53,26 +53,26 @@ class Calibration(StrictModel):
     """How amax is found from statistics of the activations."""
 
     method: Method = "percentile"
-    percentile: Number = Field(99.999, gt=50, le=100)  # of the magnitudes; used by method 'percentile'
-    batches: int = Field(25, ge=1, le=1_000_000)
-    median_limit: Number = Field(4.0, ge=0, le=1_000_000)  # times the median image's largest magnitude; 0: no limit
+    percentile: Number = Field(default=99.999, gt=50, le=100)  # of the magnitudes; used by method 'percentile'
+    batches: int = Field(default=25, ge=1, le=1_000_000)
+    median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
 
 
 class Finetune(StrictModel):
     """Quantization-aware training under supervision by the float network."""
 
-    epochs: int = Field(10, ge=0, le=10_000)
-    iters: int = Field(200, ge=1, le=1_000_000)  # optimizer steps an epoch, at most: an epoch is one pass
+    epochs: int = Field(default=10, ge=0, le=10_000)
+    iters: int = Field(default=200, ge=1, le=1_000_000)  # optimizer steps an epoch, at most: an epoch is one pass
     lr: Annotated[Number, Field(gt=0, lt=1)] | Literal["auto"] = "auto"  # of weights, highest
     bias_rate: Factor = 10.0  # times lr
     range_rate: Factor = 500.0  # times lr, of the logarithm of amax
     train: Train = "all"
     ranges: Literal["learned", "fixed"] = "learned"  # of activations
     supervision: Supervision = "task"  # see supervision.py
-    supervision_stride: int = Field(1, ge=1, le=1000)  # of the supervision by layers: every n-th layer is compared
-    held_out: int = Field(200, ge=1, le=100_000_000)  # training images that choose the best state, at most a tenth
+    supervision_stride: int = Field(default=1, ge=1, le=1000)  # by layers: every n-th is compared
+    held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most a tenth
     grad_clip: Factor = 10.0  # largest gradient norm
-    collapse: Number = Field(0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
+    collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
 
     @field_validator("lr", mode="before")
     @classmethod
@@ -97,7 +97,7 @@ class Recipe(StrictModel):
     finetune: Finetune = Finetune()
     head: Literal["int8", "last-conv-float", "float"] = "int8"
     add: Literal["both", "residual"] = "both"
-    float: tuple[Pattern, ...] = Field((), strict=False)  # YAML and JSON have lists
+    float: tuple[Pattern, ...] = Field(default=(), strict=False)  # YAML and JSON have lists
 
     @classmethod
     def from_dict(cls, content: Any, source: str | Path = "the recipe") -> Recipe:

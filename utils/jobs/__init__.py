@@ -7,8 +7,7 @@ dependencies.py what a job needs that may not be installed
 made_from.py   what results in a folder are made from
 file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
 
-quantize.py           float → PTQ → QAT → the best        quantize_session.py  its steps
-calibrate.py          AP of each calibration method
+quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
                                                           plain_artist.py     the same where there is no torch
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch

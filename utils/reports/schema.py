@@ -111,7 +111,7 @@ class Report:
             see `baseline`.
         history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, of segmentation `mask_ap`, `mask_ap50`, then `loss`,
             `held_out` (loss on training images that QAT does not see), `lr`, `seconds`.
-        ranges: one entry per quantizer, as `models.quantize.ranges.tensor_ranges` gives them.
+        ranges: one entry per quantizer, as `models.quantize.calibration.tensor_ranges` gives them.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
         title, data, created, hardware: the heading, the dataset, the time (UTC, ISO 8601) and the machine.
