@@ -153,7 +153,7 @@ def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.de
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, 3, CALIBRATION_SIZE, CALIBRATION_SIZE, generator=generator).to(device)
     with torch.no_grad():
-        calibrate(model, [image], replace(recipe.calibration, method="max"), progress=False)
+        calibrate(model, [image], recipe.replace(calibration_method="max").calibration, progress=False)
     return model
 
 
