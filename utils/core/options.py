@@ -15,6 +15,7 @@ unless the text names one itself. `model_fields_set` holds the names of the opti
 from __future__ import annotations
 
 import argparse
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
 def _of_one(inner: Any, metadata: list[Any]) -> dict[str, Any]:
     if get_origin(inner) is Literal:
         return {"choices": get_args(inner)}
-    kind: Any = Annotated.__getitem__((inner, *metadata)) if metadata else inner  # type: ignore[attr-defined]
+    kind = operator.getitem(Annotated, (inner, *metadata)) if metadata else inner  # type: ignore[call-overload]
     return {"type": _parser_of(kind)}
 
 
