@@ -211,7 +211,7 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
 def _of_one(inner: Any, metadata: list[Any]) -> dict[str, Any]:
     if get_origin(inner) is Literal:
         return {"choices": get_args(inner)}
-    kind = operator.getitem(Annotated, (inner, *metadata)) if metadata else inner  # type: ignore[call-overload]
+    kind = operator.getitem(Annotated, (inner, *metadata)) if metadata else inner
     return {"type": _parser_of(kind)}
 
 
