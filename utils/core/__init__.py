@@ -23,7 +23,6 @@ shared_memory.py    how many loading processes it has room for
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
 input_form.py       in which form a network takes images
-shapes_only.py      a network run on shapes, without torch's compiler
 head_outputs.py     what a network returns, as the tensors that matter
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to
