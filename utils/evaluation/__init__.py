@@ -24,7 +24,6 @@ metrics.py      detections and labels → precision, recall, AP
 statistics.py   what is kept of each image, until there is AP
 bootstrap.py    AP on resamplings of the images: standard errors
 coco.py         predictions as COCO JSON, pycocotools
-coco_annotations.py    annotations, checked; coco_segmentations.py: their masks
 predictions.py  detections as files
 loop.py         evaluate(runner, data, config) → EvalResult
 results.py      what an evaluation found, and how it is printed

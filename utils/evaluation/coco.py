@@ -6,14 +6,15 @@ import contextlib
 import importlib.util
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from utils.core.errors import DataError
-from utils.evaluation.coco_annotations import read_annotations
+import numpy as np
+
+from utils.core.errors import DataError, DependencyError, QatError
+from utils.core.input_files import read_json
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.mask_files import check_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +41,58 @@ class CocoGroundTruth:
             DataError: the annotations cannot be read, or lack a category that the dataset names.
             DependencyError: masks cannot be written.
         """
-        if masks:
-            check_encoder()
+        installed = importlib.util.find_spec("pycocotools") is not None
+        if masks and not installed:
+            raise DependencyError(
+                "writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools"
+            )
         self.file = data.annotations_of(split)
         self._single_cls = single_cls
-        self._content = read_annotations(self.file, masks=masks) if self.file else {}
+        self._content: dict[str, Any] = {}
+        self._coco: Any = None  # pycocotools' index of the content
         self._ids: dict[str, dict[PurePath, int]] = {}  # by name without folder and suffix, by path
-        for image in self._content.get("images", ()):
+        if self.file:
+            self._content = read_json(self.file, "expected COCO's annotations", DataError)
+        with self._in_one_line():
+            if self.file:
+                self._read(installed, masks)
+            self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
+
+    @contextlib.contextmanager
+    def _in_one_line(self) -> Iterator[None]:
+        """Turn whatever annotations of another form make pycocotools (and us) raise into one `DataError`."""
+        try:
+            yield
+        except QatError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise DataError(f"{self.file}: pycocotools cannot read these annotations: {reason}") from error
+
+    def _read(self, installed: bool, masks: bool) -> None:
+        """Fill in what pycocotools relies on, and let it read boxes and masks now, not after the evaluation."""
+        annotations = self._content["annotations"]
+        for number, annotation in enumerate(annotations, 1):
+            annotation["id"] = number  # pycocotools takes the id 0 for "no match"
+            annotation.setdefault("iscrowd", 0)
+            annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
+        np.array([annotation["bbox"] for annotation in annotations], float).reshape(len(annotations), 4)
+        self._content.setdefault("info", {})  # loadRes copies both
+        self._content.setdefault("licenses", [])
+        for image in self._content["images"]:
             file = PurePath(image["file_name"])
             self._ids.setdefault(file.stem, {})[file] = image["id"]
-        self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
+        if not installed:
+            return
+        from pycocotools.coco import COCO
+
+        self._coco = COCO()
+        self._coco.dataset = self._content
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._coco.createIndex()
+        for annotation in annotations if masks else ():
+            if annotation["image_id"] in self._coco.imgs:
+                annotation["segmentation"] = self._coco.annToRLE(annotation)
 
     def _categories(self, data: DataConfig) -> list[int]:
         if not self.file:
@@ -105,26 +148,25 @@ class CocoGroundTruth:
         Args:
             iou_type: what it compares, `bbox` or `segm`.
             heading: a line of the log in front of the statistics.
+
+        Raises:
+            DataError: pycocotools cannot read the annotations.
         """
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
             return None
-        if importlib.util.find_spec("pycocotools") is None:
+        if self._coco is None:
             logger.warning("pycocotools is not installed (pip install pycocotools); only the predictions were written")
             return None
         if not results:
             return dict.fromkeys(STATISTICS, 0.0)
-        from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            truth = COCO()
-            truth.dataset = self._content
-            truth.createIndex()
+        with self._in_one_line(), contextlib.redirect_stdout(printed):
             if iou_type != "bbox":  # the areas of results with boxes would be those of the boxes
                 results = [{key: value for key, value in one.items() if key != "bbox"} for one in results]
-            evaluator = COCOeval(truth, truth.loadRes(results), iou_type)
+            evaluator = COCOeval(self._coco, self._coco.loadRes(results), iou_type)
             evaluator.params.imgIds = [self.image_id(path) for path in paths]
             evaluator.params.useCats = int(not self._single_cls)
             evaluator.evaluate()

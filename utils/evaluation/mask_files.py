@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from utils.core.errors import DependencyError
-
 if TYPE_CHECKING:
     from utils.evaluation.masks import AnyMasks
 
 CHANNELS = 128  # OpenCV 5 resizes no more at a time
 LARGEST = 64 << 20  # pixels of masks of an image's own size at a time, a byte each
-
-
-def check_encoder() -> None:
-    """Raise `DependencyError` if masks cannot be written as run lengths."""
-    if importlib.util.find_spec("pycocotools") is None:
-        raise DependencyError("writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools")
 
 
 def run_lengths(masks: AnyMasks, image: int, shapes: Any) -> list[dict[str, Any]]:

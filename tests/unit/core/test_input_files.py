@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 
@@ -12,7 +11,6 @@ from known_images import write_set
 from utils import cli
 from utils.core.errors import DataError, InputError
 from utils.core.input_files import LARGEST_YAML, check_file, check_files, read_json, read_yaml
-from utils.evaluation.coco_annotations import read_annotations
 from utils.evaluation.data_yaml import load_data
 
 pytestmark = pytest.mark.timeout(60)
@@ -140,52 +138,6 @@ def test_names_may_be_numbers(tmp_path):
     write_set(tmp_path, 1)
     (tmp_path / "x.yaml").write_text(f"path: {tmp_path}\nnames: [0, 1.5]\nval: images/val")
     assert load_data(tmp_path / "x.yaml").names == {0: "0", 1: "1.5"}
-
-
-IMAGE, CATEGORY = {"id": 1, "file_name": "a.png"}, {"id": 1, "name": "cat"}
-ANNOTATION = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 5, 5]}
-WRONG_ANNOTATIONS = [
-    ([], r"it holds \[\]; expected an object"),
-    ({"images": {}, "categories": [], "annotations": []}, "its 'images' is {}; expected a list"),
-    ({"images": [1]}, "entry 0 of 'images' is 1; expected an object"),
-    ({"images": [{"id": 1}]}, "entry 0 of 'images' has the file_name None; expected a text"),
-    ({"images": [{"id": [1], "file_name": "a"}]}, r"entry 0 of 'images' has the id \[1\]; expected a number"),
-    ({"categories": [{"id": 1, "name": []}]}, r"entry 0 of 'categories' has the name \[\]; expected a text"),
-    ({"categories": [{"name": "cat"}]}, "entry 0 of 'categories' has the id None"),
-    ({"annotations": None}, "its 'annotations' is None; expected a list"),
-    ({"annotations": [{**ANNOTATION, "bbox": [1, 2, 3]}]}, r"has the bbox \[1, 2, 3\]"),
-    ({"annotations": [{**ANNOTATION, "bbox": [1, 2, 3, float("nan")]}]}, r"has the bbox \[1, 2, 3, nan\]"),
-    ({"annotations": [{**ANNOTATION, "bbox": [1, 2, 3, "4"]}]}, "has the bbox"),
-    ({"annotations": [ANNOTATION, {**ANNOTATION, "image_id": {}}]}, "entry 1 of 'annotations' has the image_id {}"),
-    ({"annotations": [{**ANNOTATION, "category_id": None}]}, "has the category_id None"),
-    ({"annotations": [{**ANNOTATION, "area": "big"}]}, "has the area 'big'"),
-    ({"annotations": [{**ANNOTATION, "iscrowd": "no"}]}, "has the iscrowd 'no'"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG_ANNOTATIONS)
-def test_annotations_of_wrong_structure(tmp_path, change, message):
-    whole = {"images": [IMAGE], "categories": [CATEGORY], "annotations": [ANNOTATION]}
-    file = tmp_path / "x.json"
-    file.write_text(json.dumps({**whole, **change} if isinstance(change, dict) else change))
-    with pytest.raises(DataError, match=message) as caught:
-        read_annotations(file)
-    assert "\n" not in str(caught.value)
-    file.write_text(json.dumps(whole))
-    assert read_annotations(file)["annotations"][0]["area"] == 25
-
-
-def test_annotations_nested_without_end_and_a_folder_in_their_place(tmp_path):
-    (tmp_path / "x.json").write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"nested too deeply|no COCO annotation"):
-        read_annotations(tmp_path / "x.json")
-    write_set(tmp_path, 1)
-    annotations = tmp_path / "annotations/instances_val.json"
-    annotations.unlink()
-    annotations.mkdir()
-    data = load_data(tmp_path / "data.yaml")
-    with pytest.raises(DataError, match="is a folder; expected COCO's annotations"):
-        read_annotations(data.annotations)
 
 
 @pytest.mark.parametrize("kind", [PermissionError, IsADirectoryError, FileNotFoundError])

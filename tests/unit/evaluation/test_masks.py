@@ -10,7 +10,7 @@ from pycocotools import mask as coco_mask
 from utils.core.tasks import Layout, Prediction
 from utils.evaluation import mask_files, nms
 from utils.evaluation import masks as masks_module
-from utils.evaluation.mask_files import check_encoder, image_pixels, run_lengths
+from utils.evaluation.mask_files import image_pixels, run_lengths
 from utils.evaluation.mask_truth import PackedMasks
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
@@ -196,4 +196,3 @@ def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
     assert all(isinstance(one["counts"], str) for one in found)
     nothing = Masks(masks.prototypes, (masks.coefficients[0][:0],), (masks.boxes[0][:0],), SIZE)
     assert run_lengths(nothing, 0, SHAPES) == []
-    check_encoder()
