@@ -26,6 +26,7 @@ import pytest
 import torch
 import yaml
 from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
+from report_examples import make_row
 from torch import nn
 
 import qat
@@ -39,7 +40,6 @@ from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
 from utils.jobs.run_state import Best, RunState
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.reports.schema import Row
 
 COUNT = int(os.environ.get("FUZZ_MUTATIONS", "60"))
 STRINGS = [
@@ -242,7 +242,7 @@ def kinds(weights: Path, demo_data: Path) -> dict[str, Kind]:
 
 
 def run_content() -> dict[str, Any]:
-    row = Row("PTQ", "a.pt", 0.5, 0.6, 0.5, 0.5, 1.0, "CPU", {"torch": "2"}, 1, 1.0, "PyTorch").to_dict()
+    row = make_row("PTQ", file="a.pt", ap=0.5).to_dict()
     state = RunState(QuantizeOptions(weights="toy.pt").to_dict(), Recipe().to_dict(), "00ff")
     state.rows = {stage: {**row, "stage": stage} for stage in ("float", "PTQ", "QAT")}
     state.history = [{"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "lr": 1e-6, "seconds": 1.0}]

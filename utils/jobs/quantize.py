@@ -46,7 +46,7 @@ def start(options: QuantizeOptions, command: str) -> Report:
     inputs = Inputs.load(options, recipe)
     dataset = inputs.fingerprint(further_files(options)).to_text()
     with new_run(options.project, options.name, options.exist_ok) as folder:
-        report = Report(command, data=str(options.data))
+        report = Report(command=command, data=str(options.data))
         state = RunState(
             options.to_dict(), recipe.to_dict(), file_hash(options.weights),
             dataset=dataset, command=command, created=report.created,
@@ -90,7 +90,7 @@ def _report(folder: Path, state: RunState, command: str) -> Report:
     path = folder / "report.json"
     report = Report.load(path) if path.is_file() else None
     if report is None or state.created not in ("", report.created):
-        report = Report(state.command or command, data=str(state.options["data"]))
+        report = Report(command=state.command or command, data=str(state.options["data"]))
         report.created = state.created or report.created
     others = [note for note in report.notes if note not in state.notes]
     if state.stopped is None:  # it was, and goes on

@@ -28,7 +28,7 @@ from utils.jobs.options import QuantizeOptions
 from utils.jobs.report_rows import lost_by_qat
 from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, ptq_name, weights_folder
 from utils.jobs.training import TrainedEpoch, Training
-from utils.reports.schema import Report, Row
+from utils.reports.schema import Epoch, Range, Report, Row
 from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Session:
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
         model = checkpoint.load(final).model
-        self.report.ranges = tensor_ranges(model)
+        self.report.ranges = [Range(**entry) for entry in tensor_ranges(model)]
         if "val" in self._inputs.data.splits:
             stage = "PTQ" if self.options.ptq_only else "QAT"
             self.report.samples = self._measurer.samples({"float": self._teacher, stage: model})
@@ -253,7 +253,7 @@ class Session:
         ours = [Row(**self.state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in self.state.rows]
         others = [old for old in self.report.rows if old.stage not in self.state.rows]
         self.report.rows = ours + others
-        self.report.history = list(self.state.history)
+        self.report.history = [Epoch(**entry) for entry in self.state.history]
         if distributed.is_main():
             self.report.save(self.folder / "report.json")
 

@@ -14,7 +14,7 @@ from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.reports.machine import versions
-from utils.reports.rows import SIZES, Row
+from utils.reports.schema import SIZES, Row
 from utils.runners.base import Runner
 
 if TYPE_CHECKING:

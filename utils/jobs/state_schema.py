@@ -29,8 +29,9 @@ from utils.core.file_schema import (
     text,
 )
 from utils.core.resampled import Resampled
+from utils.core.strict_model import validate
 from utils.jobs.options import QuantizeOptions, SensitiveOptions
-from utils.reports.rows import row_rule
+from utils.reports.schema import Row
 
 START_AGAIN = "start a new run"
 FILE = text(r"[^/\\\0.][^/\\\0]*\.pt", "the name of a checkpoint")
@@ -56,7 +57,7 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
         "options": _made_by("options", QuantizeOptions),
         "recipe": _recipe,
         "weights_hash": text(r"[0-9a-f]+", "a SHA-256"),
-        "rows": mapping(choice("float", "PTQ", "QAT"), row_rule("ap_resampled")),
+        "rows": mapping(choice("float", "PTQ", "QAT"), _row),
         "history": listing(history),
         "files": listing(FILE),
         "checkpoint": maybe(FILE),
@@ -73,6 +74,13 @@ def check_run(content: Any, path: Path, version: int, names: set[str]) -> None:
         _run_is_consistent(value)
 
     check(content, rule, path, START_AGAIN)
+
+
+def _row(value: Any, field: str) -> None:
+    try:
+        validate(Row, value, field, InputError)
+    except InputError as error:
+        raise Mismatch.said(str(error)) from None
 
 
 def _run_is_consistent(state: Mapping[str, Any]) -> None:

@@ -330,5 +330,5 @@ def test_names_that_are_no_text(folder, network, draw):
     from utils.reports.html import write_html
     from utils.reports.schema import Report
 
-    page = write_html(Report("command", notes=[f"left out: {odd}.png"]), folder / "report.html")
+    page = write_html(Report(command="command", notes=[f"left out: {odd}.png"]), folder / "report.html")
     assert r"left out: \udcff.png" in page.read_text()
