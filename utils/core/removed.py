@@ -6,7 +6,9 @@ This module imports nothing.
 from __future__ import annotations
 
 # An option ('--flag', or '--flag value' where only that value went) or a file's key ('section.key') -> what to use.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
+}
 
 
 def removed(name: str) -> str:

@@ -9,7 +9,6 @@ letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's 
 mask_truth.py   polygons as masks, packed to bits
 per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
-nvjpeg.py       JPEGs that a GPU decodes
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
 arrivals.py     these on their way to the network's device
 shares.py       batches that several processes share

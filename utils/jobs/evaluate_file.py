@@ -85,7 +85,6 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         limit=options.limit,
         upsample_masks=options.upsample_masks,
         overlap=options.overlap,
-        nvjpeg=options.nvjpeg,
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
