@@ -8,6 +8,7 @@ from __future__ import annotations
 # An option ('--flag', or '--flag value' where only that value went) or a file's key ('section.key') -> what to use.
 REMOVED: dict[str, str] = {
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
+    "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
 }
 
 

@@ -18,7 +18,6 @@ from utils.core.device import sent
 from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
-from utils.evaluation.arrivals import ahead
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, in_images
@@ -27,9 +26,9 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.mask_files import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.overlap import OverlappingDetector, awaited, detections
 from utils.evaluation.per_image import PerImage
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
+from utils.evaluation.prefetch import OverlappingDetector, awaited, detections, on_device
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
 from utils.evaluation.statistics import Statistics
@@ -218,7 +217,7 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
-        batches = awaited(ahead(loader, detector.device), statistics.seconds)
+        batches = awaited(on_device(loader, detector.device), statistics.seconds)
         for batch, found in detections(batches, detector):
             if found is not None:
                 clock = time.perf_counter()

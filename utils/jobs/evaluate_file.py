@@ -40,7 +40,7 @@ def run(options: FileOptions, command: str) -> Report:
     """
     data = load_data(options.data)
     file = Path(options.engine_file)
-    with open_runner(file, select_device(options.device), options.contexts) as runner:
+    with open_runner(file, select_device(options.device)) as runner:
         configs = make_configs(options, runner)
         if options.overlap and runner.device.type != "cuda":
             logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")

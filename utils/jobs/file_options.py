@@ -17,7 +17,6 @@ class FileOptions:
         imgsz: longer sides of the input, pixels; several for a study.
         task: a split; `speed`: times at everyday thresholds; `study`: AP and times over image sizes.
         batch_size ... overlap: see `evaluation.loop.EvalConfig`.
-        contexts: of an engine, see `open.open_runner`.
     """
 
     engine_file: str
@@ -39,7 +38,6 @@ class FileOptions:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
-    contexts: int = 1
     device: str = ""
     project: str = "runs/val_trt"
     name: str = "exp"

@@ -162,8 +162,6 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
         ((), {"file": "images"}, "cannot tell what it is by its name"),
         ((), {"file": "folder.onnx"}, "folder.onnx is a folder; expected an ONNX file"),
         ((), {"file": "deepstream.onnx"}, "the network's output has DeepStream's form"),
-        (("--infStreams", 2), {}, "--infStreams is the number of an engine's contexts, and"),
-        (("--source", "images", "--infStreams", 2), {}, "--infStreams does nothing with --source, which draws"),
         (("--source", "images", "--save-txt"), {}, "--save-txt does nothing with --source, which draws"),
         ((), {"data": "nowhere.yaml"}, "nowhere.yaml does not exist"),
         ((), {"data": "a.onnx"}, "is not valid YAML"),
