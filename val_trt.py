@@ -35,8 +35,8 @@ IDLE = {
     "study": (DETECTIONS, "with --task study, which writes no detections"),
 }  # fmt: skip
 # ... for --source, which ends where evaluation begins.
-OF_EVALUATION = (*DETECTIONS, "task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "nvjpeg",
-                 "contexts", "verbose", "batch_size", "workers")  # fmt: skip
+OF_EVALUATION = (*DETECTIONS, "task", "limit", "rect", "single_cls", "upsample_masks", "overlap",
+                 "verbose", "batch_size", "workers")  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -98,14 +98,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--overlap", action="store_true",
         help="let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too",
-    )  # fmt: skip
-    parser.add_argument(
-        "--infStreams", dest="contexts", type=bounded("infStreams"), default=1, metavar="N",
-        help="contexts of an engine with a small static batch, side by side (default: 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nvjpeg", action="store_true",
-        help="let the GPU decode JPEGs: faster; pixels, and with them AP, differ a little from OpenCV's",
     )  # fmt: skip
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")

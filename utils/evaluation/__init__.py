@@ -9,13 +9,12 @@ letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's 
 mask_truth.py   polygons as masks, packed to bits
 per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
-nvjpeg.py       JPEGs that a GPU decodes
 dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
-arrivals.py     these on their way to the network's device
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections; overlap.py: the network on the next batch meanwhile;
+detector.py     runner + NMS: batches of images → detections;
                 plain_detector.py: one image at a time in NumPy, where there is no torch
+prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
 masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
 mask_patches.py the same for drawing: one mask at a time
 given_masks.py  masks that a network with NMS inside gives

@@ -19,19 +19,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from utils.core import distributed
 from utils.core.errors import DataError
 from utils.core.shared_memory import end_when_it_is_full, loading_processes
 from utils.evaluation.augmented import SeededImages
-from utils.evaluation.batch import Batch, EncodedImage, Item, collate
+from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, find_images, read_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_input, letterboxed_planes, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
-from utils.evaluation.nvjpeg import read_jpeg
 from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.shares import OrNothing, ShareOfBatches
 
@@ -48,7 +46,6 @@ class ImageDataset(Dataset[Item]):
         left_out: one line for each of the others.
         shapes: input (height, width) for each image.
         mask_stride: of the grid of the labels' masks; None without masks.
-        nvjpeg: a GPU decodes JPEGs, see `nvjpeg.py`.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class ImageDataset(Dataset[Item]):
         limit: int | None = None,
         keep: Callable[[str], bool] | None = None,
         mask_stride: int | None = None,
-        nvjpeg: bool = False,
         progress: bool = False,
     ) -> None:
         """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
@@ -78,7 +74,7 @@ class ImageDataset(Dataset[Item]):
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
         self.images, self.left_out = read_images(files, nc, polygons=mask_stride is not None, progress=progress)
-        self.mask_stride, self.nvjpeg = mask_stride, nvjpeg
+        self.mask_stride = mask_stride
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
         if rect:
@@ -95,30 +91,17 @@ class ImageDataset(Dataset[Item]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
-        """The image, letterboxed or for a GPU to decode, and its labels."""
-        encoded = read_jpeg(self.images[index].path, self.fit, self.shapes[index]) if self.nvjpeg else None
-        return self._by_opencv(index) if encoded is None else self._item(index, encoded, encoded.box)
-
-    def by_opencv(self, paths: Sequence[str]) -> Batch:
-        """The images of these paths, which have one shape, as a batch without encoded ones."""
-        chosen = set(paths)
-        return collate([self._by_opencv(index) for index, entry in enumerate(self.images) if entry.path in chosen])
-
-    def _by_opencv(self, index: int) -> Item:
-        image = decode(self.images[index].path)
-        if image is None:
-            return Item(None, torch.zeros((0, 6)), self.images[index].path, None)
-        pixels, box = letterboxed_planes(image, self.fit, self.shapes[index])
-        return self._item(index, torch.from_numpy(pixels), box)
-
-    def _item(self, index: int, image: Tensor | EncodedImage, box: Letterbox) -> Item:
-        """An image with its labels."""
+        """The image, letterboxed, and its labels."""
         entry, shape = self.images[index], self.shapes[index]
+        image = decode(entry.path)
+        if image is None:
+            return Item(None, torch.zeros((0, 6)), entry.path, None)
+        pixels, box = letterboxed_planes(image, self.fit, shape)
         labels = torch.zeros((len(entry.labels), 6))
         if len(entry.labels):
             labels[:, 1:] = torch.from_numpy(self._labels(entry, shape, box))
         masks = None if self.mask_stride is None else packed_truth(entry.polygons, box, shape, self.mask_stride)
-        return Item(image, labels, entry.path, box.shapes, masks)
+        return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
 
     def _labels(self, entry: ImageFile, shape: tuple[int, int], box: Letterbox) -> np.ndarray:
         height, width = shape
@@ -173,7 +156,6 @@ def make_loader(
     limit: int | None = None,
     keep: Callable[[str], bool] | None = None,
     mask_stride: int | None = None,
-    nvjpeg: bool = False,
     progress: bool = False,
     share: bool = False,
 ) -> DataLoader[Any]:
@@ -190,7 +172,6 @@ def make_loader(
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds.
         mask_stride: also give masks of the labels, which must be polygons, on a grid of so many pixels.
-        nvjpeg: leave JPEGs encoded, for a GPU to decode, see `nvjpeg.py`; without `augment`.
         share: of several processes, each loads its part of every batch, see `shares.py`; otherwise all of it.
 
     Raises:
@@ -202,8 +183,8 @@ def make_loader(
     paths = data.paths(split)
     dataset: Dataset[Any]
     if augment:
-        if rect or limit is not None or mask_stride is not None or nvjpeg or not isinstance(imgsz, int):
-            raise ValueError("augmented images are square, not limited in number, decoded by OpenCV, and without masks")
+        if rect or limit is not None or mask_stride is not None or not isinstance(imgsz, int):
+            raise ValueError("augmented images are square, not limited in number, and without masks")
         from utils import upstream
 
         dataset = SeededImages(
@@ -215,7 +196,7 @@ def make_loader(
     else:
         dataset = ImageDataset(
             paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
-            mask_stride=mask_stride, nvjpeg=nvjpeg, progress=progress and distributed.is_main(),
+            mask_stride=mask_stride, progress=progress and distributed.is_main(),
         )  # fmt: skip
         pixels = max(map(math.prod, dataset.shapes))
     generator = torch.Generator().manual_seed(seed)

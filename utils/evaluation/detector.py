@@ -147,9 +147,9 @@ class Detector:
         min_batch, max_batch = self._batch
         found: dict[str, Tensor] = {}
         parts = images.split(max_batch or len(images))
-        feeds = ({self._input.name: _filled_up(part, min_batch)} for part in parts)
         first = 0
-        for part, raw in zip(parts, self._runner.infer_each(feeds), strict=True):
+        for part in parts:
+            raw = self._runner.infer({self._input.name: _filled_up(part, min_batch)})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             if len(part) == len(images) and not kept:

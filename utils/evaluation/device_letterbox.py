@@ -29,27 +29,16 @@ def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device
     """
     box = placed((image.shape[0], image.shape[1]), shape, shape)
     pixels = torch.from_numpy(np.ascontiguousarray(image)).to(device, non_blocking=True).flip(2).permute(2, 0, 1)
-    result = torch.full((1, 3, *shape), FILL[0], dtype=torch.uint8, device=device)
-    place(pixels, box, result[0])
-    return result, box
-
-
-def place(pixels: Tensor, box: Letterbox, canvas: Tensor) -> None:
-    """Resize an image and write it where it lies.
-
-    Args:
-        pixels: uint8 `[3, H, W]`.
-        box: what `letterbox.placed` gives for an image of this size and an input of the canvas'.
-        canvas: uint8 `[3, height, width]` on the same device; outside of the image it stays as it is.
-    """
     (height, width), (top, left) = box.resized, box.corner
     if (height, width) != box.original:
-        rows = _weights(box.original[0], height, pixels.device)
-        columns = _weights(box.original[1], width, pixels.device)
+        rows = _weights(box.original[0], height, device)
+        columns = _weights(box.original[1], width, device)
         with full_float32():
             resized = rows @ pixels.float() @ columns.T
         pixels = resized.round_().clamp_(0, 255).byte()
-    canvas[:, top : top + height, left : left + width] = pixels
+    result = torch.full((1, 3, *shape), FILL[0], dtype=torch.uint8, device=device)
+    result[0, :, top : top + height, left : left + width] = pixels
+    return result, box
 
 
 @lru_cache(maxsize=16)

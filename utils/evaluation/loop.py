@@ -18,7 +18,6 @@ from utils.core.device import sent
 from utils.core.output_paths import refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
-from utils.evaluation.arrivals import ahead
 from utils.evaluation.coco import CocoGroundTruth
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, in_images
@@ -27,10 +26,9 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.mask_files import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.nvjpeg import JpegDecoder, check_nvjpeg
-from utils.evaluation.overlap import OverlappingDetector, awaited, detections
 from utils.evaluation.per_image import PerImage
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
+from utils.evaluation.prefetch import OverlappingDetector, awaited, detections, on_device
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
 from utils.evaluation.statistics import Statistics
@@ -61,7 +59,6 @@ class EvalConfig:
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.
         overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
-        nvjpeg: let the GPU decode JPEGs, see `nvjpeg.py`; pixels then differ a little from OpenCV's.
 
     Raises:
         InputError: a value is out of its range.
@@ -84,7 +81,6 @@ class EvalConfig:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
-    nvjpeg: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
@@ -122,13 +118,11 @@ def evaluate(
     detector = kind(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
                         max_det=config.max_det, single_cls=config.single_cls,
                         upsample_masks=config.upsample_masks)  # fmt: skip
-    if config.nvjpeg:
-        check_nvjpeg(detector.device)
     stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, together=plan.together,
                          stride=runner.stride, rect=config.rect, pad=config.pad, workers=config.workers,
                          single_cls=config.single_cls, limit=config.limit, mask_stride=stride,
-                         nvjpeg=config.nvjpeg, progress=progress, share=True)  # fmt: skip
+                         progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         raise unlabelled(config.split, dataset.images[0].path)
@@ -223,8 +217,7 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
-        decoder = JpegDecoder(detector.device, loader.dataset.by_opencv) if loader.dataset.nvjpeg else None
-        batches = awaited(ahead(loader, detector.device, decoder), statistics.seconds)
+        batches = awaited(on_device(loader, detector.device), statistics.seconds)
         for batch, found in detections(batches, detector):
             if found is not None:
                 clock = time.perf_counter()

@@ -93,7 +93,6 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
         f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,
         "upsampled masks": config.upsample_masks and result.masks is not None,
-        "JPEGs decoded by nvJPEG": config.nvjpeg,
         result.mark: bool(result.mark),
     }
     return ", ".join(text for text, holds in marks.items() if holds)

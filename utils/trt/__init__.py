@@ -11,7 +11,7 @@ trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
 box_layers.py      which layers compute boxes, which stay in FP32
 context.py         an engine's execution context with buffers; engine_shapes.py: which shapes it takes and gives
-runner.py          the Runner on it; side_by_side.py: on several contexts
+runner.py          the Runner on it
 cuda_runtime.py    memory and copies without torch, by cuda-python; plain_runner.py: the Runner on that, for NumPy
 timing.py          times of engines, in turns, as trtexec takes them; timing_figures.py: what comes of it
 benchmark.py       engines over batch sizes and contexts; benchmark_rows.py: what a table says of each
