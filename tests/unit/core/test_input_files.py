@@ -6,7 +6,6 @@ import os
 from functools import partial
 
 import pytest
-from known_images import write_set
 
 from utils import cli
 from utils.core.errors import DataError, InputError
@@ -100,44 +99,6 @@ def test_a_yaml_that_is_too_large_is_not_parsed(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"#" * (LARGEST_YAML + 1))
     with pytest.raises(DataError, match=r"has 2\.0 MiB, which is more than such a file can have"):
         load_data(tmp_path / "x.yaml")
-
-
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-WRONG_TYPES = {
-    "path: 3\ntrain: images/val\nnames: [a]": "'path:' is 3; expected the folder",
-    "path: [a]\ntrain: images/val\nnames: [a]": r"'path:' is \['a'\]",
-    'path: "a\\0b"\ntrain: images/val\nnames: [a]': "'path:' is 'a",
-    'val: "a\\0b"\nnames: [a]': "'val:' is 'a",
-    "names: {a: b}\ntrain: images/val": "the keys of 'names:' must be 0 to 0",
-    "names: [a, [b, c]]\ntrain: images/val": r"class 1 is named \['b', 'c'\]; expected a text",
-    "names: [a, null]\ntrain: images/val": "class 1 is named None; expected a text",
-    "names: [a]\nnc: two\ntrain: images/val": "says nc: 'two' and gives 1 names",
-    "names: [a]\nnc: true\ntrain: images/val": "says nc: True and gives 1 names",
-    "names: [a]\ntrain: [[images/val]]": r"'train:' is \[\['images/val'\]\]",
-    "names: [a]\ntrain: 5": "'train:' is 5",
-    f"{BOMB}names: [a]\ntrain: *i": "'train:' is ",
-    f"{BOMB}names: *i\ntrain: images/val": "class 0 is named ",
-    f"names: [a]\nval: {'x' * 5000}": "val images",
-    f"path: {'x' * 5000}\nnames: [a]\nval: images/val": None,
-}
-
-
-@pytest.mark.parametrize("text", WRONG_TYPES, ids=lambda text: " ".join(text[-40:].split()))
-def test_a_data_yaml_of_wrong_types(tmp_path, monkeypatch, text):
-    write_set(tmp_path, 1)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(DataError, match=WRONG_TYPES[text]) as caught:
-        load_data(tmp_path / "x.yaml")
-    assert "\n" not in str(caught.value)
-
-
-def test_names_may_be_numbers(tmp_path):
-    write_set(tmp_path, 1)
-    (tmp_path / "x.yaml").write_text(f"path: {tmp_path}\nnames: [0, 1.5]\nval: images/val")
-    assert load_data(tmp_path / "x.yaml").names == {0: "0", 1: "1.5"}
 
 
 @pytest.mark.parametrize("kind", [PermissionError, IsADirectoryError, FileNotFoundError])
