@@ -18,7 +18,7 @@ prefetch.py     the next batch on its way: copied to the GPU, or through the net
 masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
 mask_patches.py the same for drawing: one mask at a time
 given_masks.py  masks that a network with NMS inside gives
-nms.py          raw predictions → detections; batched_nms.py: of a whole batch at once
+nms.py          raw predictions → detections
 metrics.py      detections and labels → precision, recall, AP
 statistics.py   what is kept of each image, until there is AP
 bootstrap.py    AP on resamplings of the images: standard errors
