@@ -15,9 +15,7 @@ input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections;
                 plain_detector.py: one image at a time in NumPy, where there is no torch
 prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
-masks.py        masks of detections, and their overlap with those of labels; mask_files.py: in the images' pixels
-mask_patches.py the same for drawing: one mask at a time
-given_masks.py  masks that a network with NMS inside gives
+masks.py        masks of detections, and their overlap with those of labels; mask_pixels.py: in the images' pixels
 nms.py          raw predictions → detections
 metrics.py      detections and labels → precision, recall, AP
 statistics.py   what is kept of each image, until there is AP

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.evaluation.detector import Found
-    from utils.evaluation.mask_patches import Patch
+    from utils.evaluation.mask_pixels import Patch
     from utils.jobs.file_options import FileOptions
     from utils.jobs.plain_artist import PlainArtist
     from utils.runners.base import Runner
@@ -108,7 +108,7 @@ class Artist:
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
         """Uint8 BGR `[H, W, 3]` → the same with boxes, and with masks where the network has them; and how many."""
-        from utils.evaluation.mask_patches import patches
+        from utils.evaluation.mask_pixels import patches
 
         found, chosen, shapes = self._detect(image)
         rows = found.rows[0][chosen].tolist()
