@@ -2,14 +2,14 @@
 
 data_yaml.py    data.yaml → DataConfig
 find_images.py  a split's image files and their label files
-images.py       these, read and checked; quiet_decoders.py: decoded, without the decoders' own complaints
+images.py       these, their sizes and labels, read and checked
 fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's operators, where the network is
 mask_truth.py   polygons as masks, packed to bits
 per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
-dataset.py      all together: batches, read ahead by worker processes; augmented.py: seeds for each augmented image
+dataset.py      all together: batches, read ahead by worker processes
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections;

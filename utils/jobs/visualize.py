@@ -16,8 +16,8 @@ from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import decode
 from utils.evaluation.letterbox import letterboxed_planes
-from utils.evaluation.quiet_decoders import decode
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.dependencies import without_torch
 from utils.jobs.open import open_runner
