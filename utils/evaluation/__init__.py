@@ -17,8 +17,7 @@ detector.py     runner + NMS: batches of images → detections;
 prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
 masks.py        masks of detections, and their overlap with those of labels; mask_pixels.py: in the images' pixels
 nms.py          raw predictions → detections
-metrics.py      detections and labels → precision, recall, AP
-statistics.py   what is kept of each image, until there is AP
+metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    AP on resamplings of the images: standard errors
 coco.py         predictions as COCO JSON, pycocotools
 predictions.py  detections as files

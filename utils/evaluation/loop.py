@@ -25,13 +25,13 @@ from utils.evaluation.find_images import unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.mask_pixels import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.per_image import PerImage
 from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
 from utils.evaluation.prefetch import OverlappingDetector, awaited, detections, on_device
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
-from utils.evaluation.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

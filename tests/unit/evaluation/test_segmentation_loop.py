@@ -24,8 +24,8 @@ from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.results import table
-from utils.evaluation.statistics import Statistics
 from utils.jobs import evaluate_file
 from utils.jobs.file_options import FileOptions
 from utils.jobs.open import open_runner

@@ -26,7 +26,7 @@ from utils.core.resampled import Resampled
 from utils.core.torch_files import check_archive
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
-from utils.evaluation.statistics import Statistics
+from utils.evaluation.metrics import Statistics
 from utils.jobs.sensitivity.state import AnalysisState
 from utils.jobs.state_schema import check_part
 from utils.untrusted import torch_archive
