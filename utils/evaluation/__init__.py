@@ -20,7 +20,6 @@ nms.py          raw predictions → detections
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    AP on resamplings of the images: standard errors
 coco.py         predictions as COCO JSON, pycocotools
-predictions.py  detections as files
 loop.py         evaluate(runner, data, config) → EvalResult
 results.py      what an evaluation found, and how it is printed
 proxy.py        distance of predictions without labels and without NMS

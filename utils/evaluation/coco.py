@@ -1,20 +1,25 @@
-"""COCO's side of evaluation: ids of images and categories, and pycocotools' own AP."""
+"""COCO's side of evaluation: predictions as JSON with the annotations' ids, and pycocotools' own AP."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from utils.core.errors import DataError, DependencyError, QatError
+from utils.core.files import atomic_path
 from utils.core.input_files import read_json
 from utils.evaluation.data_yaml import DataConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +31,14 @@ STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
               "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
 
 
-class CocoGroundTruth:
-    """The ids that predictions are written with, and the annotations to compare them with, if there are any.
+class CocoEvaluation:
+    """Predictions in COCO's form, and the annotations to compare them with, if there are any.
 
     Attributes:
         file: the annotations, or None: then a category is its class id, and an image its number or name.
         category_ids: category id of each class.
+        results: COCO's list of `image_id`, `category_id`, `bbox` (left, top, width, height in pixels) and `score`; of a
+            segmentation network with a `segmentation`, too, as run lengths.
     """
 
     def __init__(self, data: DataConfig, split: str, *, single_cls: bool = False, masks: bool = False) -> None:
@@ -47,6 +54,7 @@ class CocoGroundTruth:
                 "writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools"
             )
         self.file = data.annotations_of(split)
+        self.results: list[dict[str, Any]] = []
         self._single_cls = single_cls
         self._content: dict[str, Any] = {}
         self._coco: Any = None  # pycocotools' index of the content
@@ -140,9 +148,21 @@ class CocoGroundTruth:
             if other != path:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 
-    def evaluate(
-        self, results: list[dict[str, Any]], paths: Sequence[str], iou_type: str, heading: str = ""
-    ) -> dict[str, float] | None:
+    def add(self, path: str, found: Tensor, masks: Sequence[dict[str, Any]] | None = None) -> None:
+        """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class; and run lengths of their masks."""
+        image_id = self.image_id(path)
+        for index, (x1, y1, x2, y2, score, label) in enumerate(found.tolist()):
+            bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+            category = self.category_ids[int(label)]
+            entry = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)}
+            self.results.append(entry if masks is None else {**entry, "segmentation": masks[index]})
+
+    def save(self, path: Path) -> None:
+        """Write all results; `path` appears only when it is complete."""
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(self.results), encoding="utf-8")
+
+    def evaluate(self, paths: Sequence[str], iou_type: str, heading: str = "") -> dict[str, float] | None:
         """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
 
         Args:
@@ -158,12 +178,13 @@ class CocoGroundTruth:
         if self._coco is None:
             logger.warning("pycocotools is not installed (pip install pycocotools); only the predictions were written")
             return None
-        if not results:
+        if not self.results:
             return dict.fromkeys(STATISTICS, 0.0)
         from pycocotools.cocoeval import COCOeval
 
         printed = io.StringIO()
         with self._in_one_line(), contextlib.redirect_stdout(printed):
+            results = self.results
             if iou_type != "bbox":  # the areas of results with boxes would be those of the boxes
                 results = [{key: value for key, value in one.items() if key != "bbox"} for one in results]
             evaluator = COCOeval(self._coco, self._coco.loadRes(results), iou_type)

@@ -20,7 +20,7 @@ from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, decode, make_loader
 from utils.evaluation.find_images import find_images
-from utils.evaluation.predictions import TextWriter
+from utils.evaluation.loop import TextWriter
 from utils.evaluation.sources import check_source, target_names
 
 pytestmark = pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ from known_images import SQUARE, KnowingModel, coco_json, write_set
 from known_sets import CONFIG, NAMES, Known
 
 from utils.core.errors import DataError
-from utils.evaluation.coco import COCO_CATEGORIES, CocoGroundTruth
+from utils.evaluation.coco import COCO_CATEGORIES, CocoEvaluation
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
@@ -119,7 +119,7 @@ def test_images_of_one_name_in_two_folders_have_their_own_ids(tmp_path):
     content["images"].append({**first, "id": 99, "file_name": f"elsewhere/{first['file_name']}"})
     file.write_text(json.dumps(content))
     path = known.data.paths("val")[0]
-    truth = CocoGroundTruth(known.data, "val")
+    truth = CocoEvaluation(known.data, "val")
     assert [truth.image_id(f"{path}/{folder}{first['file_name']}") for folder in ("", "elsewhere/")] == [
         first["id"],
         99,
