@@ -148,7 +148,7 @@ def _imported(name: str) -> str:
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
-    """GPUs and driver as nvidia-smi has them, else as torch or cuda-python do (a Jetson may have no nvidia-smi)."""
+    """GPUs and driver as nvidia-smi has them, else as torch does (a Jetson may have no nvidia-smi)."""
     listed = gpus("name", "compute_cap", "memory.total", "driver_version")
     for *fields, driver in listed:
         yield "GPU", f"{', '.join(fields)}, driver {driver}"
@@ -157,10 +157,9 @@ def _gpu() -> Iterator[tuple[str, str]]:
         yield "CUDA of the driver", cuda[1] if cuda else "nvidia-smi does not say"
         return
     try:
-        from utils.jobs.dependencies import without_torch
-        from utils.trt import cuda_runtime, tensorrt_api
+        from utils.trt import tensorrt_api
 
-        seen = cuda_runtime.CudaRuntime().gpu if without_torch() else tensorrt_api.gpu()
+        seen = tensorrt_api.gpu()
     except (QatError, *BROKEN):  # torch is not installed, or cannot be imported; its line says so
         seen = None
     yield "GPU", f"{seen.name}, {seen.architecture}, driver unknown: nvidia-smi is not there" if seen else "none found"
