@@ -24,7 +24,7 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, MASK_AP_NMS_IOU
-from utils.jobs.dependencies import need_for, need_to_draw
+from utils.jobs.dependencies import need_for
 from utils.jobs.file_options import TASKS, FileOptions
 
 DETECTIONS = ("save_txt", "save_conf", "save_json")
@@ -133,7 +133,7 @@ def draw(options: FileOptions, source: str) -> int:
 
     files = check_source(source)
     check_readable(files)
-    need_to_draw(options.engine_file)
+    need_for(options.engine_file)
     if options.exist_ok:
         targets = [Path(options.project) / options.name / name for name in target_names(files)]
         refuse_overwrite(targets, [*files, options.engine_file, options.data], "choose another --name or --project")

@@ -12,8 +12,7 @@ batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes
 shares.py       batches that several processes share
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections;
-                plain_detector.py: one image at a time in NumPy, where there is no torch
+detector.py     runner + NMS: batches of images → detections
 prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
 masks.py        masks of detections, and their overlap with those of labels; mask_pixels.py: in the images' pixels
 nms.py          raw predictions → detections

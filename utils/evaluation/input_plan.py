@@ -9,10 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
 from utils.core.shown import shown
 from utils.core.tasks import DETECTIONS
+from utils.evaluation.mask_truth import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
@@ -202,8 +205,6 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     Raises:
         InputError: the input's size is no multiple of the prototypes', or upsampled masks of a network without any.
     """
-    from utils.evaluation.mask_truth import USUAL_STRIDE
-
     task = runner.task
     if not task.prototypes or (has_nms(runner) and not gives_masks(runner)):
         if upsampled:
@@ -217,8 +218,6 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     shape = next(spec.shape for spec in runner.outputs if spec.name == name)
     height, width = shape[2:]
     if height is None or width is None:
-        import torch
-
         spec = image_input(runner)
         shape = runner.input_form.own((batch_range(runner)[0], 3, *imgsz))
         black = torch.full(shape, 0, dtype=getattr(torch, spec.dtype))
