@@ -39,7 +39,6 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.core.output_paths import refuse_overwrite
-from utils.core.run_folder import held
 from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
 from utils.jobs.dependencies import need, need_for
@@ -105,6 +104,7 @@ def main(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not Path(run).is_dir():
             check_file(run, "give run folders, or their report.json")
+    from utils.core.run_folder import held
     from utils.reports import files
     from utils.reports.files import PAGE_NAME, merged, write_all
     from utils.reports.schema import Report
