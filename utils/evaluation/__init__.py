@@ -5,7 +5,7 @@ find_images.py  a split's image files and their label files
 images.py       these, their sizes and labels, read and checked
 fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
-letterbox.py    letterboxing, there and back; device_letterbox.py: with torch's operators, where the network is
+letterbox.py    letterboxing, there and back, by OpenCV or with torch's operators
 mask_truth.py   polygons as masks, packed to bits
 per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them

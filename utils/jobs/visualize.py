@@ -21,10 +21,9 @@ from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector, Found
-from utils.evaluation.device_letterbox import letterbox_on
 from utils.evaluation.images import decode
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
-from utils.evaluation.letterbox import letterboxed_planes
+from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
 from utils.evaluation.mask_pixels import Patch, patches
 from utils.evaluation.nms import best_class
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
