@@ -251,7 +251,7 @@ def test_val_trt_draws_into_another_folder(here, capsys):
 def test_make_report_leaves_the_runs_json_alone(here, capsys):
     run = script("make_report").run
     for name in ("one", "two"):
-        Report(name, title=name).save(here / name / "report.json")
+        Report(command=name, title=name).save(here / name / "report.json")
     before = {name: (here / name / "report.json").read_bytes() for name in ("one", "two")}
     assert run(["one", "two"]) == 0
     assert before == {name: (here / name / "report.json").read_bytes() for name in ("one", "two")}
@@ -447,7 +447,7 @@ def test_what_is_missing_is_said_before_anything_heavy_is_imported(tmp_path, mis
         (tmp_path / name).touch()
     (tmp_path / "a.json").write_text("[]")
     write_set(tmp_path, 1)
-    Report("run").save(tmp_path / "run/report.json")
+    Report(command="run").save(tmp_path / "run/report.json")
     command = [sys.executable, "-c", WITHOUT.format(root=str(ROOT)), missing, str(ROOT / program), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
