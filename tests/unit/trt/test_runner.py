@@ -16,7 +16,7 @@ from utils.evaluation.input_plan import InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.evaluate_file import make_configs
-from utils.jobs.file_options import FileOptions
+from utils.jobs.options import ValOptions
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -111,7 +111,7 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
 
 def test_a_study_covers_the_sizes_of_the_profile(known):
     def sizes(runner, asked=None):
-        options = FileOptions("a.engine", task="study", imgsz=asked)
+        options = ValOptions("a.engine", task="study", imgsz=asked)
         return [config.imgsz for config in make_configs(options, runner)]
 
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]
