@@ -81,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         "of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as convolutions, a "
         "first convolution of 64 channels as two",
     )  # fmt: skip
-    add_input(parser, "float", "uint8", "int8")
+    add_input(parser)
     parser.add_argument(
         "--input-layout", choices=("nchw", "nhwc"), default="nchw",
         help="images [B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them",
@@ -141,7 +141,7 @@ def export(args: argparse.Namespace) -> None:
     if args.half and args.typing == "weak":
         raise InputError("--half asks for FP16 and --typing weak for FP32; give one of them")
     if args.input_layout == "nhwc" and args.input != "uint8":
-        raise InputError(f"--input-layout nhwc is for --input uint8; {args.input} has nchw")
+        raise InputError("--input-layout nhwc is for --input uint8; float has nchw")
     check_files(weights=args.weights, data=args.data)
     need("torch", "onnx", *["onnxruntime"] * (args.check > 0), *["onnxslim"] * args.simplify)
     from utils.core.input_form import InputForm

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", metavar="FILE", help="the file to write (default: beside the weights, NAME-deepstream.onnx)"
     )
-    add_input(parser, "float", "uint8")
+    add_input(parser)
     add_device(parser)
     add_nms(parser, "NMS in the file", "segmentation networks only: DeepStream has no NMS for masks")
     return parser

@@ -35,7 +35,6 @@ from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_d
 from utils.core.arguments import idle, refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import DependencyError, InputError
-from utils.core.input_form import INPUT_FORMATS
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
@@ -94,10 +93,6 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     building = parser.add_argument_group("building")
     add_build_options(building)
-    building.add_argument(
-        "--input-format", choices=INPUT_FORMATS, nargs="+", default=["linear"],
-        help="of ONNX files exported with --input int8: how channels lie in the engine's memory; several to compare",
-    )  # fmt: skip
     add_device(parser)
     add_run_dir(parser, "runs/benchmark_trt")
     return parser
@@ -118,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or args.baseline) else []))
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
-    from utils.trt.benchmark import Entry, check, in_formats
+    from utils.trt.benchmark import Entry, check
     from utils.trt.build_config import BuildConfig
     from utils.trt.decision import check_target
     from utils.trt.timing import TimingConfig
@@ -131,12 +126,11 @@ def main(args: argparse.Namespace) -> int:
     check(entries)
     building = BuildConfig.given(args)
     if not engines:
-        benchmark.check_without_engines(entries, args.infStreams, building, args.input_format)
+        benchmark.check_without_engines(entries, args.infStreams, building)
     elif all(entry.is_engine for entry in entries):
         refuse_idle(args, OF_BUILDS, "to engines that are built already")
     if args.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
-    entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
         device = tensorrt_api.use_device(args.device)
@@ -188,12 +182,9 @@ def check_outputs(
 
     read: list[Path] = [*(entry.file for entry in entries), *checkpoints]
     built: list[Path] = []
-    source: dict[Path, Path] = {}
     made = [entry for entry in entries if not entry.is_engine]
     for entry, batch in product(made, batches if api else ()):
         engine, wanted = planned(entry, batch, size, building)
-        if source.setdefault(engine, entry.file) != entry.file:
-            raise InputError(f"{source[engine]} and {entry.file} would have one engine, {engine}; rename one of them")
         if api and not is_current(engine, entry.file, api, gpu(), wanted):
             built += [engine, engine.with_name(f"{engine.name}.json")]
     refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")

@@ -31,7 +31,6 @@ from utils.core.arguments import refuse_idle
 from utils.core.bounds import bounded
 from utils.core.errors import InputError, QatError
 from utils.core.input_files import check_file
-from utils.core.input_form import INPUT_FORMATS
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need, need_tensorrt
 
@@ -62,11 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
     caches.add_argument("--timing-cache", metavar="FILE", help="default: beside the engine, by GPU and version")
     caches.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     add_build_options(parser)
-    parser.add_argument(
-        "--input-format", choices=INPUT_FORMATS,
-        help="of a file exported with --input int8: how channels lie in the engine's memory (default: linear, or what "
-        "--tune finds)",
-    )  # fmt: skip
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="SM", help="TensorRT-RTX: GPUs to build for, e.g. SM89"
     )
@@ -116,7 +110,6 @@ def main(args: argparse.Namespace) -> int:
         timing_cache="" if args.no_timing_cache else args.timing_cache,
         targets=tuple(args.target),
         allow_fp32=args.allow_fp32,
-        input_format=args.input_format,
     )
     if args.trtexec:
         from utils.trt import trtexec

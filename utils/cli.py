@@ -98,17 +98,12 @@ def add_kernel_options(group: argparse.ArgumentParser | argparse._ArgumentGroup)
     )  # fmt: skip
 
 
-INPUT_TEXTS = {
-    "float": "FP32 in 0..1 (default)",
-    "uint8": "the bytes of images, which the graph scales",
-    "int8": "what the first QuantizeLinear would give, which is left out",
-}
-
-
-def add_input(parser: argparse.ArgumentParser, *kinds: str) -> None:
-    """`--input`: the form in which a file takes images, one of these kinds."""
-    text = "; ".join(f"{kind}: {INPUT_TEXTS[kind]}" for kind in kinds)
-    parser.add_argument("--input", choices=kinds, default="float", help=f"what the file takes. {text}")
+def add_input(parser: argparse.ArgumentParser) -> None:
+    """`--input`: the form in which a file takes images."""
+    parser.add_argument(
+        "--input", choices=("float", "uint8"), default="float",
+        help="what the file takes. float: FP32 in 0..1 (default); uint8: the bytes of images, which the graph scales",
+    )  # fmt: skip
 
 
 def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse._ArgumentGroup:

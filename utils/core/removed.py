@@ -9,6 +9,8 @@ from __future__ import annotations
 REMOVED: dict[str, str] = {
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
     "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "--input int8": "use --input uint8",
+    "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
 }
 
 

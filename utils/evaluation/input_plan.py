@@ -159,19 +159,14 @@ def image_input(runner: Runner) -> TensorSpec:
     """The network's only input.
 
     Raises:
-        InputError: it has several, or one that is no batch of colour images, or INT8 values of an unknown scale.
+        InputError: it has several, or one that is no batch of colour images.
     """
     spec = runner.inputs[0]
     if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_form.nchw(spec.shape)[1] not in (3, None):
         found = ", ".join(map(str, runner.inputs))
         raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
-    if spec.dtype not in ("float32", "float16", "uint8", "int8"):
-        raise InputError(f"the network takes {spec}; expected float32, float16, uint8 or int8")
-    if spec.dtype == "int8" and not runner.input_form.scale:
-        raise InputError(
-            f"the network takes {spec}, and nothing says its scale (input_scale in a file's metadata, and in the .json "
-            "beside an engine): export it with --input int8, and build it with scripts/build_engine.py"
-        )
+    if spec.dtype not in ("float32", "float16", "uint8"):
+        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
     return spec
 
 

@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 STRONG = "it is strongly typed, which ONNX Runtime refuses; export it with --typing weak, or serve its engine"
 PLUGIN = "it has a plugin of TensorRT's, which ONNX Runtime lacks; export it with --nms onnx, or serve its engine"
-PACKED = "the engine takes images packed as {}, which no client sends; build it with --input-format linear"
 RTX = "{} built it, and Triton's backend loads engines of TensorRT; build one with TensorRT"
 
 
@@ -150,8 +149,7 @@ def of_engine(path: Path, note: EngineNote) -> ServedFile:
         inputs = list(note.profile) or [name for name, one in tensors.items() if name == next(iter(tensors))]
         three = note.profile.get(inputs[0])
         profile = (tuple(map(int, three[0])), tuple(map(int, three[-1]))) if three else None
-        packed = note.options.get("input_format", "linear")
-        unfit = RTX.format(note.api) if "RTX" in note.api else PACKED.format(packed) if packed != "linear" else ""
+        unfit = RTX.format(note.api) if "RTX" in note.api else ""
         return ServedFile(
             path, PLAN, tuple(tensors[name] for name in inputs),
             tuple(one for name, one in tensors.items() if name not in inputs), note.metadata, profile, unfit,

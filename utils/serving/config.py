@@ -26,7 +26,7 @@ from utils.serving.served_file import PLAN, ServedFile, Tensor
 ENSEMBLE, PYTHON = "ensemble", "python"
 LABELS = "labels.txt"
 # What a client has to know and the protocol does not say; see `runner.py`.
-SAID = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "input_scale", "nms", "mask_resolution")
+SAID = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "nms", "mask_resolution")
 LIMITS = "limits"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Config = dict[str, Any]

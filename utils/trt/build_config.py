@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from utils.core.errors import InputError
-from utils.core.input_form import InputFormat
 
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
@@ -18,7 +17,6 @@ SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
 # Fields of BuildConfig that change which kernels an engine has, and their words; a default value is not mentioned.
 OPTIONS = {
     "optimization_level": "level {}", "max_aux_streams": "{} streams", "timing_iterations": "{} timing iterations",
-    "input_format": "{} input",
 }  # fmt: skip
 
 
@@ -44,9 +42,6 @@ class BuildConfig:
         build_limit: minutes after which a build is ended; None: never, but for those of `tune`.
         allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
         progress: show a progress bar.
-        input_format: how INT8 images lie in the engine's memory. linear: channel after channel; chw4, chw32: 4 or 32
-            channels of a pixel side by side, those that images lack being 0, as TensorRT's INT8 kernels read them.
-            None: linear, unless `tune` finds a faster one.
     """
 
     batch: Range | None = None
@@ -65,7 +60,6 @@ class BuildConfig:
     build_limit: float | None = None
     allow_fp32: bool = False
     progress: bool = True
-    input_format: InputFormat | None = None
 
     @classmethod
     def given(cls, args: argparse.Namespace, **others: Any) -> BuildConfig:
@@ -86,15 +80,9 @@ class BuildConfig:
         return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
 
     @property
-    def image_format(self) -> InputFormat:
-        """How INT8 images lie in the engine's memory."""
-        return self.input_format or "linear"
-
-    @property
     def options(self) -> dict[str, Any]:
         """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        usual = (None, "linear")
-        given = {name: value for name in OPTIONS if (value := getattr(self, name)) not in usual}
+        given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         off = sorted(name.upper() for name in self.sources_off)
         return {**given, **({"tactic_sources_off": off} if off else {})}
 

@@ -77,8 +77,6 @@ def build(
     if file.plugins:
         api.register_plugins(log)
     parser = _parse(api, network, log, file)
-    if file.input_form.kind == "int8":  # else TensorRT may choose
-        network.get_input(0).allowed_formats = 1 << int(getattr(api.module.TensorFormat, config.image_format.upper()))
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, decided, gpu)
     if decided.typing == "weak" and decided.precision != "fp32" and file.box_layers:

@@ -35,15 +35,10 @@ class Dimension:
     patience: float = 1.0
 
 
-def _is_packed(file: OnnxFile, api: Api) -> bool:
-    return file.input_form.kind == "int8" and "chw32" in api.input_formats
-
-
 # In the order in which they are tried. An option of BuildConfig takes part with a line here, and its words in
 # `build_config.OPTIONS`. Builds with 5 streams did not end within minutes; level 3 is TensorRT's own.
 DIMENSIONS = (
     Dimension("max_aux_streams", (2, 3, 1, 4, 0), lambda file, api: api.has_option("max_aux_streams")),
-    Dimension("input_format", ("chw32", "chw4"), _is_packed),
     Dimension("optimization_level", (2, 4, 5), lambda file, api: api.has_option("builder_optimization_level"), 3.0),
 )
 

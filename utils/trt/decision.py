@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from utils.core.errors import InputError
-from utils.core.input_form import DEFAULT_BATCH, INPUT_FORMATS
+from utils.core.input_form import DEFAULT_BATCH
 from utils.trt.build_config import BuildConfig, Range
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Gpu
@@ -41,10 +41,6 @@ class Abilities(Protocol):
     def ahead_of_time(self) -> tuple[str, ...]:
         """Architectures such as 'SM89' that engines can be built for without such a GPU."""
 
-    @property
-    def input_formats(self) -> tuple[str, ...]:
-        """Those of INPUT_FORMATS that it has."""
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -68,7 +64,7 @@ def decide(file: OnnxFile, api: Abilities, gpu: Gpu | None, config: BuildConfig)
         InputError: file, TensorRT, GPU and what is asked for do not go together.
     """
     typing = choose_typing(file, api, config)
-    check_input_format(file, api, config)
+    check_bytes(file, api)
     check_target(api, gpu, config.targets)
     precision = precision_of(file, config, typing)
     if config.precision not in ("best", precision):
@@ -143,32 +139,20 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
         )
 
 
-def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:
-    """Check that images can lie in the engine's memory as `config` says, and that it reads them right.
+def check_bytes(file: OnnxFile, api: Abilities) -> None:
+    """Check that this TensorRT reads images as bytes right, as far as the file takes them.
 
     TensorRT 8.6.0 makes one kernel of a product of bytes and the QuantizeLinear behind it, and loses the factor there,
     without an error.
 
     Raises:
-        InputError: they cannot, or it does not.
+        InputError: it does not.
     """
     if file.scaled_bytes and not api.strongly_typed:
         raise InputError(
             f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
             f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
         )
-    wanted = config.image_format
-    if wanted not in INPUT_FORMATS:
-        raise InputError(f"input format {wanted!r} is none of {', '.join(INPUT_FORMATS)}")
-    if wanted == "linear":
-        return
-    if file.input_form.kind != "int8":
-        raise InputError(
-            f"--input-format {wanted} is for files that take INT8 images, and {file.path} takes {file.input_form}; "
-            "export it with --input int8"
-        )
-    if wanted not in api.input_formats:
-        raise InputError(f"{api.name} has no input format {wanted}; it has {', '.join(api.input_formats)}")
 
 
 def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:

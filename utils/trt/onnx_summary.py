@@ -134,8 +134,7 @@ def _scaled_before_quantizer(graph: Any, image: str) -> bool:
 def _form(inputs: list[Any], metadata: Mapping[str, str]) -> InputForm:
     if len(inputs) != 1:
         return FLOATS
-    kind = _type(inputs[0])
-    return InputForm.of_file(metadata, kind if kind in ("uint8", "int8") else "float32", _shape(inputs[0]))
+    return InputForm.of_file(metadata, _type(inputs[0]), _shape(inputs[0]))
 
 
 def _type(value: Any) -> str:

@@ -23,8 +23,6 @@ class TensorRTRunner(Runner):
 
     Feeds in pageable memory go through pinned memory; those in pinned memory are copied while the call returns, and
     must not be written to before the outputs are used. Outputs are ordered on torch's current stream.
-
-    Feeds have channel after channel, whatever the engine wants; the copy to its memory packs them, on the GPU.
     """
 
     def __init__(
@@ -118,7 +116,5 @@ def _precision(execution: Execution) -> str:
     form = execution.input_form
     words = [execution.note.precision.upper()] * bool(execution.note.precision)
     if form.kind != "float":
-        words.append(
-            f"{form.kind} input, {form.layout if execution.input_format == 'linear' else execution.input_format}"
-        )
+        words.append(f"{form.kind} input, {form.layout}")
     return "".join(f", {word}" for word in words)

@@ -17,7 +17,6 @@ from shutil import which
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.input_form import INPUT_FORMATS
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import cache_path
@@ -80,11 +79,6 @@ class Trtexec:
     def ahead_of_time(self) -> tuple[str, ...]:
         """No architectures: trtexec builds for the GPU that is there."""
         return ()
-
-    @property
-    def input_formats(self) -> tuple[str, ...]:
-        """How INT8 images can lie in an engine's memory."""
-        return INPUT_FORMATS if self.knows("--inputIOFormats") else INPUT_FORMATS[:1]
 
     def timing_flags(self, *, cuda_graph: bool, spin_wait: bool, transfers: bool) -> list[str]:
         """How an engine is to be timed; from 11 on the defaults are a CUDA graph, spin-wait and no transfers."""
@@ -159,8 +153,6 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     decided = decide(file, program, gpu, config)
     began = time.perf_counter()
     flags = _build_flags(program, config, decided, cache_path(engine, config, program.name, gpu))
-    if file.input_form.kind == "int8":  # trtexec makes FP32 of an INT8 input that it is told nothing about
-        flags.append("--inputIOFormats=int8:" + config.image_format.replace("linear", "chw"))
     with atomic_path(engine) as temporary:
         program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(decided.shapes)],
                     config.build_limit)  # fmt: skip

@@ -118,7 +118,7 @@ def _check(file: OnnxFile, api: Api, config: BuildConfig) -> None:
     decide(file, api, tensorrt_api.gpu(), config)
     if not candidates.left_to_try(file, api, config):
         fields = [one.field for one in candidates.DIMENSIONS]
-        given = [f"--{name.replace('_', '-')}" for name in fields if getattr(config, name) not in (None, "linear")]
+        given = [f"--{name.replace('_', '-')}" for name in fields if getattr(config, name) is not None]
         why = f"leave out {' or '.join(given)}" if given else f"{api.name} has none of the options that it tries"
         raise InputError(f"--tune has nothing left to try; {why}")
 

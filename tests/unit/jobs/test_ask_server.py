@@ -26,7 +26,7 @@ NMS = NmsSettings("onnx", 100)
 FORMS = {
     "raw": {}, "alone": {}, "static": {"batch": 3}, "nms": {"form": end2end(NMS)},
     "bytes": {"takes": InputForm("uint8")}, "nhwc": {"takes": InputForm("uint8", "nhwc")},
-    "integers": {"takes": InputForm("int8")}, "masks": {"masks": True},
+    "masks": {"masks": True},
     "given": {"form": end2end(NMS, 0), "masks": True}, "framed": {"form": end2end(NMS, 28), "masks": True},
 }  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_drawings_and_figures(server, pictures, tmp_path, caplog):
 
 
 def test_what_is_measured_is_sent_as_the_model_takes_it(server, pictures):
-    for name, dtype in (("nhwc", "uint8"), ("integers", "int8")):
+    for name, dtype in (("nhwc", "uint8"), ("raw", "float32")):
         ask_server.time_requests(Asked(name, "grpc", server.grpc), 0.02, [1], 2)
         shape = [2, 64, 96, 3] if name == "nhwc" else [2, 3, 64, 96]
         assert server.server.asked[-1] == ("grpc", name, {"images": shape}), dtype

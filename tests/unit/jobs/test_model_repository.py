@@ -120,9 +120,8 @@ def test_segmentation_has_masks(resolution, shape, tmp_path):
     ("takes", "kind", "dims"),
     [
         (InputForm("uint8"), "TYPE_UINT8", (3, 64, 96)), (InputForm("uint8", "nhwc"), "TYPE_UINT8", (64, 96, 3)),
-        (InputForm("int8"), "TYPE_INT8", (3, 64, 96)),
     ],
-    ids=["uint8", "nhwc", "int8"],
+    ids=["uint8", "nhwc"],
 )  # fmt: skip
 def test_inputs_are_as_the_file_takes_them(takes, kind, dims, tmp_path):
     found = made(write_boxes(tmp_path / "a.onnx", takes=takes), tmp_path)
@@ -132,7 +131,6 @@ def test_inputs_are_as_the_file_takes_them(takes, kind, dims, tmp_path):
     assert (sample.data_type, tuple(sample.dims)) == (found["m"].input[0].data_type, dims)
     about = parameters(found["m"])
     assert (about["input_form"], about["input_layout"]) == (takes.kind, takes.layout)
-    assert float(about.get("input_scale", 0)) == pytest.approx(1 / 127 if takes.kind == "int8" else 0)
 
 
 def test_a_static_batch_is_a_part_of_the_shapes(tmp_path):
@@ -238,7 +236,6 @@ def test_what_cannot_be_served_is_refused_and_nothing_is_written(form, about, mo
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"options": {"input_format": "chw32"}}, "takes images packed as chw32, .* --input-format linear"),
         ({"api": "TensorRT-RTX 1.7.1"}, "TensorRT-RTX 1.7.1 built it, and Triton's backend loads engines of TensorRT"),
         ({"profile": {"pictures": [[1], [1], [1]]}}, "the note beside .*a.engine is damaged"),
         ({"tensors": {"images": "float32"}}, "the note beside .*a.engine is damaged"),
@@ -252,7 +249,7 @@ def test_engines_that_no_server_of_tritons_runs(more, message, tmp_path):
 
 
 def test_strongly_typed_files_are_for_engines(tmp_path):
-    file = write_boxes(tmp_path / "a.onnx", takes=InputForm("int8"))
+    file = write_boxes(tmp_path / "a.onnx", quantized=True)
     model = onnx.load(file)
     for tensor in model.graph.initializer:
         if tensor.name == "scale":
