@@ -83,6 +83,8 @@ def main(args: argparse.Namespace) -> int:
     refuse_overwrite(outputs(engine, args), [args.onnx])
     if args.tune and args.trtexec:
         raise InputError("--tune builds with TensorRT's Python module; leave --trtexec out")
+    if args.tune and args.target:
+        raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
     if args.target:
         refuse_idle(args, ["check"], "with --target, whose engine need not run here")
     need_tensorrt(args.trtexec)

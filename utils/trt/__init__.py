@@ -6,7 +6,6 @@ build_config.py    how an engine is built; decision.py: whether file, version an
 builder.py         builds with TensorRT's Python module; progress.py: its progress bar
 build_apart.py     builds in a process that can be ended
 tune.py            builds of several options, of which the fastest stays
-                   candidates.py: what is tried, the table; turns.py: how far repeated times differ
 trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
 box_layers.py      which layers compute boxes, which stay in FP32

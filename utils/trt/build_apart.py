@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -20,16 +20,19 @@ from pathlib import Path
 from types import TracebackType
 
 import interrupts
-from utils.core.errors import QatError
+from utils.core.errors import InputError, QatError
 from utils.core.files import no_room
+from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
+from utils.trt.builder import BuildResult, build
+from utils.trt.engine_file import EngineNote
+
+logger = logging.getLogger(__name__)
 
 TICK = 0.5  # seconds between two looks at a build that runs
 PLAN_IS_THERE = "plan"
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 Work = Callable[[Path, Path, BuildConfig, Callable[[], None]], object]
-
-
 LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a timing cache takes 20 to 50
 
 
@@ -54,11 +57,13 @@ class Outcome:
     exit_code: int = 0
     late: bool = False
 
+    def as_error(self, text: str) -> QatError:
+        """An error with this text and the exit code of its kind."""
+        return (InputError if self.exit_code == InputError.exit_code else QatError)(text)
+
 
 def build_engine(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[], None]) -> None:
     """What the process does: `builder.build`."""
-    from utils.trt.builder import build
-
     build(onnx, engine, config, on_plan=on_plan)
 
 
@@ -69,10 +74,11 @@ class BuildProcess:
         """Nothing is started yet.
 
         Args:
-            device: index of the GPU; None for the first one.
+            device: index of the GPU; None for torch's current one.
             work: builds an engine, and calls its last argument once only files are left to write.
         """
-        self._device, self._work = device, work
+        self._device = tensorrt_api.current_device().index if device is None else device
+        self._work = work
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
 
@@ -140,6 +146,22 @@ class BuildProcess:
         code = self._process.exitcode
         self.close()
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def build_within(onnx: Path, engine: Path, config: BuildConfig, process: BuildProcess | None = None) -> BuildResult:
+    """`builder.build` in a process, which is ended after `config.build_limit` minutes.
+
+    Raises:
+        InputError, QatError: see `builder.build`; or the build took longer than its limit.
+    """
+    with nullcontext(process) if process is not None else BuildProcess() as builds:
+        outcome = builds.build(onnx, engine, config, 60 * (config.build_limit or 0))
+    if outcome.error:
+        raise outcome.as_error(outcome.error if outcome.error.startswith(str(onnx)) else f"{onnx}: {outcome.error}")
+    result = BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
+    for text in result.note.warnings:
+        logger.warning("TensorRT: %s", text)
+    return result
 
 
 def _end_with_the_parent() -> None:

@@ -256,6 +256,13 @@ def engine_device(text: str) -> torch.device:
     return device
 
 
+def current_device() -> torch.device:
+    """Torch's current GPU, or the CPU where there is none."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def gpu(index: int | None = None) -> Gpu | None:
     """The GPU, None where there is none."""
     import torch
