@@ -89,9 +89,9 @@ def main(args: argparse.Namespace) -> int:
         refuse_idle(args, ["check"], "with --target, whose engine need not run here")
     need_tensorrt(args.trtexec)
     if args.generate_graph and not args.target:
-        from utils.trt.layer_graph import program
+        from utils.trt.layer_report import graphviz
 
-        program()  # refuses before the long build
+        graphviz()  # refuses before the long build
         need_tensorrt()
     need("torch", "onnx")
     from utils.trt import tensorrt_api

@@ -37,12 +37,12 @@ def main(args: argparse.Namespace) -> int:
     from utils.evaluation.data_yaml import load_data
     from utils.trt import tensorrt_api
     from utils.trt.decision import check_target
-    from utils.trt.layer_graph import program
+    from utils.trt.layer_report import graphviz
 
     load_data(args.data).paths("val")
     need_tensorrt()
     if args.generate_graph:
-        program()
+        graphviz()
     need("torch")
     tensorrt_api.use_device(args.device)
     api = tensorrt_api.load()

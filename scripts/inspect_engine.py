@@ -53,9 +53,9 @@ def main(args: argparse.Namespace) -> int:
         need("torch")
         need_tensorrt()
     if args.generate_graph:
-        from utils.trt.layer_graph import program
+        from utils.trt.layer_report import graphviz
 
-        program()
+        graphviz()
     from utils.jobs import inspect_engine
 
     if recorded:

@@ -8,23 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 import torch
 
 from utils.core.errors import InputError, QatError, no_file
 from utils.core.tasks import DETECT, task_of_outputs
-from utils.trt import inspector, layer_report, onnx_summary, timing
+from utils.trt import inspector, layer_report, onnx_summary, tensorrt_api, timing
 from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
 from utils.trt.context import Execution
-from utils.trt.engine_file import ENGINE_SUFFIXES
+from utils.trt.engine_file import ENGINE_SUFFIXES, is_current
+from utils.trt.tensorrt_api import Api
 from utils.trt.timing import Timed, TimingConfig
 from utils.trt.timing_figures import Figures
 from utils.trt.trtexec import Trtexec, parse_times
-
-if TYPE_CHECKING:
-    from utils.trt.tensorrt_api import Api
+from utils.trt.tune import build_or_tune
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +48,6 @@ class Entry:
     baseline: bool = False
 
     @property
-    def name(self) -> str:
-        """The file's, without its suffix."""
-        return self.file.stem
-
-    @property
     def is_engine(self) -> bool:
         """Whether the file is an engine, by its suffix."""
         return self.file.suffix.lower() in ENGINE_SUFFIXES
@@ -71,10 +64,6 @@ def prepare(
     Returns:
         The engine's file, or a text that says why there is none.
     """
-    from utils.trt import tensorrt_api
-    from utils.trt.engine_file import is_current
-    from utils.trt.tune import build_or_tune
-
     gpu = tensorrt_api.gpu()
     found: dict[Entry, Path | str] = {}
     for entry in entries:
@@ -93,7 +82,7 @@ def prepare(
 
 def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
     """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
-    name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
     wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
     if size is not None:
         wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
@@ -141,7 +130,7 @@ def open_engines(
     """
     found = []
     for entry, engine in engines.items():
-        row = Row(entry.name, batch, entry.baseline)
+        row = Row(entry.file.stem, batch, entry.baseline)
         try:
             if isinstance(engine, str):
                 raise QatError(engine)

@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 import interrupts
 from utils.core.errors import InputError, QatError
@@ -24,7 +27,6 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
-from utils.trt.progress import build_progress
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 logger = logging.getLogger(__name__)
@@ -90,11 +92,12 @@ def build(
     for path in (engine, *([] if cache is None else [cache])):
         check_writable(path)
     began = time.perf_counter()
-    with _timing_cache(api, setup, cache), build_progress(api, setup, log, engine.name, config.progress) as finished:
+    with _timing_cache(api, setup, cache), tqdm(desc=engine.name, disable=not config.progress) as bar:
+        _show_progress(api, setup, log, engine.name, bar)
         with interrupts.held():  # TensorRT drops what is raised in what it calls
             plan = builder.build_serialized_network(network, setup)
         if plan is not None:
-            finished()
+            bar.update((bar.total or bar.n) - bar.n)
             on_plan()
     seconds = time.perf_counter() - began
     del parser  # it holds the weights until here
@@ -171,6 +174,56 @@ def _keep_in_float32(api: Api, network: Any, setup: Any, names: Collection[str])
             layer.precision = kind
         for index in floats:
             layer.set_output_type(index, kind)
+
+
+def _show_progress(api: Api, setup: Any, log: Log, name: str, bar: tqdm[Any]) -> None:
+    """Let a bar show how far the builder is: by IProgressMonitor from TensorRT 10 on, or by what 8.6 writes to its log.
+
+    In 8.6 a step is a layer whose kernels are measured. Identical layers are measured once, and conversions of formats
+    behind all layers: near the end the bar stands while the number of kernels goes on, and then it jumps.
+    """
+    base: Any = api.progress_monitor
+    measured = count(1)
+
+    def watch(message: str) -> None:
+        if " Time: " in message:  # "Tactic: 0x00000000000003e8 Time: 0.0058"
+            if (number := next(measured)) % 250 == 0:
+                bar.set_postfix_str(f"{number:,} kernels")
+        elif "Computing costs for" in message:
+            bar.update()
+        elif found := re.match(r"After [\w -]+: (\d+) layers", message):  # "After vertical fusions: 253 layers"
+            bar.total = int(found[1])
+
+    if base is None:
+        bar.set_description(f"{name}: measuring kernels")
+        log.watch = watch
+        return
+
+    class Monitor(base):
+        """The bar is the outermost phase; what runs inside it is named behind."""
+
+        outermost = ""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if parent is None:
+                self.outermost = phase
+                bar.reset(steps)
+                bar.set_description(f"{name}: {phase}")
+            else:
+                bar.set_postfix_str(phase, refresh=False)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            if phase == self.outermost:
+                bar.update(step + 1 - bar.n)
+            return not interrupts.pending()  # which cancels the build
+
+        def phase_finish(self, phase: str) -> None:
+            pass
+
+    setup.progress_monitor = Monitor()
 
 
 def _tactic_sources(api: Api, setup: Any, off: Sequence[str]) -> int:

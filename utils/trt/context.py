@@ -50,20 +50,20 @@ class Execution:
         gpu = tensorrt_api.gpu(device.index)
         self.engine: Any = load_engine(path, api, self.log, gpu) if engine is None else engine
         self.stream = cuda.Stream(device)
-        self._beside = self._auxiliary_streams()  # drawn after `stream`: none is the same
+        # Auxiliary streams, drawn after `stream`, so that none is the same. TensorRT's own are "blocking": while one is
+        # captured, CUDA lets nobody ask for the state of the default stream, and torch asks when it pins memory.
+        self._beside = [cuda.Stream(device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
         self.buffers: dict[str, Tensor] = {}
         self._storage: dict[str, Tensor] = {}
         self._context: Any = None
         self._graph: Any = None
         modes = api.module.TensorIOMode
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        host = api.module.TensorLocation.HOST
-        if any(self.engine.get_tensor_location(name) == host for name in names):
-            raise InputError(
-                f"{path} wants inputs in host memory (shape tensors), which is not supported; "
-                "files of export_qat.py have none"
-            )
         for name in names:
+            if self.engine.get_tensor_location(name) == api.module.TensorLocation.HOST:  # a shape tensor
+                raise InputError(
+                    f"{path} has {name} in host memory, which is not supported; export_qat.py writes no such file"
+                )
             if (kind := self.engine.get_tensor_format(name).name) != "LINEAR":  # of trtexec, or --input-format of 1.0
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
@@ -116,14 +116,6 @@ class Execution:
             raise QatError(f"{self.path} does not start: {self.log.reason('it gives no reason')}")
         if self._beside:
             self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
-
-    def _auxiliary_streams(self) -> list[cuda.Stream]:
-        """What the engine may run on beside `stream`, of torch's kind: "non-blocking", as CUDA calls it.
-
-        TensorRT's own are blocking. While one of these is captured, CUDA lets nobody ask for the state of the default
-        stream, and torch asks when the data loader's thread pins memory.
-        """
-        return [cuda.Stream(self.device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
 
     def sibling(self) -> Execution:
         """Another context for the same shapes, with a stream and buffers of its own, to run side by side.

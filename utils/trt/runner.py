@@ -47,12 +47,15 @@ class TensorRTRunner(Runner):
         self._pinned: dict[str, Tensor] = {}
         self._marks = [cuda.Event(enable_timing=True) for _ in range(3)]  # before copying, before running, after it
         self._ran = False
+        form, precision = self._execution.input_form, self._execution.note.precision
+        words = [api.name, device_name(device), *([precision.upper()] if precision else [])]
+        words += [f"{form.kind} input, {form.layout}"] * (form.kind != "float")
         super().__init__(
             inputs=self._execution.inputs,
             outputs=self._execution.outputs,
             metadata=self._execution.note.metadata,
             device=device,
-            description=f"{api.name}, {device_name(device)}{_precision(self._execution)}",
+            description=", ".join(words),
         )
         self.limits = dict(self._execution.limits)
 
@@ -109,12 +112,3 @@ class TensorRTRunner(Runner):
     def _close(self) -> None:
         self._execution.close()
         self._pinned.clear()
-
-
-def _precision(execution: Execution) -> str:
-    """Precision, and the input's form where that is not the usual one, in words."""
-    form = execution.input_form
-    words = [execution.note.precision.upper()] * bool(execution.note.precision)
-    if form.kind != "float":
-        words.append(f"{form.kind} input, {form.layout}")
-    return "".join(f", {word}" for word in words)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, cuda
@@ -21,10 +21,8 @@ from torch import Tensor, cuda
 from utils.core.errors import InputError, QatError
 from utils.runners.base import TensorSpec
 from utils.trt.context import Execution
+from utils.trt.tensorrt_api import Api
 from utils.trt.timing_figures import Figures, Summary
-
-if TYPE_CHECKING:
-    from utils.trt.tensorrt_api import Api
 
 
 class Timed(Protocol):

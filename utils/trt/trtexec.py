@@ -22,13 +22,12 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.builder import cache_path
 from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing_figures import Summary
+from utils.trt.timing_figures import TITLES, Summary
 
 logger = logging.getLogger(__name__)
 
 PLACES = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")  # packages and containers of NVIDIA's
-FIGURES = {"Latency": "latency", "Enqueue Time": "enqueue", "H2D Latency": "h2d", "GPU Compute Time": "compute",
-           "D2H Latency": "d2h"}  # fmt: skip
+NAMES = {title: name for name, title in TITLES.items()}
 _VALUE = re.compile(r"(min|max|mean|median|percentile\((\d+)%\)) = ([\d.eE+-]+) ms")
 
 
@@ -207,10 +206,10 @@ def parse_times(text: str) -> tuple[float, dict[str, Summary]]:
     figures = {}
     for line in text.splitlines():
         match = re.search(r"\] (\w[\w ]*): min = ", line) or re.match(r"(\w[\w ]*): min = ", line)
-        if match and match.group(1) in FIGURES:
+        if match and match.group(1) in NAMES:
             values = {name: float(value) for name, _, value in _VALUE.findall(line)}
             p90, p95, p99 = (values.get(f"percentile({q}%)", float("nan")) for q in (90, 95, 99))
-            figures[FIGURES[match.group(1)]] = Summary(
+            figures[NAMES[match.group(1)]] = Summary(
                 values["min"], values["max"], values["mean"], values["median"], p90, p95, p99, 0
             )
     return float(speed.group(1)), figures

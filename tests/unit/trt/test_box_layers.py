@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
 from utils.onnx_graph.decoding import decode_in_few_steps
-from utils.trt.box_layers import box_layers
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
+from utils.trt.onnx_summary import box_layers
 
 HEAD = "/model.5/"
 TRACED = {

@@ -122,23 +122,21 @@ import sys; sys.path.insert(0, {str(ROOT)!r})
 import interrupts; interrupts.watch(__name__)
 import os, signal
 from pathlib import Path
-from utils.trt import progress, tensorrt_api
+from utils.trt import builder, tensorrt_api
 from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
 
-def struck(*words):
-    monitor = made(*words)
-    class Struck(type(monitor)):
+def struck(api, setup, *words):
+    shown(api, setup, *words)
+    class Struck(type(setup.progress_monitor)):
         def phase_start(self, *words):
             os.kill(os.getpid(), signal.SIGINT)
             super().phase_start(*words)
-    monitor.__class__ = Struck
-    return monitor
+    setup.progress_monitor = Struck()
 
-made, progress._monitor = progress._monitor, struck
+shown, builder._show_progress = builder._show_progress, struck
 rtx = tensorrt_api.load("tensorrt_rtx_bindings")
 config = BuildConfig(targets=("SM89",), progress=False)
-interrupts.job(lambda: build(Path({str(file)!r}), Path({str(tmp_path / "a.engine")!r}), config, rtx) and 0)
+interrupts.job(lambda: builder.build(Path({str(file)!r}), Path({str(tmp_path / "a.engine")!r}), config, rtx) and 0)
 """
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100)

@@ -18,7 +18,7 @@ from tensorrt_stand_in import stand_in
 
 from utils.cli import run_program
 from utils.core.errors import DependencyError, QatError
-from utils.trt import inspector, layer_graph, layer_report
+from utils.trt import inspector, layer_report
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
@@ -102,12 +102,12 @@ def test_int8_that_is_not_faster():
 
 
 def test_every_layer_is_drawn_and_connected(layers):
-    text = layer_graph.dot(layers, 'a "title"')
+    text = layer_report.dot(layers, 'a "title"')
     shown = [layer for layer in layers if layer.kind != "idle"]
     nodes = re.findall(r'^  n(\d+) \[label="(.*?)", fillcolor="(#\w+)"', text, re.MULTILINE)
     assert len(nodes) == len(shown)
     for (_, label, colour), layer in zip(nodes, shown, strict=True):
-        expected = layer_graph.REFORMAT if layer.reformats else layer_graph.COLOURS.get(layer.precision)
+        expected = layer_report.REFORMAT if layer.reformats else layer_report.COLOURS.get(layer.precision)
         assert colour == expected
         assert f"{layer.ms:.4f} ms" in label
     sources = {tensor.name for layer in layers for tensor in layer.outputs}
@@ -124,7 +124,7 @@ def test_what_runs_nothing_is_no_gap_in_the_image():
         return {"Name": name, "LayerType": kind, **ends}
 
     entries = [layer("a", "Shuffle", "in", "x"), layer("nothing", "NoOp", "x", "y"), layer("b", "Shuffle", "y", "z")]
-    text = layer_graph.dot(inspector.parse(json.dumps({"Layers": entries})), "t")
+    text = layer_report.dot(inspector.parse(json.dumps({"Layers": entries})), "t")
     assert "  n0 -> n2 [" in text
     assert "nothing" not in text
 
@@ -136,22 +136,22 @@ def test_graphviz_is_called_and_its_failure_told(layers, tmp_path, monkeypatch):
     program.write_text('#!/bin/sh\n[ "$1 $2" = "-Tsvg -o" ] || exit 9\ncat > "$3"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    path = layer_graph.draw(layers, "t", tmp_path / "a.svg")
-    assert path.read_text() == layer_graph.dot(layers, "t")
+    path = layer_report.draw(layers, "t", tmp_path / "a.svg")
+    assert path.read_text() == layer_report.dot(layers, "t")
     program.write_text("#!/bin/sh\necho 'syntax error' >&2\nexit 1\n")
     with pytest.raises(QatError, match=r"could not draw .*b.svg: syntax error"):
-        layer_graph.draw(layers, "t", tmp_path / "b.svg")
+        layer_report.draw(layers, "t", tmp_path / "b.svg")
     assert not list(tmp_path.glob("*b*svg"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DependencyError, match=r"install_dependencies.sh --trex"):
-        layer_graph.draw(layers, "t", tmp_path / "b.svg")
+        layer_report.draw(layers, "t", tmp_path / "b.svg")
 
 
 @pytest.mark.skipif(which("dot") is None, reason="graphviz is not installed (install_dependencies.sh --trex)")
 def test_graphviz_reads_it(layers, tmp_path):
-    svg = layer_graph.draw(layers, "t", tmp_path / "a.svg").read_text()
+    svg = layer_report.draw(layers, "t", tmp_path / "a.svg").read_text()
     assert svg.count('class="node"') >= sum(layer.kind != "idle" for layer in layers)
-    done = subprocess.run(["dot", "-Tcanon"], input=layer_graph.dot(layers, "t"), text=True, capture_output=True)
+    done = subprocess.run(["dot", "-Tcanon"], input=layer_report.dot(layers, "t"), text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
