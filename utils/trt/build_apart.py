@@ -5,13 +5,11 @@ The process stays for the next build, because Python, torch and TensorRT's kerne
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 TICK = 0.5  # seconds between two looks at a build that runs
 PLAN_IS_THERE = "plan"
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
 Work = Callable[[Path, Path, BuildConfig, Callable[[], None]], object]
 LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a timing cache takes 20 to 50
 
@@ -164,17 +161,10 @@ def build_within(onnx: Path, engine: Path, config: BuildConfig, process: BuildPr
     return result
 
 
-def _end_with_the_parent() -> None:
-    """Let the system (Linux) end this process when the one that started it is gone, also in the middle of a build."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _serve(connection: Connection, device: int | None, work: Work) -> None:
     """Answer each request with the error's line and exit code, which are '' and 0 if there is none."""
     from tqdm import tqdm
 
-    _end_with_the_parent()
     logging.disable(logging.ERROR)  # the builder's warnings are in the note beside the engine
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a process that is killed leaves
     chosen = device is None

@@ -140,7 +140,7 @@ class Suppressed(TorchRunner):
         found = non_max_suppression(prediction, CONFIG.conf_thres, DETECT.nms_iou, max_det=self._topk)
         rows = torch.full((6, self._topk, 6), 0.9)
         for row, one in zip(rows, found, strict=True):
-            row[: len(one)] = one
+            row[: len(one)] = one.flip(0)  # not sorted
         counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
         parts = counts, rows[..., :4], rows[..., 4], rows[..., 5].int()
         return dict(zip((spec.name for spec in self.outputs), parts, strict=True))

@@ -22,7 +22,7 @@ from utils.runners.base import TensorSpec
 from utils.runners.feeds import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
-from utils.trt import onnx_summary, timing
+from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
@@ -72,31 +72,18 @@ def test_bytes_last_in_a_profile(tmp_path):
     assert shapes == {"images": ((1, 64, 32, 3), (4, 64, 64, 3), (8, 96, 128, 3))}
 
 
-@pytest.mark.parametrize("version", ["8.6.0", "10.7.0"])
 @pytest.mark.parametrize("form", [BYTES, LAST])
-def test_a_product_of_bytes_in_front_of_a_quantizer(tmp_path, monkeypatch, form, version):
-    """As files of 1.0.0 have it, which TensorRT 8.6.0 computes without the factor."""
-    stand_in(monkeypatch, version)
-    path = file_of(tmp_path, form)
-    build(path, tmp_path / "a.engine", QUIET)
-    path.write_bytes(with_product(onnx.load(path)).SerializeToString())
-    if version == "10.7.0":
-        build(path, tmp_path / "b.engine", QUIET)
-        return
-    with pytest.raises(
-        InputError, match=r"multiplies them by 1/255 .* engines of TensorRT 8\.6\.0 leave that"
-    ) as caught:
-        build(path, tmp_path / "b.engine", QUIET)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "b.engine").exists()
-
-
-@pytest.mark.parametrize("form", [BYTES, LAST])
-def test_a_product_of_bytes_that_no_quantizer_reads(tmp_path, monkeypatch, form):
-    """Float files: the engine that 8.6.0 made of one has the AP of floats."""
+def test_a_product_of_bytes_in_front_of_a_quantizer(tmp_path, monkeypatch, form):
+    """As files of 1.0.0 have it, which TensorRT 8.6.0 computes without the factor; it is right where none reads it."""
+    api = stand_in(monkeypatch)
     path = file_of(tmp_path, form, quantized=False)
     assert "Mul" in {node.op_type for node in onnx.load(path).graph.node}
-    build(path, tmp_path / "a.engine", QUIET, api=stand_in(monkeypatch))
+    build(path, tmp_path / "a.engine", QUIET, api)
+    onnx.save(with_product(onnx.load(file_of(tmp_path, form))), path)
+    with pytest.raises(InputError, match="1/255"):
+        build(path, tmp_path / "b.engine", QUIET, api)
+    assert not (tmp_path / "b.engine").exists()
+    build(path, tmp_path / "b.engine", QUIET, stand_in(monkeypatch, "10.7.0"))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("images", "HWC8"), ("images", "CHW32"), ("output0", "CHW32")])
@@ -113,28 +100,17 @@ def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind)
         Execution(engine, api, CPU)
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype", "message"),
-    [
-        (
-            FLOATS,
-            torch.uint8,
-            r"images is uint8 \[2, 3, 4, 8\]; the network takes images float32 .*: FP32 or FP16 in 0..1",
-        ),
-        (BYTES, torch.float32, r"images is float32 .*; the network takes images uint8 .*: the bytes of RGB images"),
-        (LAST, torch.uint8, r"images is uint8 \[2, 3, 4, 8\]; the network takes images uint8 \[2, 4, 8, 3\]"),
-    ],
-)
+@pytest.mark.parametrize(("form", "dtype"), [(FLOATS, torch.uint8), (BYTES, torch.float32), (LAST, torch.uint8)])
 @pytest.mark.parametrize("where", ["ONNX Runtime", "TensorRT"])
-def test_other_arrays_get_one_line(tmp_path, monkeypatch, form, dtype, message, where):
-    api = stand_in(monkeypatch, "10.7.0")
-    path = file_of(tmp_path, form)
+def test_other_arrays_get_one_line(tmp_path, monkeypatch, form, dtype, where):
+    api, path = stand_in(monkeypatch, "10.7.0"), file_of(tmp_path, form)
     if where == "TensorRT":
         runner = TensorRTRunner(build(path, tmp_path / "a.engine", QUIET).path, "cpu", api=api)
     else:
         runner = OnnxRuntimeRunner(path, threads=1)
-    with runner, pytest.raises(InputError, match=message) as caught:
+    with runner, pytest.raises(InputError, match=r"images is .* \[2, 3, 4, 8\]") as caught:
         runner.infer({"images": pixels(2, 3, 4, 8).to(dtype)})
+    assert str(form) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -164,14 +140,3 @@ def test_the_loop_gives_each_form_what_it_takes(tmp_path, form):
     runner = Knowing(model, form)
     runner.limits = {"images": (form.own((1, 3, 64, 96)), form.own((8, 3, 64, 96)))}
     assert InputPlan.of(runner, None, 16) == InputPlan((64, 96), 8)
-
-
-def test_timed_inputs_are_no_constants(tmp_path, monkeypatch):
-    """A GPU computes zeros with less power, and so at a higher clock."""
-    api = stand_in(monkeypatch, "10.7.0")
-    for form in EACH:
-        execution = Execution(build(file_of(tmp_path, form), tmp_path / "a.engine", QUIET).path, api, CPU)
-        sent = timing._Lane(execution, timing.TimingConfig()).memory["images"]
-        assert len(sent.unique()) > 50
-        assert torch.equal(execution.buffers["images"], sent)
-        execution.close()

@@ -220,8 +220,11 @@ def test_what_cannot_be_tuned_is_refused_before_any_build(bench, monkeypatch, ch
     assert not engine.exists()
 
 
-def test_a_file_that_the_parser_refuses_is_bad_input(bench):
+def test_bad_input_of_the_first_build_and_of_files(bench, tmp_path):
     onnx, engine = bench(lambda n, level: 100)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"a\.engine"):
+        tuned(onnx, tmp_path / "file/a.engine")
     model = onnx_library.load(onnx)
     model.graph.node[0].op_type = "Unknown"
     onnx_library.save(model, onnx)
@@ -260,10 +263,3 @@ def test_engines_that_no_graph_can_hold_are_timed_without(bench, monkeypatch):
     note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
     assert note.options["max_aux_streams"] == 3
     assert {one["error"] for one in note.tuning["candidates"]} == {""}
-
-
-def test_a_folder_that_cannot_be_written_to(bench, tmp_path):
-    onnx, _ = bench(lambda n, level: 100)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"a\.engine"):
-        tuned(onnx, tmp_path / "file" / "a.engine")
