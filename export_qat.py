@@ -111,10 +111,10 @@ def export(options: ExportOptions) -> int:
     from utils.onnx_graph.export_config import ExportConfig
 
     config = ExportConfig(
-        imgsz=height_width(options.imgsz), batch_size=options.batch_size, dynamic=options.dynamic, simplify=options.simplify,
-        typing=options.typing or ("strong" if options.half else "auto"), opset=options.opset, inplace=options.inplace,
-        int8_weights=options.int8_weights, for_int8_kernels=not options.keep_layers,
-        input=InputForm(options.input, options.input_layout),
+        imgsz=height_width(options.imgsz), batch_size=options.batch_size, dynamic=options.dynamic,
+        simplify=options.simplify, typing=options.typing or ("strong" if options.half else "auto"),
+        opset=options.opset, inplace=options.inplace, int8_weights=options.int8_weights,
+        for_int8_kernels=not options.keep_layers, input=InputForm(options.input, options.input_layout),
     )  # fmt: skip
     nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
     resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution

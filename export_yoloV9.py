@@ -40,9 +40,7 @@ class DeepStreamOptions(NmsOptions, InputOptions):
     )  # fmt: skip
     simplify: bool = option(False, "simplify the graph with onnxslim")
     dynamic: bool = option(False, "dynamic batch; not together with --batch")
-    batch: BatchSize | None = option(
-        None, "images a batch (default: 1)", "--batch", "--batch-size", metavar="N"
-    )
+    batch: BatchSize | None = option(None, "images a batch (default: 1)", "--batch", "--batch-size", metavar="N")
     check: CheckImages = option(
         4, "compare with PyTorch on N images in ONNX Runtime (default: 4; 0: do not)", metavar="N"
     )

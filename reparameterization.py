@@ -25,14 +25,10 @@ from utils.jobs.dependencies import need
 
 
 class ReparameterizationOptions(DeviceOptions):
-    """Convert a trained YOLOv9 (t, s, m, c, e, c-dseg) to the GELAN network that is deployed, without auxiliary branch."""
+    """Convert a trained YOLOv9 (t, s, m, c, e, c-dseg) to the GELAN network that is deployed."""
 
-    weights: str = option(
-        ..., "checkpoint of upstream's train_dual.py or segment/train_dual.py (.pt)", metavar="FILE"
-    )
-    model: Literal["t", "s", "m", "c", "e", "c-dseg"] | None = option(
-        None, "variant (default: found from the weights)"
-    )
+    weights: str = option(..., "checkpoint of upstream's train_dual.py or segment/train_dual.py (.pt)", metavar="FILE")
+    model: Literal["t", "s", "m", "c", "e", "c-dseg"] | None = option(None, "variant (default: found from the weights)")
     cfg: str | None = option(
         None, "the deployed YAML, such as models/detect/gelan-c.yaml, to check (default: found from the weights)",
         metavar="FILE",
@@ -40,9 +36,7 @@ class ReparameterizationOptions(DeviceOptions):
     classes_num: Annotated[int, Field(ge=1, le=10_000)] | None = option(
         None, "classes (default: found from the weights)", "--classes_num", "--classes-num", metavar="N"
     )
-    save: str | None = option(
-        None, "file to write (default: beside the weights, NAME-converted.pt)", metavar="FILE"
-    )
+    save: str | None = option(None, "file to write (default: beside the weights, NAME-converted.pt)", metavar="FILE")
 
 
 def convert(options: ReparameterizationOptions) -> None:

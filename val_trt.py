@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds.
 
-    python val_trt.py --engine-file gelan-c.onnx --data coco.yaml
-    python val_trt.py --engine-file gelan-c.onnx --data coco.yaml --task study --imgsz 320 480 640
-    python val_trt.py --engine-file gelan-c.engine --source images/          # draws what it finds
+python val_trt.py --engine-file gelan-c.onnx --data coco.yaml
+python val_trt.py --engine-file gelan-c.onnx --data coco.yaml --task study --imgsz 320 480 640
+python val_trt.py --engine-file gelan-c.engine --source images/          # draws what it finds
 """
 
 from __future__ import annotations

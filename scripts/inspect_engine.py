@@ -42,9 +42,9 @@ def main(options: InspectOptions) -> None:
         need("torch")
         need_tensorrt()
     if options.generate_graph:
-        from utils.trt.layer_graph import program
+        from utils.trt.layer_report import graphviz
 
-        program()
+        graphviz()
     from utils.jobs import inspect_engine
 
     draw = options.generate_graph

@@ -56,7 +56,8 @@ class ReportOptions(DeviceOptions):
         positional=True, nargs="*", metavar="RUN",
     )  # fmt: skip
     environment: bool = option(
-        False, "print what a bug report needs instead: versions, GPU, driver, and the metadata of the files given as RUN"
+        False,
+        "print what a bug report needs instead: versions, GPU, driver, and the metadata of the files given as RUN",
     )
     output: str | None = option(None, "where the files go (default: the first run's folder)", metavar="DIR")
     title: str | None = option(None, "heading of the page")
@@ -89,7 +90,6 @@ def main(options: ReportOptions) -> None:
     for run in options.runs:
         if not Path(run).is_dir():
             check_file(run, "give run folders, or their report.json")
-    from utils.core.run_folder import held
     from utils.reports import files
     from utils.reports.files import PAGE_NAME, merged, write_all
     from utils.reports.schema import Report
@@ -105,7 +105,7 @@ def main(options: ReportOptions) -> None:
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:
-        report.samples = compare(options)
+        report.samples = compare(options, options.compare, options.data)
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
@@ -119,7 +119,7 @@ def print_environment(options: ReportOptions) -> None:
     print(printable(environment.describe(options.runs)))
 
 
-def compare(options: ReportOptions) -> list[Sample]:
+def compare(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
     """Detections of both networks on the same images."""
     from utils.evaluation.dataset import load_data
     from utils.jobs.open import open_runner
@@ -129,9 +129,12 @@ def compare(options: ReportOptions) -> list[Sample]:
     with ExitStack() as stack:
         names = ("float", "INT8")
         runners = {
-            name: stack.enter_context(open_runner(path, device)) for name, path in zip(names, options.compare, strict=True)
+            name: stack.enter_context(open_runner(path, device))
+            for name, path in zip(names, files, strict=True)
         }
-        return collect(runners, load_data(options.data), imgsz=options.imgsz, count=options.samples, confidence=options.conf_thres)
+        return collect(
+            runners, load_data(data), imgsz=options.imgsz, count=options.samples, confidence=options.conf_thres
+        )
 
 
 def run(argv: Sequence[str] | None = None) -> int:

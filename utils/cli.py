@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 10) or sys.platform == "win32":  # noqa: UP036  # what follows would be a traceback there
+if sys.version_info < (3, 10) or sys.platform == "win32":  # what follows would be a traceback there
     sys.stderr.write("error: this needs Python 3.10 or newer on Linux, or on the Windows Subsystem for Linux (WSL)\n")
     sys.exit(2)
 
@@ -108,7 +108,7 @@ def setup_logging(verbose: bool = False, rank: int = 0) -> None:
 
 
 class _Handler(logging.StreamHandler[Any]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
         """Raise what writing a line raised: a closed pipe ends the program, and is not described on standard error."""
         raise
 

@@ -27,7 +27,7 @@ from utils.jobs import calibrate
 from utils.jobs.sensitivity import confirming, engines, screening, search, units
 from utils.jobs.sensitivity import report as sensitivity_report
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.trt import tensorrt_api, turns
+from utils.trt import tensorrt_api, timing
 from utils.trt.timing import TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -424,8 +424,8 @@ class TestEngines:
     def builds(self, monkeypatch: pytest.MonkeyPatch) -> Here:
         api, here = stand_in(monkeypatch), Here()
         api.module.extra_ms = milliseconds
-        monkeypatch.setattr(turns, "TURN", TimingConfig(0, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-        monkeypatch.setattr(turns, "TURNS", 2)
+        monkeypatch.setattr(timing, "TURN", TimingConfig(0, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+        monkeypatch.setattr(timing, "TURNS", 2)
         monkeypatch.setattr(engines, "BuildProcess", lambda device: here)
         monkeypatch.setattr(engines.Bench, "has_time", lambda bench: len(bench.times) < self.candidates)
         return here

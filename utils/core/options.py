@@ -25,6 +25,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 
 from utils.core.errors import InputError
+from utils.core.input_form import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.output_paths import folder_name
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
@@ -32,8 +33,8 @@ from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 Kind = TypeVar("Kind", bound="Options")
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 MAY_BE_EMPTY = ("--device", "--title", "--note", "--resume")
-ImageSize = Annotated[int, Field(ge=1, le=8192)]  # pixels; a batch of one takes 0.8 GB as float32
-BatchSize = Annotated[int, Field(ge=1, le=4096)]
+ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
+BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 OneOrTwoSizes = Annotated[list[ImageSize], Field(max_length=2)]  # one side, or height and width
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Workers = Annotated[int, Field(ge=0, le=256)]
@@ -100,7 +101,9 @@ class Options(StrictModel):
         except ValidationError as error:
             name = str(next(iter(error.errors()[0]["loc"]), ""))
             key = cls.flag(name) if name in cls.model_fields else ""
-            raise InputError(first_problem(cls, error).replace(name, key, 1) if key else first_problem(cls, error)) from error
+            raise InputError(
+                first_problem(cls, error).replace(name, key, 1) if key else first_problem(cls, error)
+            ) from error
 
     @classmethod
     def arguments(cls) -> dict[str, Argument]:
@@ -151,7 +154,8 @@ class InputOptions(DeviceOptions):
     """In which form a file takes images."""
 
     input: Literal["float", "uint8"] = option(
-        "float", "what the file takes. float: FP32 in 0..1 (default); uint8: the bytes of images, which the graph scales"
+        "float",
+        "what the file takes. float: FP32 in 0..1 (default); uint8: the bytes of images, which the graph scales",
     )
 
 
@@ -162,9 +166,7 @@ class NmsOptions(Options):
         None, "efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
         group="NMS in the file",
     )  # fmt: skip
-    topk_all: int | None = option(
-        None, "detections an image (default: 100)", group="NMS in the file", metavar="N"
-    )
+    topk_all: int | None = option(None, "detections an image (default: 100)", group="NMS in the file", metavar="N")
     iou_thres: Fraction | None = option(
         None, f"overlap (default: {EVERYDAY_NMS_IOU})", group="NMS in the file", metavar="P"
     )

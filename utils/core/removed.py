@@ -20,6 +20,8 @@ REMOVED: dict[str, str] = {
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
     "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "--input int8": "use --input uint8",
+    "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
 }
 
 

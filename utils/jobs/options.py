@@ -209,9 +209,7 @@ class CalibrateOptions(CalibratingOptions):
     """
 
     project: str = project_option("runs/qat_calibrate")
-    num_image: Count = option(
-        200, "validation images, evenly spread over the split", group="the run", metavar="N"
-    )
+    num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
 
 
 class SensitiveOptions(CalibratingOptions):
@@ -222,9 +220,7 @@ class SensitiveOptions(CalibratingOptions):
     """
 
     project: str = project_option("runs/qat_sensitive")
-    num_image: Count = option(
-        200, "validation images, evenly spread over the split", group="the run", metavar="N"
-    )
+    num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
     granularity: Literal["layer", "module", "quantizer"] = option("layer", "of the units", group="the run")
     metric: Literal["proxy", "ap"] = option("proxy", "ap: measure AP with every unit in float", group="the run")
     budget: Minutes | None = option(
@@ -278,9 +274,7 @@ class ValOptions(RunFolderOptions, DeviceOptions):
         None, "longer side of the input in pixels (default: the file's own); several for --task study",
         *IMAGE_SIZE_FLAGS, metavar="N",
     )  # fmt: skip
-    batch_size: BatchSize = option(
-        32, "images at a time (default: 32); a static batch in the file wins", metavar="N"
-    )
+    batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
     conf_thres: Fraction | None = option(
         None, f"least score (default: {AP_CONFIDENCE}; --source: {EVERYDAY_CONFIDENCE})", metavar="P"
     )

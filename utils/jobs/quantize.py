@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

@@ -84,9 +84,7 @@ class TritonClientOptions(RunFolderOptions):
     """Draw what a model on NVIDIA Triton Inference Server finds."""
 
     model: str = option(..., "its name on the server", positional=True, metavar="MODEL")
-    source: str | None = option(
-        None, "draw detections on this image, video or folder (required)", metavar="PATH"
-    )
+    source: str | None = option(None, "draw detections on this image, video or folder (required)", metavar="PATH")
     protocol: Literal["http", "grpc"] = option("http", "how the server is asked")
     url: str = option("", "default: localhost:8000; of grpc localhost:8001", metavar="HOST:PORT")
     imgsz: ImageSize | None = option(

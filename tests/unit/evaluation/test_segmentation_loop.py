@@ -27,8 +27,8 @@ from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.results import table
 from utils.jobs import evaluate_file
-from utils.jobs.options import ValOptions
 from utils.jobs.open import open_runner
+from utils.jobs.options import ValOptions
 from utils.jobs.report_rows import make_row
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings

@@ -17,7 +17,7 @@ from tensorrt_stand_in import stand_in
 from utils.core.errors import InputError
 from utils.jobs.compare_placement import engines, table
 from utils.jobs.compare_placement.variants import is_fresh, jobs
-from utils.trt import tensorrt_api, turns
+from utils.trt import tensorrt_api, timing
 from utils.trt.timing import TimingConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,16 +94,16 @@ def test_every_engine_is_tuned_with_the_same_options(compare, tmp_path, monkeypa
     """FP16 too, so that the ratio is fair: here both gain."""
     processes = []
     monkeypatch.setattr(engines, "BuildProcess", lambda device: processes.append(Here()) or processes[-1])
-    monkeypatch.setattr(turns, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    monkeypatch.setattr(timing, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
     api = tensorrt_api.load()
     api.module.ticks = lambda config: (100 if "INT8" in str(config.flags) else 160) - 5 * config.max_aux_streams
     words = ("--variants", "fp16", "int8", "--optimization-level", "2", "--tune", "30")
     code, out, _, builds = compare(*words)
-    assert (code, len(builds), len(processes)) == (0, 4 * 7, 1)  # which loads TensorRT once
+    assert (code, len(builds), len(processes)) == (0, 4 * 6, 1)  # which loads TensorRT once
     rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
     assert [row["ms"] for row in rows] == [141.0, 81.0] * 2
     assert {row["options"]["max_aux_streams"] for row in rows} == {4}
-    assert rows[0]["tuning"]["default_ms"] == 166.0
+    assert rows[0]["tuning"]["candidates"][0]["ms"] == [166.0] * 5
     assert rows[1]["ratio"] == pytest.approx(141 / 81)
     assert "less time than as asked for" in out
     assert compare(*words)[3] == []

@@ -25,7 +25,7 @@ from utils.jobs.sensitivity.by_engine import EngineJudge
 from utils.jobs.sensitivity.engines import AGAIN, FP16, INT8, Bench
 from utils.jobs.sensitivity.screening import Screened
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.trt import context, tensorrt_api, turns
+from utils.trt import context, tensorrt_api, timing
 from utils.trt.timing import TimingConfig
 
 COSTS = {"model.0": 10, "model.1": 30, "model.2": -20, "model.3": 5}  # ms more in float; 2 more for each border
@@ -61,8 +61,8 @@ class FakeExporter:
 def api(monkeypatch):
     api = stand_in(monkeypatch)
     api.module.extra_ms = milliseconds
-    monkeypatch.setattr(turns, "TURN", TimingConfig(0, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-    monkeypatch.setattr(turns, "TURNS", 3)
+    monkeypatch.setattr(timing, "TURN", TimingConfig(0, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    monkeypatch.setattr(timing, "TURNS", 3)
     return api
 
 
@@ -78,7 +78,7 @@ class TestBench:
         one.compare_with(Recipe())
         times = one.measure("model.1", Recipe(float=("model.1",)))
         assert (times.cost, times.spread, times.control) == (32, 0, 0)
-        assert len(times.ms) == len(times.int8) == len(times.again) == turns.TURNS
+        assert len(times.ms) == len(times.int8) == len(times.again) == timing.TURNS
         assert one.ms() == WHOLE + 1  # an event is a tick
         built = [flags for item, flags in api.module.calls if item == "build"]
         assert built == [["FP16", "INT8"]] * 3

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import interrupts
+
 from utils.cli import setup_logging
 from utils.core.device import select_device
 from utils.core.errors import QatError

@@ -238,7 +238,7 @@ class Bench:
 
     def _in_turns(self, name: str) -> dict[str, tuple[float, ...]]:
         """Engine → median milliseconds of each turn; without a control the INT8 engine runs twice."""
-        from utils.trt.turns import time_in_turns
+        from utils.trt.timing import time_in_turns
 
         again = AGAIN if self.path(AGAIN).is_file() else INT8
         files = {INT8: self.path(INT8), name: self.path(name), AGAIN: self.path(again)}
@@ -246,7 +246,7 @@ class Bench:
         for key, found in time_in_turns(files, self._api, self._exporter.inputs.device).items():
             if isinstance(found, str):
                 raise QatError(f"{self.path(key)} cannot be timed: {found}")
-            medians[key] = found.medians
+            medians[key] = found
         return medians
 
 
