@@ -58,8 +58,6 @@ WRITTEN = {
         "summary-sensitive-analysis.json",
         "*.png",
         "recipe.yaml",
-        "engines/*",
-        "sensitivity.html",
     ),
     CalibrateOptions: ("calibration.json", "recipe.yaml"),
     EvalOptions: ("report.json", "*_predictions.json"),

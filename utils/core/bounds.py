@@ -90,8 +90,6 @@ BOUNDS = {
     "build_limit": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "tune": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes
-    "engine_minutes": Bounds(0, 1_000_000, whole=False, open_="least"),
-    "engine_batch": Bounds(1, 4096),
     "conf_thres": FRACTION,
     "iou_thres": FRACTION,
     "target_drop": FRACTION,

@@ -5,12 +5,20 @@ This module imports nothing.
 
 from __future__ import annotations
 
+_PROFILE = "use --profile with the layer times of an engine (scripts/inspect_engine.py)"
+
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
     "--measure": "use perf_analyzer (docs/triton.md)",
     "--concurrency": "use perf_analyzer (docs/triton.md)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
+    "qat.py sensitive --engine": _PROFILE,
+    "qat.py sensitive --engine-minutes": _PROFILE,
+    "qat.py sensitive --engine-batch": _PROFILE,
+    "qat.py sensitive --optimization-level": _PROFILE,
+    "qat.py sensitive --max-aux-streams": _PROFILE,
+    "qat.py sensitive --timing-cache": _PROFILE,
 }
 
 

@@ -19,12 +19,9 @@ from utils.core.thresholds import AP_CONFIDENCE
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
-FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget", "engine_minutes", "timing_cache"})
+FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
 GRANULARITIES = ("layer", "module", "quantizer")
 METRICS = ("proxy", "ap")
-# of `qat.py sensitive --engine`: options that mean nothing without it; what is taken where two are left out
-ENGINE_OPTIONS = ("engine_minutes", "engine_batch", "optimization_level", "max_aux_streams", "timing_cache")
-ENGINE_MINUTES, ENGINE_BATCH = 30.0, 8
 # Options that stand for an entry of the recipe → its name for `Recipe.replace`, and what it may hold.
 RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
     "calib_method": ("calibration_method", CALIBRATION.fields["method"]),
@@ -181,12 +178,6 @@ class SensitiveOptions(CalibrateOptions):
     target_drop: float = 0.002
     float_budget: float = 0.5  # share of the network's cost
     profile: str | None = None
-    engine: bool = False
-    engine_minutes: float | None = None
-    engine_batch: int | None = None
-    optimization_level: int | None = None
-    max_aux_streams: int | None = None
-    timing_cache: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,18 +185,6 @@ class SensitiveOptions(CalibrateOptions):
             if getattr(self, name) not in choices:
                 raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
         check_bounds(self, "target_drop", "float_budget", "budget", "percentile")
-        check_bounds(self, "engine_minutes", "engine_batch", "optimization_level", "max_aux_streams")
-        self._check_engine()
-
-    def _check_engine(self) -> None:
-        given = [flag(name) for name in ENGINE_OPTIONS if getattr(self, name) is not None]
-        if given and not self.engine:
-            raise InputError(f"{given[0]} does nothing without --engine; give both, or neither")
-        if self.engine and self.granularity == "quantizer":
-            raise InputError(
-                "--engine times engines, and --granularity quantizer looks at scales that no engine can do without; "
-                "choose layer or module"
-            )
 
 
 def flag(name: str) -> str:

@@ -10,12 +10,10 @@ from typing import Any
 
 from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
 from models.quantize.recipe_fields import SUPERVISIONS, TRAIN_OPTIONS
-from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_kernel_options, add_run_dir
+from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir
 from utils.core.bounds import bounded
 from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
 from utils.jobs.options import (
-    ENGINE_BATCH,
-    ENGINE_MINUTES,
     GRANULARITIES,
     METRICS,
     CalibrateOptions,
@@ -114,22 +112,6 @@ def add_sensitive(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="continue a run: its folder, or the last one in --project"
-    )
-    engine = parser.add_argument_group("judged by engines (TensorRT and a GPU)")
-    engine.add_argument(
-        "--engine", action="store_true",
-        help="build and time engines with parts in float; the recipe is the fastest within --target-drop",
-    )  # fmt: skip
-    engine.add_argument(
-        "--engine-minutes", type=bounded("engine_minutes"), metavar="N",
-        help=f"time for building and timing, checked before each engine (default: {ENGINE_MINUTES:g})",
-    )  # fmt: skip
-    engine.add_argument(
-        "--engine-batch", type=bounded("engine_batch"), metavar="N", help=f"images (default: {ENGINE_BATCH})"
-    )
-    add_kernel_options(engine)
-    engine.add_argument(
-        "--timing-cache", metavar="FILE", help="kernels that were measured before (default: one in the run folder)"
     )
     recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")
     _add_recipe(recipe)

@@ -166,7 +166,6 @@ QAT = [
     ("quantize", "runs/exp/weights/qat_best_x.pt", ()),
     ("sensitive", "w.pt", ("--recipe", "runs/exp/recipe.yaml")),
     ("sensitive", "w.pt", ("--profile", "runs/exp/state.json")),
-    ("sensitive", "w.pt", ("--hyp", "runs/exp/engines/int8.engine.json")),
     ("calibrate", "w.pt", ("--recipe", "runs/exp/recipe.yaml")),
     ("calibrate", "w.pt", ("--hyp", "runs/exp/calibration.json")),
     ("eval", "runs/exp/report.json", ()),
