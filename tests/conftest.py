@@ -32,7 +32,7 @@ LONGEST = """
     sensitive_program rtx_builds export gelan_c evaluation input_forms distributed resume networks
     qat_program accuracy segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
     segmenters quickstart hostile_resume hostile_files setup_on_upstream hostile_recipes
-    check_masks start_up val_trt segmentation_networks time_qat_step hostile_output
+    check_masks start_up val_trt segmentation_networks fused_network hostile_output
     compare_placement fork_server install_dependencies engine_programs patch_killed interrupts
     benchmark calibration segmentation_loop patch_yolov9 page pages_in_a_browser finetune fused_cuda loop
     recipe_fields upstream_shims overwriting build_apart tune

@@ -60,7 +60,6 @@ CASES = [
       for flag in ("--title a", "--imgsz 640", "--device 0")),
     *((script("make_triton.py"), "--check a", flag, "with --check") for flag in ("--name a", "--output b", "--no-nms")),
     (script("make_triton.py"), "a.onnx", "--onnx b.onnx", "with an ONNX file"),
-    (script("compare_qat.py"), "--table", "--weights a.pt", "with --table"),
 ]  # fmt: skip
 
 

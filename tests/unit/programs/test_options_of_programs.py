@@ -47,7 +47,7 @@ PARSERS = {
     **{
         name: script(name).make_parser
         for name in ("scripts/benchmark_trt.py", "scripts/build_engine.py", "scripts/compare_placement.py",
-                     "scripts/make_report.py", "scripts/inspect_engine.py", "scripts/time_qat_step.py",
+                     "scripts/make_report.py", "scripts/inspect_engine.py",
                      "scripts/make_triton.py", "scripts/triton_client.py")
     },
     "data/demo/make_digits.py": script("data/demo/make_digits.py")._parser,
