@@ -5,6 +5,6 @@ limits.py      how much a report's JSON may hold
 machine.py     machine and libraries that results depend on
 tables.py      results as text
 figures.py     plots; detections.py: images with boxes and masks; outlines.py: masks as polygons
-html.py        the page; chart_page.py: a smaller one, of charts and tables
+html.py        the page
 files.py       reports as files, and several put together
 """

@@ -124,28 +124,6 @@ def _chosen(report: Report) -> int | None:
     return best if result is None or result == history[best]["ap"] else None
 
 
-def ap_per_step(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], origin: float) -> Figure:
-    """AP over the steps of several trainings: a panel for each start, in it a line for each form of training.
-
-    Args:
-        panels: start → form → (steps, AP).
-        origin: AP of the float network, a horizontal line.
-    """
-    figure, places = new_figure(9.0, 5.6, 2, (len(panels) + 1) // 2)
-    colours = itertools.cycle((BLUE, ORANGE, VERMILLION, GREY, "#CC79A7", "#56B4E9"))
-    style = {form: (next(colours), marker) for form, marker in zip(next(iter(panels.values())), "osv^Dx", strict=False)}
-    for axes, (start, forms) in zip(places, panels.items(), strict=False):
-        for form, points in forms.items():
-            colour, marker = style[form]
-            axes.plot(*zip(*points, strict=True), "-" + marker, color=colour, markersize=4, linewidth=1.5, label=form)
-        axes.axhline(origin, color=GREEN, linestyle="--", linewidth=1.6, label="float")
-        axes.set(xlabel="step", ylabel="AP (IoU 0.50:0.95)")
-        title(axes, f"from {start}")
-    lines, names = places[0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
-    return figure
-
-
 def ranges_per_layer(ranges: Sequence[dict[str, Any]]) -> Figure:
     """Dot plots of amax in the order of the network: activations above, weights (smallest to largest channel) below.
 

@@ -46,7 +46,7 @@ PARSERS = {
     "reparameterization.py": reparameterization.build_parser,
     **{
         name: script(name).make_parser
-        for name in ("scripts/benchmark_trt.py", "scripts/build_engine.py", "scripts/compare_placement.py",
+        for name in ("scripts/benchmark_trt.py", "scripts/build_engine.py",
                      "scripts/make_report.py", "scripts/inspect_engine.py",
                      "scripts/make_triton.py", "scripts/triton_client.py")
     },

@@ -212,17 +212,6 @@ def test_benchmark(here, monkeypatch, capsys):
     assert "choose another --name or --project" in refused(capsys, run, *words)
 
 
-def test_compare_placement(here, monkeypatch, capsys):
-    run = engines(monkeypatch, "compare_placement")
-    (here / "out").mkdir()
-    (here / "m.yaml").write_text("nc: 1")
-    os.link("m.yaml", "out/m-64-b1-fp16.onnx")
-    fixed = ("m.yaml", "--imgsz", 64, "--output", "out")
-    assert "out/m-64-b1-fp16.onnx is the same file as m.yaml" in refused(capsys, run, *fixed, "--force-onnx")
-    words = ("--timing-cache", "m.yaml", "--batch-size", 2, 2)
-    assert "m.yaml is read and would" in refused(capsys, run, *fixed, *words)
-
-
 def test_inspect_engine(here):
     (here / "a.layers.json").write_text('{"Layers": []}')
     with pytest.raises(InputError, match=r"a\.layers\.json is read and would be overwritten; rename the file"):
@@ -418,7 +407,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 TENSORRT = "tensorrt,tensorrt_rtx,tensorrt_rtx_bindings"
 MISSING = [
-    (TENSORRT, "scripts/compare_placement.py", ("m.yaml",), "TensorRT is not installed"),
     (TENSORRT, "scripts/build_engine.py", ("a.onnx",), "TensorRT is not installed"),
     (TENSORRT, "scripts/benchmark_trt.py", ("a.onnx",), "TensorRT is not installed"),
     (TENSORRT, "scripts/inspect_engine.py", ("a.engine",), "TensorRT is not installed"),
