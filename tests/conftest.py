@@ -35,7 +35,7 @@ LONGEST = """
     check_masks start_up val_trt segmentation_networks fused_network hostile_output
     benchmark_programs fork_server install_dependencies engine_programs patch_killed interrupts
     benchmark calibration segmentation_loop patch_yolov9 page pages_in_a_browser finetune fused_cuda loop
-    recipe_fields upstream_shims overwriting build_apart tune
+    upstream_shims overwriting build_apart tune
 """
 
 
