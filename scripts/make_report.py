@@ -105,7 +105,7 @@ def main(options: ReportOptions) -> None:
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:
-        report.samples = compare(options, options.compare, options.data)
+        report.samples = compare(options, options.compare, options.data or "")
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
@@ -129,8 +129,7 @@ def compare(options: ReportOptions, files: Sequence[str], data: str) -> list[Sam
     with ExitStack() as stack:
         names = ("float", "INT8")
         runners = {
-            name: stack.enter_context(open_runner(path, device))
-            for name, path in zip(names, files, strict=True)
+            name: stack.enter_context(open_runner(path, device)) for name, path in zip(names, files, strict=True)
         }
         return collect(
             runners, load_data(data), imgsz=options.imgsz, count=options.samples, confidence=options.conf_thres

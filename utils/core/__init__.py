@@ -7,7 +7,6 @@ input_files.py      files that a user names: regular ones of a sensible size; YA
 output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 checkpoints.py      the one reader of PyTorch files; no code of theirs is run
-file_schema.py      what a file that we wrote holds, field by field
 strict_model.py     pydantic models of what people write and programs store, with errors of one line
 removed.py          THE table of what 1.0 had and 2.0 has not, with what to use instead
 shown.py            a value in a message
