@@ -13,12 +13,19 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
-
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
-from utils.core.options import BatchSize, CheckImages, InputOptions, NmsOptions, OneOrTwoSizes, height_width, option
+from utils.core.options import (
+    BatchSize,
+    CheckImages,
+    Field,
+    InputOptions,
+    NmsOptions,
+    OneOrTwoSizes,
+    height_width,
+    option,
+)
 from utils.jobs.dependencies import need
 
 if TYPE_CHECKING:

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.input_files import check_files
-from utils.core.options import DeviceOptions, option
+from utils.core.options import DeviceOptions, Field, option
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need
 

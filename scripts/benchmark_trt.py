@@ -26,11 +26,17 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
 from utils.cli import command_line, run_program
 from utils.core.errors import DependencyError, InputError
-from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, OneOrTwoSizes, RunFolderOptions, option, project_option
+from utils.core.options import (
+    IMAGE_SIZE_FLAGS,
+    BatchSize,
+    Field,
+    OneOrTwoSizes,
+    RunFolderOptions,
+    option,
+    project_option,
+)
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt

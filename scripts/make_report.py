@@ -27,13 +27,11 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
 from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
-from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Fraction, ImageSize, option
+from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction, ImageSize, option
 from utils.core.output_paths import refuse_overwrite
 from utils.core.run_folder import held
 from utils.core.shown import printable

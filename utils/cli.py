@@ -28,6 +28,13 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+try:
+    import pydantic  # noqa: F401
+except ImportError:
+    advice = "activate the environment (. .venv/bin/activate), or make it with install_dependencies.sh"
+    sys.stderr.write(f"error: {sys.executable} has no pydantic; {advice}\n")
+    sys.exit(2)
+
 from utils.core import distributed
 from utils.core.errors import QatError
 from utils.core.files import no_room
@@ -151,15 +158,17 @@ def _parsers(
     """The parser, and for each command its own; the command of a program without commands is ''."""
     layout = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
     if not isinstance(commands, Mapping):
-        parser = argparse.ArgumentParser(name, description=about or commands[0].__doc__, formatter_class=layout)
+        text = (commands[0].__doc__ or "").partition("\n\n")[0]
+        parser = argparse.ArgumentParser(name, description=about or text, formatter_class=layout)
         leaves = {"": (parser, commands)}
     else:
         parser = argparse.ArgumentParser(name, description=about, formatter_class=layout)
         choices = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(commands)}}}")
         leaves = {}
         for word, command in commands.items():
-            text = (command[0].__doc__ or "").strip().split("\n\n")[0]
-            leaves[word] = choices.add_parser(word, help=text.rstrip("."), description=text), command
+            text = command[0].__doc__ or ""
+            summary = text.partition("\n\n")[0].rstrip(".")
+            leaves[word] = choices.add_parser(word, help=summary, description=" ".join(text.split())), command
     for leaf, (kind, _) in leaves.values():
         add_options(leaf, kind)
         leaf.add_argument("--debug", action="store_true", help="show a traceback on errors")

@@ -41,12 +41,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field
-
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import named_when_full
-from utils.core.options import Options, Workers, option
+from utils.core.options import Field, Options, Workers, option
 
 if TYPE_CHECKING:
     from digit_images import ImageFile, Sources

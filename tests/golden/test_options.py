@@ -51,7 +51,8 @@ def check(program: str, text: str) -> None:
     assert found
     name = program.rpartition("/")[2]
     left = {flag: default for flag, default in known[program].items() if not removed(flag, name)}
-    assert {flag: found.get(flag, "missing") for flag in left} == left
+    assert set(left) <= set(found)
+    assert {flag: found[flag] for flag, default in left.items() if default} == {k: v for k, v in left.items() if v}
     assert not [flag for flag in found if removed(flag, name)]
 
 

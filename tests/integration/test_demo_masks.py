@@ -14,7 +14,6 @@ import torch
 import val_trt
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
@@ -129,7 +128,7 @@ def test_nms_in_the_file_scores_as_outside_of_it(checkout: Path, outlined: Path,
     rows = []
     for file in files:
         words = ["--engine-file", file, "--data", outlined, "--device", "cpu", "--workers", 0, "--project", tmp_path]
-        assert run_program(val_trt.make_parser(), val_trt.main, [str(word) for word in words]) == 0
+        assert val_trt.main([str(word) for word in words]) == 0
         rows.append(Report.load(max(tmp_path.glob("exp*/report.json"), key=lambda path: path.stat().st_mtime)).rows[0])
     plain, grid, boxes = rows
     assert plain.mask_ap > 0.45

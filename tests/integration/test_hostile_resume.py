@@ -15,7 +15,6 @@ import yaml
 import qat
 import val_trt
 from models.quantize.finetune import DivergedError, Finetuner
-from utils.cli import run_program
 from utils.core.run_folder import held
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images, label_file
@@ -137,7 +136,7 @@ class TestTwoAtOnce:
         ]
         command += [*words, data.parent / "images/val"] if words else []
         with held(tmp_path / "exp"):
-            assert run_program(val_trt.make_parser(), val_trt.main, [*map(str, command)]) == 2
+            assert val_trt.main([*map(str, command)]) == 2
         assert "is in use by process" in one_line(capsys.readouterr().err)
 
     @pytest.mark.parametrize("command", STATES)

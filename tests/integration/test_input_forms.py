@@ -22,7 +22,6 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
-from utils.cli import run_program
 from utils.core.input_form import InputForm
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -140,7 +139,7 @@ def test_source_draws_with_each_form(weights, demo_data: Path, tmp_path: Path, p
     for form in ("float", "nhwc"):
         path = exported(program, weights["quantized"], tmp_path, form, "--typing", "weak", "--check", 0)
         words = ["--engine-file", path, "--source", image, "--project", tmp_path, "--name", form, "--conf-thres", 0.3]
-        assert program(lambda argv: run_program(val_trt.make_parser(), val_trt.main, argv), *words)[0] == 0
+        assert program(lambda argv: val_trt.main(argv), *words)[0] == 0
         drawn.append((tmp_path / form / image.name).read_bytes())
     assert drawn[0] == drawn[1]
 

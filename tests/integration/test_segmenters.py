@@ -26,7 +26,6 @@ from models.quantize import checkpoint, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.cli import run_program
 from utils.core.errors import CheckpointError
 from utils.core.head_outputs import predicted
 from utils.onnx_graph.export import export_onnx
@@ -273,8 +272,7 @@ def commands(path: Path, data: Path, folder: Path) -> dict[str, Callable[[], int
                                      "--teacher", str(path)]),
         "export": lambda: export_qat.main(words),
         "deepstream": lambda: export_yoloV9.main(words),
-        "val": lambda: run_program(val_trt.make_parser(), val_trt.main,
-                                   ["--engine-file", str(path), *words[2:], *runs[4:]]),
+        "val": lambda: val_trt.main(["--engine-file", str(path), *words[2:], *runs[4:]]),
     }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from models.quantize import calibration, checkpoint
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.cli import run_program
 from utils.jobs import calibrate
 from utils.jobs.sensitivity import confirming, screening, search, units
 from utils.jobs.sensitivity import report as sensitivity_report
@@ -215,7 +214,7 @@ class TestAPlantedProblem:
             inside = node.name.startswith(tuple(f"/{unit}/" for unit in units))
             assert (weight is not None and weight.op_type == "DequantizeLinear") != inside, node.name
         command = ["--engine-file", str(file), "--project", str(tmp_path), "--name", "onnx", *common]
-        assert run_program(val_trt.make_parser(), val_trt.main, command) == 0
+        assert val_trt.main(command) == 0
         row = json.loads((tmp_path / "onnx/report.json").read_text())["rows"][0]
         assert row["ap"] == pytest.approx(found["PTQ"], abs=0.005)
 

@@ -1,4 +1,4 @@
-"""Options of builds: declared once, read once, the same in every program that builds engines."""
+"""Options of builds: declared once, the same in every program that builds engines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from parsing import parsed
 
 from utils.trt.build_config import BuildConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-import benchmark_trt
-import build_engine
+from benchmark_trt import BenchmarkOptions
+from build_engine import EngineOptions
 
 
-@pytest.mark.parametrize("program", [build_engine, benchmark_trt], ids=lambda one: one.__name__)
-def test_every_program_that_builds_takes_them(program):
+@pytest.mark.parametrize("kind", [EngineOptions, BenchmarkOptions])
+def test_every_program_that_builds_takes_them(kind):
     words = ["--tactic-sources-off", "CUBLAS", "CUDNN", "--optimization-level", "4", "--timing-iterations", "7"]
     words += ["--max-aux-streams", "0", "--tune", "2.5", "--build-limit", "3"]
-    args = program.make_parser().parse_args(["a.onnx", *words])
     expected = BuildConfig(tactic_sources_off=("CUBLAS", "CUDNN"), optimization_level=4, timing_iterations=7,
                            max_aux_streams=0, tune=2.5, build_limit=3, shares=2)  # fmt: skip
-    assert BuildConfig.given(args, shares=2) == expected
-    assert BuildConfig.given(program.make_parser().parse_args(["a.onnx"])) == BuildConfig()
+    assert parsed(kind, "a.onnx", *words).build_config(shares=2) == expected
+    assert parsed(kind, "a.onnx").build_config() == BuildConfig()
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_every_program_that_builds_takes_them(program):
 )
 def test_numbers_have_bounds(words, capsys):
     with pytest.raises(SystemExit):
-        benchmark_trt.make_parser().parse_args(["a.onnx", *words])
+        parsed(BenchmarkOptions, "a.onnx", *words)
     assert words[0] in capsys.readouterr().err

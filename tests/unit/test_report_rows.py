@@ -59,8 +59,8 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
     assert row.ap_with == mark
     assert row.measured_on.endswith(f"; {mark}") == bool(mark)
     options = ValOptions(
-        str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=8, workers=0, device="cpu",
-        task=config.split, conf_thres=changes.get("conf_thres"), iou_thres=changes.get("iou_thres"),
+        engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=8, workers=0,
+        device="cpu", task=config.split, conf_thres=changes.get("conf_thres"), iou_thres=changes.get("iou_thres"),
         max_det=config.max_det, single_cls=config.single_cls, limit=config.limit, project=str(tmp_path),
     )  # fmt: skip
     (other,) = evaluate_file.run(options, "command").rows
@@ -76,8 +76,8 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     measurer = Measurer(data, torch.device("cpu"), CONFIG)
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.resampled().error > 0
-    options = ValOptions(str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=3, workers=0,
-                          device="cpu", project=str(tmp_path))  # fmt: skip
+    options = ValOptions(engine_file=str(folder / "a.onnx"), data=str(folder / "data.yaml"), imgsz=[64], batch_size=3,
+                          workers=0, device="cpu", project=str(tmp_path))  # fmt: skip
     evaluate_file.run(options, "command")
     both = merged([Report(command="eval", rows=[row]), Report.load(tmp_path / "exp/report.json")])
     assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))

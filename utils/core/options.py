@@ -15,6 +15,7 @@ unless the text names one itself. `model_fields_set` holds the names of the opti
 from __future__ import annotations
 
 import argparse
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from utils.core.strict_model import StrictModel, first_problem
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 Kind = TypeVar("Kind", bound="Options")
+__all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing
+
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 MAY_BE_EMPTY = ("--device", "--title", "--note", "--resume")
 ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
@@ -228,7 +231,8 @@ def argument_of(field: FieldInfo) -> Argument:
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Add an argument for each field of an options class; what is not given is not in the namespace."""
     groups: dict[str, Any] = {"": parser}
-    for name, field in kind.model_fields.items():
+    for name in _in_order(kind):
+        field = kind.model_fields[name]
         argument = argument_of(field)
         if argument.group not in groups:
             title, _, about = argument.group.partition(": ")
@@ -239,6 +243,13 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
         if argument.flags:
             keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
         groups[argument.group].add_argument(*flags_of(name, field), **keywords)
+
+
+def _in_order(kind: type[Options]) -> list[str]:
+    """The fields of an options class: its own, then those of its bases, each where it was first declared."""
+    declared = {name: base for base in kind.__mro__ for name in inspect.get_annotations(base)}
+    bases = list(kind.__mro__)
+    return sorted(kind.model_fields, key=lambda name: bases.index(declared[name]))
 
 
 def _help(field: FieldInfo) -> str:
@@ -286,7 +297,7 @@ def _parser_of(kind: Any) -> Callable[[str], Any]:
             expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
             raise argparse.ArgumentTypeError(f"{text[:40]!r}; expected {_bounds(kind) or expected}") from error
         except InputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+            raise argparse.ArgumentTypeError(str(error).removeprefix("--name ")) from error
 
     return parse
 

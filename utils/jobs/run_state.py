@@ -191,7 +191,10 @@ def unmarked(content: Any, version: int, path: Path) -> dict[str, Any]:
         CheckpointError: `content` is no state of this version, or its options are not those that it was written with.
     """
     if not isinstance(content, dict) or content.get("state_version") != version:
-        raise CheckpointError(f"{path} is no state that this version wrote; {START_AGAIN}")
+        raise CheckpointError(
+            f"{path} is no state of a run that this version began, such as one of version 1.0; go on with the version "
+            "that began it, or start a new run (its checkpoints load)"
+        )
     content = dict(content)
     del content["state_version"]
     if content.pop("options_hash", None) != _options_hash(content):

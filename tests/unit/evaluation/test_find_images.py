@@ -15,7 +15,6 @@ import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
-from utils.cli import run_program
 from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, decode, make_loader
@@ -188,7 +187,7 @@ def network(tmp_path_factory):
 def draw(network, tmp_path, capfd):
     def run(*words, project=tmp_path / "made/runs"):
         fixed = ["--engine-file", network, "--project", project, "--device", "cpu"]
-        code = run_program(val_trt.make_parser(), val_trt.main, [str(word) for word in (*fixed, *words)])
+        code = val_trt.main([str(word) for word in (*fixed, *words)])
         return code, *capfd.readouterr()
 
     return run

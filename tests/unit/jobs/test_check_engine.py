@@ -15,7 +15,6 @@ from one_conv import METADATA, WEIGHT, write_onnx
 from onnx import helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
-from utils.cli import run_program
 from utils.core.input_form import InputForm
 from utils.core.tasks import Layout, Prediction
 from utils.jobs import check_engine
@@ -188,7 +187,7 @@ def test_what_onnx_runtime_does_not_run_is_not_held_against_the_engine(tmp_path)
 
 
 def program(capsys, *words) -> tuple[int, list[str], list[str]]:
-    code = run_program(build_engine.make_parser(), build_engine.main, [str(word) for word in words])
+    code = build_engine.run([str(word) for word in words])
     said = capsys.readouterr()
     return code, said.out.splitlines(), [line for line in said.err.splitlines() if line.startswith("error")]
 

@@ -1,159 +1,104 @@
-"""The command line of qat.py: what is given, what is merged, what may change on resume."""
+"""The options of qat.py: what is given, what is merged into the recipe, what may change on resume."""
 
 from __future__ import annotations
 
 import pytest
+from parsing import parsed
 
 import qat
 from models.quantize.recipe import Recipe
 from utils.core.errors import InputError, RecipeError
-from utils.jobs.options import (
-    EvalOptions,
-    QuantizeOptions,
-    SensitiveOptions,
-    check_recipe,
-    further_files,
-    given_options,
-    merged_recipe,
-    resumed_options,
-)
-
-
-def parse(*words: str) -> dict:
-    return vars(qat.build_parser().parse_args(list(words)))
+from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 
 
 def test_defaults_are_those_that_users_know():
-    options = QuantizeOptions(**given_options(parse("quantize", "--weights", "yolov9-c.pt"), QuantizeOptions))
+    options = parsed(QuantizeOptions, "--weights", "yolov9-c.pt")
     assert (options.batch_size, options.imgsz, options.seed, options.project) == (10, 640, 57, "runs/qat")
     assert [options.no_eval_origin, options.no_eval_ptq, options.ptq_only] == [False] * 3
-    recipe = merged_recipe(options)
-    assert (recipe.finetune.iters, recipe.finetune.epochs, recipe.finetune.supervision_stride) == (200, 10, 1)
-    assert options.stem == "yolov9-c"
-
-
-def test_evaluation_defaults_are_those_that_users_know():
-    options = EvalOptions(**given_options(parse("eval", "--weights", "a.pt"), EvalOptions))
+    assert (options.stem, options.merged_recipe()) == ("yolov9-c", Recipe())
+    assert options.model_fields_set == {"weights"}
+    options = parsed(EvalOptions, "--weights", "a.pt")
     assert (options.conf_thres, options.iou_thres, options.project) == (0.001, None, "runs/qat_eval")
-    assert not options.save_json
-
-
-@pytest.mark.parametrize("flag", ["--imgsz", "--img", "--img-size"])
-def test_image_size_has_three_names(flag):
-    assert given_options(parse("quantize", flag, "320"), QuantizeOptions) == {"imgsz": 320}
-
-
-def test_the_two_no_flags_disable():
-    given = given_options(parse("quantize", "--no-eval-origin", "--no-eval-ptq"), QuantizeOptions)
-    assert QuantizeOptions(**given).no_eval_origin
-    assert QuantizeOptions(**given).no_eval_ptq
-
-
-def test_only_what_the_user_gives_counts_as_given():
-    assert given_options(parse("quantize"), QuantizeOptions) == {}
-    assert given_options(parse("quantize", "--exist-ok", "--seed", "0"), QuantizeOptions) == {
-        "exist_ok": True,
-        "seed": 0,
-    }
+    options = parsed(SensitiveOptions, "--weights", "a.pt")
+    assert (options.project, options.granularity, options.metric) == ("runs/qat_sensitive", "layer", "proxy")
+    assert (options.target_drop, options.budget, options.num_image) == (0.002, None, 200)
 
 
 def test_the_command_line_wins_over_the_recipe_file(tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text("calibration: {method: max, batches: 3}\nfinetune: {epochs: 4, lr: 2.0e-6}\nhead: float\n")
-    recipe = merged_recipe(QuantizeOptions(recipe=str(file), calib_batches=7, lr=4e-6, iters=2))
+    recipe = QuantizeOptions(recipe=str(file), calib_batches=7, lr=4e-6, iters=2).merged_recipe()
     assert (recipe.calibration.method, recipe.calibration.batches) == ("max", 7)
     assert (recipe.finetune.epochs, recipe.finetune.iters, recipe.head) == (4, 2, "float")
     assert recipe.finetune.lr == 4e-6
 
 
-def test_nothing_given_is_the_default_recipe():
-    assert merged_recipe(QuantizeOptions()) == Recipe()
-
-
 def test_every_recipe_flag_arrives():
-    given = given_options(
-        parse("quantize", "--calib-method", "percentile", "--percentile", "99.5", "--calib-batches", "2",
-              "--epochs", "3", "--iters", "4", "--supervision-stride", "5"),
-        QuantizeOptions,
-    )  # fmt: skip
-    recipe = merged_recipe(QuantizeOptions(**given))
-    assert (recipe.calibration.method, recipe.calibration.percentile, recipe.calibration.batches) == (
-        "percentile",
-        99.5,
-        2,
-    )
-    tune = recipe.finetune
-    assert (tune.epochs, tune.iters, tune.supervision_stride) == (3, 4, 5)
+    words = ("--calib-method", "percentile", "--percentile", "99.5", "--calib-batches", "2", "--epochs", "3",
+             "--iters", "4", "--supervision-stride", "5", "--train", "ranges", "--lr", "1e-5")  # fmt: skip
+    recipe = parsed(QuantizeOptions, *words).merged_recipe()
+    calibration, tune = recipe.calibration, recipe.finetune
+    assert (calibration.method, calibration.percentile, calibration.batches) == ("percentile", 99.5, 2)
+    assert (tune.epochs, tune.iters, tune.supervision_stride, tune.train, tune.lr) == (3, 4, 5, "ranges", 1e-5)
+    words = ("--calib-method", "percentile", "--percentile", "99.9", "--batch-size", "4", "--hyp", "h.yaml")
+    for kind in (SensitiveOptions, CalibrateOptions):
+        options = parsed(kind, *words[4 * (kind is CalibrateOptions) :])
+        assert (options.as_quantize().batch_size, options.as_quantize().hyp) == (4, "h.yaml")
+    assert parsed(SensitiveOptions, *words).merged_recipe().calibration.percentile == 99.9
 
 
 def test_a_percentile_that_does_nothing_is_refused():
     with pytest.raises(RecipeError, match="--calib-method percentile"):
-        merged_recipe(QuantizeOptions(percentile=99.9, calib_method="max"))
+        QuantizeOptions(percentile=99.9, calib_method="max").merged_recipe()
 
 
 def test_a_stride_asks_for_supervision_by_layers():
-    tune = merged_recipe(QuantizeOptions(supervision_stride=3)).finetune
+    tune = QuantizeOptions(supervision_stride=3).merged_recipe().finetune
     assert (tune.supervision, tune.supervision_stride) == ("layers", 3)
-    assert merged_recipe(QuantizeOptions(supervision="layers", supervision_stride=3)).finetune == tune
-    assert merged_recipe(QuantizeOptions()).finetune.supervision == "task"
-    with pytest.raises(RecipeError, match=r"--supervision-stride 3 does nothing with --supervision task"):
-        merged_recipe(QuantizeOptions(supervision="task", supervision_stride=3))
-
-
-def test_what_trains_is_an_option():
-    words = ("quantize", "--train", "ranges", "--supervision", "layers", "--teacher", "big.pt")
-    options = QuantizeOptions(**given_options(parse(*words), QuantizeOptions))
-    tune = merged_recipe(options).finetune
-    assert (tune.train, tune.supervision, options.teacher) == ("ranges", "layers", "big.pt")
-    assert further_files(options)["--teacher"] == "big.pt"
-    with pytest.raises(RecipeError, match="--train"):
-        QuantizeOptions(train="nothing")
+    assert QuantizeOptions(supervision="layers", supervision_stride=3).merged_recipe().finetune == tune
+    with pytest.raises(RecipeError, match="--supervision-stride does nothing"):
+        QuantizeOptions(supervision="task", supervision_stride=3).merged_recipe()
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("lr", 1e-4), ("epochs", 3), ("train", "ranges"), ("supervision", "layers"), ("teacher", "big.pt")],
-)
-def test_what_would_train_otherwise_is_refused_on_resume(name, value):
-    saved = QuantizeOptions(weights="a.pt").to_dict()
-    with pytest.raises(InputError, match=rf"--{name} is {value} here and not given in the run to resume"):
-        resumed_options(saved, {name: value}, QuantizeOptions)
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
+    ("kind", "words"),
     [
-        ({"batch_size": 0}, "--batch-size"),
-        ({"imgsz": -32}, "--imgsz"),
-        ({"iters": 0}, "--iters"),
-        ({"workers": -1}, "--workers"),
-        ({"lr": 0.0}, "--lr"),
-        ({"quantizer": "other"}, "--quantizer"),
+        (QuantizeOptions, "--batch-size 0"),
+        (QuantizeOptions, "--imgsz -32"),
+        (QuantizeOptions, "--iters 0"),
+        (QuantizeOptions, "--workers -1"),
+        (QuantizeOptions, "--lr 0"),
+        (QuantizeOptions, "--train nothing"),
+        (EvalOptions, "--conf-thres 25"),
+        (SensitiveOptions, "--granularity block"),
+        (SensitiveOptions, "--num-image 0"),
+        (SensitiveOptions, "--budget 0"),
+        (SensitiveOptions, "--float-budget -0.1"),
     ],
 )
-def test_values_outside_their_range_are_named(values, named):
-    with pytest.raises(InputError, match=named):
-        QuantizeOptions(**values)
-
-
-def test_thresholds_are_fractions():
-    with pytest.raises(InputError, match="--conf-thres"):
-        EvalOptions(conf_thres=25)
+def test_a_value_outside_its_range_is_named(kind, words, capsys):
+    with pytest.raises(SystemExit):
+        parsed(kind, *words.split())
+    assert words.split()[0] in capsys.readouterr().err
 
 
 def test_resume_takes_the_saved_options_and_what_may_change():
-    saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").to_dict()
-    options = resumed_options(
-        saved, {"device": "cpu", "workers": 3, "batch_size": 4, "project": "elsewhere"}, QuantizeOptions
-    )
+    saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").model_dump()
+    words = ("--device", "cpu", "--workers", "3", "--batch-size", "4", "--project", "elsewhere", "--resume")
+    options = parsed(QuantizeOptions, *words).resumed(saved)
     assert options.project == "runs/qat"
     assert (options.weights, options.batch_size, options.device, options.workers) == ("a.pt", 4, "cpu", 3)
+    saved = SensitiveOptions(weights="a.pt", budget=1.0).model_dump()
+    assert parsed(SensitiveOptions, "--budget", "9").resumed(saved).budget == 9
 
 
-def test_resume_refuses_what_would_make_it_another_run():
-    saved = QuantizeOptions(weights="a.pt").to_dict()
-    with pytest.raises(InputError, match="--batch-size is 4 here and 10 in the run"):
-        resumed_options(saved, {"batch_size": 4}, QuantizeOptions)
+@pytest.mark.parametrize(
+    "words", ["--batch-size 4", "--lr 1e-4", "--epochs 3", "--train ranges", "--supervision layers", "--teacher b.pt"]
+)
+def test_what_would_make_it_another_run_is_refused_on_resume(words):
+    saved = QuantizeOptions(weights="a.pt").model_dump()
+    with pytest.raises(InputError, match=words.split()[0]):
+        parsed(QuantizeOptions, *words.split()).resumed(saved)
 
 
 @pytest.mark.parametrize("kind", [QuantizeOptions, SensitiveOptions])
@@ -162,66 +107,18 @@ def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("head: float\nfinetune: {epochs: 3}\n")
     options = kind(weights="a.pt", recipe=str(path))
-    quantize = options if isinstance(options, QuantizeOptions) else options.as_quantize()
-    saved = merged_recipe(quantize)
-    given = {"recipe": str(path)}
-    check_recipe(quantize, given, saved)
+    saved = options.merged_recipe()
+    options.check_recipe(saved)
     with pytest.raises(InputError, match="has changed"):
-        check_recipe(quantize, given, saved.replace(finetune_epochs=9))
+        options.check_recipe(saved.replace(finetune_epochs=9))
     path.write_text("head: int8\nfinetune: {epochs: 3}\n")
-    check_recipe(quantize, {}, saved)  # not given again: the run's own counts
-    with pytest.raises(InputError, match=r"recipe\.yaml has changed since the run was started; leave --recipe out"):
-        check_recipe(quantize, given, saved)
+    with pytest.raises(InputError, match=r"recipe\.yaml has changed"):
+        options.check_recipe(saved)
     path.write_text("head: float\nfinetune: {epochs: 3}\ncalibration: {method: auto}\n")
-    check_recipe(quantize, given, saved.replace(calibration_method="mse"))
-    path.unlink()
-    with pytest.raises(InputError, match=r"recipe\.yaml"):
-        check_recipe(quantize, given, saved)
+    options.check_recipe(saved.replace(calibration_method="mse"))
 
 
-def test_weights_are_needed(capsys):
-    assert qat.main(["quantize"]) == 2
-    assert capsys.readouterr().err.startswith("error: --weights is missing")
-    assert qat.main(["eval"]) == 2
-
-    assert qat.main(["sensitive"]) == 2
-    assert qat.main(["calibrate"]) == 2
-
-
-def test_sensitivity_defaults_and_flags():
-    options = SensitiveOptions(**given_options(parse("sensitive", "--weights", "a.pt"), SensitiveOptions))
-    assert (options.project, options.granularity, options.metric) == ("runs/qat_sensitive", "layer", "proxy")
-    assert (options.target_drop, options.budget, options.num_image) == (0.002, None, 200)
-    given = given_options(
-        parse("sensitive", "--granularity", "module", "--metric", "ap", "--budget", "5", "--num-image", "50",
-              "--calib-method", "percentile", "--percentile", "99.9", "--batch-size", "4", "--hyp", "h.yaml"),
-        SensitiveOptions,
-    )  # fmt: skip
-    options = SensitiveOptions(**given)
-    assert (options.granularity, options.metric, options.budget, options.num_image) == ("module", "ap", 5, 50)
-    quantize = options.as_quantize()
-    assert (quantize.batch_size, quantize.hyp) == (4, "h.yaml")
-    assert merged_recipe(quantize).calibration.percentile == 99.9
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"granularity": "block"}, "--granularity"),
-        ({"metric": "loss"}, "--metric"),
-        ({"num_image": 0}, "--num-image"),
-        ({"budget": 0.0}, "--budget"),
-        ({"target_drop": 2.0}, "--target-drop"),
-        ({"float_budget": -0.1}, "--float-budget"),
-    ],
-)
-def test_values_of_sensitive_outside_their_range_are_named(values, named):
-    with pytest.raises(InputError, match=named):
-        SensitiveOptions(**values)
-
-
-def test_a_sensitivity_run_resumes_with_another_budget_only():
-    saved = SensitiveOptions(weights="a.pt", budget=1.0).to_dict()
-    assert resumed_options(saved, {"budget": 9.0}, SensitiveOptions).budget == 9
-    with pytest.raises(InputError, match="--metric is ap here and proxy"):
-        resumed_options(saved, {"metric": "ap"}, SensitiveOptions)
+@pytest.mark.parametrize("command", qat.COMMANDS)
+def test_weights_are_needed(command, capsys):
+    assert qat.main([command]) == 2
+    assert "--weights" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from utils.reports.schema import Row
 
 @pytest.fixture
 def state() -> RunState:
-    options = QuantizeOptions(weights="weights/toy.pt").to_dict()
+    options = QuantizeOptions(weights="weights/toy.pt").model_dump()
     return RunState(options, {"finetune": {"lr": {0: 1e-6}}, "float": []}, "00ff")
 
 

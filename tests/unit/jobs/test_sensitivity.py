@@ -367,7 +367,9 @@ class TestProfile:
 
 class TestState:
     def test_it_loads_what_was_saved(self, tmp_path):
-        state = AnalysisState(SensitiveOptions("a.pt").to_dict(), Recipe().to_dict(), "00ff", {"model.0": 1.5})
+        state = AnalysisState(
+            SensitiveOptions(weights="a.pt").model_dump(), Recipe().to_dict(), "00ff", {"model.0": 1.5}
+        )
         state.screened["units"] = {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}
         state.add_seconds("calibration", 1.0)
         state.add_seconds("calibration", 0.5)

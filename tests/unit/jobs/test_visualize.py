@@ -13,7 +13,6 @@ from known_images import MIXED, SQUARE, KnowingModel, export_answers, write_set
 from known_masks import KnowingMasks, export_masks, write_outlined_set
 
 import val_trt
-from utils.cli import run_program
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, SEGMENT
 from utils.evaluation.mask_pixels import Patch
@@ -252,7 +251,7 @@ def test_the_program(tmp_path, capsys):
     fixed = ["--engine-file", str(tmp_path / "a.onnx"), "--project", str(tmp_path / "runs"), "--device", "cpu"]
 
     def run(*words):
-        return run_program(val_trt.make_parser(), val_trt.main, [*fixed, *map(str, words)])
+        return val_trt.main([*fixed, *map(str, words)])
 
     assert run("--source", tmp_path / "images/val") == 0
     assert len(list((tmp_path / "runs/exp").glob("*.png"))) == 4
@@ -276,7 +275,7 @@ def test_the_program_draws_masks_of_an_onnx_file(outlined, tmp_path):
         0.3,
     ]
     words += ["--source", folder / "images/val"]
-    assert run_program(val_trt.make_parser(), val_trt.main, list(map(str, words))) == 0
+    assert val_trt.main(list(map(str, words))) == 0
     ours, masked = artist(model, imgsz=64, conf_thres=0.3), 0
     for sample in samples:
         image = cv2.imread(str(sample.path))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import logging
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,14 +18,23 @@ from utils import cli
 from utils.core import device, files
 from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.log_levels import at_least
+from utils.core.options import Options, option
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Few(Options):
+    """Few options."""
+
+    batch_size: int = option(10, "images a batch")
 
 
 def run(error: BaseException | None, *arguments: str) -> int:
-    def handler(_args):
+    def work(_options):
         if error is not None:
             raise error
 
-    return cli.run_program(argparse.ArgumentParser("p"), handler, arguments)
+    return cli.run_program("p", (Few, work), arguments)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +70,11 @@ def test_of_a_copy_without_space_the_target_is_named(capsys):
 def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path):
     root = Path(cli.__file__).parents[1]
     for program, shown in (("val_trt.py", "val_trt.py"), ("scripts/benchmark_trt.py", "scripts/benchmark_trt.py")):
-        monkeypatch.setattr(sys, "argv", [str(root / program), "--name", "a b"])
+        monkeypatch.setattr(sys, "argv", [str(root / program)])
+        monkeypatch.setattr(cli, "_words", ["--name", "a b"])
         assert cli.command_line() == f"python {shown} --name 'a b'"
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "other.py")])
+    monkeypatch.setattr(cli, "_words", [])
     assert cli.command_line() == "python other.py"
 
 
@@ -72,32 +83,63 @@ def test_debug_shows_the_traceback():
         run(InputError("wrong"), "--debug")
 
 
-def test_debug_is_an_option_of_each_subcommand():
-    parser = argparse.ArgumentParser("p")
-    commands = parser.add_subparsers()
-    commands.add_parser("first")
-    commands.add_parser("second")
-    assert cli.run_program(parser, lambda args: 0 if args.debug is False else 9, ["second"]) == 0
-
-
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "named"),
     [
-        (["eval", "--batchsize", "4"],
-         "error: unrecognized arguments: --batchsize 4; did you mean --batch-size? (p eval -h lists the options)\n"),
-        (["eval", "--batch-size", "four"],
-         "error: argument --batch-size: invalid int value: 'four' (p eval -h lists the options)\n"),
-        (["eval", "--batch-size=4", "more"],
-         "error: unrecognized arguments: more (p eval -h lists the options)\n"),
+        (["eval", "--batchsize", "4"], ["--batchsize 4", "did you mean --batch-size?", "p eval -h"]),
+        (["eval", "--batch-size", "four"], ["--batch-size", "'four'"]),
+        (["eval", "--batch-size=4", "more"], ["unrecognized arguments: more"]),
+        (["eval", "--batch-size="], ["--batch-size", "empty"]),
+        (["evaluate"], ["evaluate", "eval"]),
+        ([], ["{eval}"]),
     ],
-)  # fmt: skip
-def test_a_wrong_command_line_gets_one_line(words, line, capsys):
-    parser = argparse.ArgumentParser("p")
-    commands = parser.add_subparsers(dest="command")
-    commands.add_parser("eval").add_argument("--batch-size", type=int)
+)
+def test_a_wrong_command_line_gets_one_line(words, named, capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.run_program(parser, lambda args: 0, words)
-    assert (stopped.value.code, capsys.readouterr().err) == (2, line)
+        cli.run_program("p", {"eval": (Few, lambda options: 0)}, words)
+    error = capsys.readouterr().err
+    assert (stopped.value.code, error.count("\n")) == (2, 1)
+    assert all(part in error for part in named)
+
+
+PROGRAM = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv.pop(1))
+from utils.cli import run_program
+from utils.core.files import atomic_path
+from utils.core.options import Options, option
+
+class Few(Options):
+    kind: str = option("", "", positional=True)
+
+def work(options):
+    if options.kind == "talk":
+        while True:
+            print("words " * 1000)
+    with atomic_path("file") as temporary:
+        temporary.write_text("half")
+        if os.fork() == 0:
+            time.sleep(0.3)
+            os._exit(0)
+        os.kill(os.getpid(), getattr(signal, options.kind))
+        time.sleep(30)
+
+sys.exit(run_program("p", (Few, work)))
+"""
+
+
+@pytest.mark.parametrize(("kind", "code", "line"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_written(tmp_path, kind, code, line):
+    command = [sys.executable, "-c", PROGRAM, str(ROOT), kind]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{line}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_output_ends_a_program_quietly(tmp_path):
+    command = f"{sys.executable} -c '{PROGRAM}' {ROOT} talk | head -c 10; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("words word141\n", "")
 
 
 def test_a_path_that_cannot_be_written_is_bad_input(tmp_path):

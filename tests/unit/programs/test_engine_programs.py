@@ -18,7 +18,6 @@ from one_conv import write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import stand_in
 
-from utils.cli import run_program
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
 
@@ -31,7 +30,7 @@ NAMES = ("cat", "dog", "owl")
 
 
 def run(*words):
-    return run_program(build_engine.make_parser(), build_engine.main, [str(word) for word in words])
+    return build_engine.run([str(word) for word in words])
 
 
 # scripts/build_engine.py
@@ -61,7 +60,7 @@ def test_an_engine_with_prototypes_is_built_and_looked_into(tmp_path, monkeypatc
     note = EngineNote.load(tmp_path / "a.engine")
     assert (note.metadata, list(note.profile)) == (metadata, ["images"])
     words = [str(tmp_path / "a.engine"), "--batch-size", "2", "--device", "cpu"]
-    assert run_program(inspect_engine.make_parser(), inspect_engine.main, words) == 0
+    assert inspect_engine.run(words) == 0
     layers = json.loads((tmp_path / "a.layers.json").read_text())
     assert [layer["name"] for layer in layers][-2:] == ["output0", "output1"]
     assert all(layer["ms"] == 0.5 for layer in layers)

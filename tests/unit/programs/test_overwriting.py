@@ -36,6 +36,7 @@ pytestmark = pytest.mark.timeout(120)
 def script(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks for the types of annotations
     spec.loader.exec_module(module)
     return module
 
@@ -225,7 +226,7 @@ def test_val_trt_draws_into_another_folder(here, capsys):
     export_answers(KnowingModel(write_set(here, 2, SQUARE), ("cat", "dog", "owl"), 64), here / "a.onnx", 1, 64)
 
     def run(words):
-        return run_program(val_trt.make_parser(), val_trt.main, words)
+        return val_trt.main(words)
 
     fixed = ("--engine-file", "a.onnx", "--device", "cpu", "--exist-ok")
     err = refused(capsys, run, *fixed, "--source", "images/val", "--project", "images", "--name", "val")
@@ -344,7 +345,7 @@ def test_the_configuration_is_checked_before_anything_is_loaded(here, capsys):
 )
 def test_arguments_that_are_empty_or_lead_elsewhere(here, capsys, words, message):
     with pytest.raises(SystemExit) as stopped:
-        run_program(val_trt.make_parser(), val_trt.main, ["--engine-file", "a.onnx", *words])
+        val_trt.main(["--engine-file", "a.onnx", *words])
     err = capsys.readouterr().err
     assert (stopped.value.code, err.count("\n")) == (2, 1)
     assert err.startswith(f"error: {message}")

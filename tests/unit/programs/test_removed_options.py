@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Literal
 
 import pytest
 
 from utils.cli import run_program
 from utils.core import removed
+from utils.core.options import Options, option
 
 FLAGS = [name for name in removed.REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
 
 
-@pytest.fixture
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("program")
-    parser.add_argument("--imgsz", "--input", choices=("float", "uint8"))
-    return parser
+class Few(Options):
+    """Few options."""
+
+    input: Literal["float", "uint8"] = option("float", "of the file")
+
+
+def run(program: str, *words: str) -> None:
+    *name, command = program.split()
+    work = (Few, lambda _: 0)
+    run_program(name[0], {command: work}, [command, *words]) if name else run_program(command, work, words)
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_a_removed_option_says_what_to_use(name: str, parser, capsys) -> None:
+def test_a_removed_option_says_what_to_use(name: str, capsys) -> None:
     program, _, flag = name.rpartition(" ")
-    parser.prog = program or "program"
     with pytest.raises(SystemExit) as ended:
-        run_program(parser, lambda _: 0, [flag])
+        run(program or "program", flag)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {flag} was removed in 2.0: {removed.REMOVED[name]}")
 
 
-def test_a_removed_choice_says_what_to_use(parser, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(removed.REMOVED, "--input int8", "use --input uint8")
+def test_a_removed_choice_says_what_to_use(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
-        run_program(parser, lambda _: 0, ["--input", "int8"])
+        run("program", "--input", "int8")
     assert ended.value.code == 2
     assert "--input int8 was removed in 2.0: use --input uint8" in capsys.readouterr().err

@@ -15,7 +15,6 @@ import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
-from utils.cli import run_program
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.onnx_graph.cleanup import set_metadata
@@ -45,7 +44,7 @@ def program(known, tmp_path, capsys):
         folder, _ = known
         paths = ["--engine-file", str(folder / file), "--data", str(folder / data), "--project", str(tmp_path)]
         argv = [*paths, "--workers", "0", "--device", "cpu", *map(str, words)]
-        code = run_program(val_trt.make_parser(), val_trt.main, argv)
+        code = val_trt.main(argv)
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -15,7 +15,6 @@ from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 from trtexec_summary import SUMMARY
 
-from utils.cli import run_program
 from utils.core.errors import QatError
 from utils.jobs import benchmark_report
 from utils.reports import figures
@@ -51,7 +50,7 @@ def program(tmp_path, monkeypatch, capsys):
         timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--batch-size", 1, 4]
         api.module.calls.clear()
         argv = [*map(str, [*fixed, "--project", tmp_path / "runs", *timing, *words])]
-        code = run_program(benchmark_trt.make_parser(), benchmark_trt.main, argv)
+        code = benchmark_trt.run(argv)
         captured = capsys.readouterr()
         return code, captured.out, captured.err, [item for name, item in api.module.calls if name == "build"]
 

@@ -15,7 +15,6 @@ import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from utils.cli import run_program
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.trt import inspector, layer_report
 from utils.trt.build_config import BuildConfig
@@ -38,7 +37,7 @@ def layers():
 
 
 def program(*words):
-    return run_program(inspect_engine.make_parser(), inspect_engine.main, [*map(str, words)])
+    return inspect_engine.run([*map(str, words)])
 
 
 # the inspector's JSON
