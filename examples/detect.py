@@ -171,7 +171,7 @@ def _cuda(answer: tuple[Any, ...]) -> Any:
     """The value that a function of the CUDA runtime returns behind its error code."""
     code, *values = answer
     if int(code):
-        raise RuntimeError(f"CUDA: {cudart.cudaGetErrorString(code)[1]}")
+        raise RuntimeError(f"CUDA: {cudart.cudaGetErrorString(code)[1].decode()}")
     return values[0] if values else None
 
 
