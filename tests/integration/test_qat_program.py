@@ -24,7 +24,7 @@ from utils.evaluation.images import find_images
 from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate
 from utils.jobs.inputs import Augmentation
-from utils.reports.rows import Row
+from utils.reports.schema import Row
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, quantize, report_of, write_small_set
@@ -72,7 +72,8 @@ class TestFiles:
             assert row["size_bytes"] == Path(row["file"]).stat().st_size
             assert {"torch", "python"} <= set(row["versions"])
             assert row["seconds"] > 0
-            assert Row(**{name: row[name] for name in row if name != "ap_difference_error"}).resampled().error > 0
+            assert row["device"]
+            assert Row(**{name: row[name] for name in row if not name.endswith("_error")}).resampled().error > 0
         assert [row["ap_difference_error"] is None for row in report["rows"]] == [True, False, False]
         assert [entry["epoch"] for entry in report["history"]] == [0, 1]
         assert {"ap", "ap50", "loss", "held_out", "lr", "seconds"} <= set(report["history"][0])

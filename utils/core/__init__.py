@@ -14,7 +14,6 @@ shown.py            a value in a message
 bounds.py           bounds of the numbers that a user can give
 arguments.py        types for argparse
 console.py          standard output and error: closed ends, any locale
-made_ahead.py       items that are made before they are asked for
 late_modules.py     modules that are imported when something of them is asked for
 light_torchvision.py  torchvision without torch's compiler
 log_levels.py       how much a part of the program says

@@ -18,6 +18,8 @@ REMOVED: dict[str, str] = {
     "--measure": "use perf_analyzer (docs/triton.md)",
     "--concurrency": "use perf_analyzer (docs/triton.md)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
+    "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
+    "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
 }
 
 

@@ -9,7 +9,6 @@ file_options.py what val_trt.py can say                  environment.py  what a 
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
-                                                          plain_artist.py     the same where there is no torch
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
 compare_masks.py      masks of two predictions            compare_detections.py    files with NMS inside

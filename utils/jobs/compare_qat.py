@@ -27,7 +27,7 @@ from utils.core.resampled import Difference, difference_error
 from utils.core.tasks import Prediction
 from utils.core.text_tables import aligned, columns
 from utils.evaluation.loop import add_predictions
-from utils.evaluation.statistics import Statistics
+from utils.evaluation.metrics import Statistics
 from utils.jobs import made_from
 from utils.jobs.calibrate import METHODS
 from utils.jobs.inputs import Inputs

@@ -22,9 +22,8 @@ from utils.core.errors import DataError, InputError
 from utils.core.input_files import EXPECTED, is_regular, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
-from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import make_loader
+from utils.evaluation.dataset import SeededImages, make_loader
 from utils.evaluation.find_images import find_images, label_file, unlabelled
 from utils.evaluation.fingerprint import Fingerprint
 from utils.evaluation.input_plan import mask_stride

@@ -40,7 +40,7 @@ from utils.jobs.report_rows import lost_by_qat
 from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
 from utils.jobs.training import TrainedEpoch, Training
 from utils.reports import figures
-from utils.reports.schema import Report, Row
+from utils.reports.schema import Epoch, Range, Report, Row
 from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def start(options: QuantizeOptions, command: str) -> Report:
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state = RunState(
             options.to_dict(), recipe.to_dict(), file_hash(options.weights),
-            dataset=dataset, command=command, created=Report(command).created,
+            dataset=dataset, command=command, created=Report(command=command).created,
         )  # fmt: skip
         state.save(folder)
         return Session(folder, state, options, recipe, inputs).run()
@@ -235,7 +235,7 @@ class Session:
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
         report, model = self._report(), checkpoint.load(final).model
-        report.ranges = calibration.tensor_ranges(model)
+        report.ranges = [Range(**entry) for entry in calibration.tensor_ranges(model)]
         if "val" in self._inputs.data.splits:
             stage = "PTQ" if self._options.ptq_only else "QAT"
             report.samples = self._measurer.samples({"float": self._teacher, stage: model})
@@ -283,8 +283,8 @@ class Session:
         state = self._state
         rows = [Row(**state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in state.rows]
         return Report(
-            state.command, rows=rows, history=list(state.history), notes=list(state.notes),
-            data=str(self._options.data), created=state.created,
+            command=state.command, rows=rows, history=[Epoch(**entry) for entry in state.history],
+            notes=list(state.notes), data=str(self._options.data), created=state.created,
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

@@ -55,8 +55,8 @@ WRITERS = {
     "a.onnx": save_model,
     "copy": copy,
     "a.png": lambda path: figures.save(Figure(figsize=(8, 8)), path),
-    "report.json": Report("c", notes=[LONG]).save,
-    "report.html": lambda path: html.write_html(Report("c", notes=[LONG]), path),
+    "report.json": Report(command="c", notes=[LONG]).save,
+    "report.html": lambda path: html.write_html(Report(command="c", notes=[LONG]), path),
     "page.html": lambda path: chart_page.write(chart_page.ChartPage(LONG, "", {}, []), path),
     "a.engine": lambda path: EngineNote(onnx=LONG).save(path),
 }

@@ -16,8 +16,7 @@ from utils.core.resampled import Resampled
 from utils.jobs.accuracy import page, results, run, tables
 from utils.jobs.accuracy.measure import MeasureOptions
 from utils.jobs.accuracy.steps import Steps
-from utils.reports.rows import Row
-from utils.reports.schema import Report
+from utils.reports.schema import Report, Row
 
 pytest.importorskip("matplotlib")
 
@@ -42,7 +41,7 @@ def row(stage: str, ap: float, wobble: float, **more) -> Row:
 
 def write_report(folder: Path, *rows: Row, notes: tuple[str, ...] = ()) -> None:
     folder.mkdir(parents=True)
-    Report(f"python /home/{SECRET}/qat.py", list(rows), notes=list(notes)).save(folder / "report.json")
+    Report(command=f"python /home/{SECRET}/qat.py", rows=list(rows), notes=list(notes)).save(folder / "report.json")
 
 
 def write_times(folder: Path, name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from report_examples import make_row
 
 from utils.core import files
 from utils.core.errors import CheckpointError, InputError
@@ -29,7 +30,7 @@ def state() -> RunState:
 
 def row(stage: str, ap: float | None = 0.5) -> dict:
     """A row of results, as a run keeps it."""
-    return Row(stage, "a.pt", ap, ap, ap, ap, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch").to_dict()
+    return make_row(stage, file="a.pt", ap=ap).to_dict()
 
 
 def write(path: Path, age: float = 0.0) -> Path:

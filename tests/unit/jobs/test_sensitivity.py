@@ -18,8 +18,8 @@ from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
 from utils.core.tasks import Prediction
 from utils.evaluation import proxy
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.proxy import overlap
-from utils.evaluation.statistics import Statistics
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.selection import Candidate, choose, rank_correlation

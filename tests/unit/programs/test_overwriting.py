@@ -251,7 +251,7 @@ def test_val_trt_draws_into_another_folder(here, capsys):
 def test_make_report_leaves_the_runs_json_alone(here, capsys):
     run = script("make_report").run
     for name in ("one", "two"):
-        Report(name, title=name).save(here / name / "report.json")
+        Report(command=name, title=name).save(here / name / "report.json")
     before = {name: (here / name / "report.json").read_bytes() for name in ("one", "two")}
     assert run(["one", "two"]) == 0
     assert before == {name: (here / name / "report.json").read_bytes() for name in ("one", "two")}
@@ -395,8 +395,7 @@ def test_usage_errors_of_shell_scripts_are_one_line(words):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["environment.py", "nothing"], ["environment.py", "check"], ["run_upstream.py"],
-                                   ["run_upstream.py", ""]])  # fmt: skip
+@pytest.mark.parametrize("words", [["run_upstream.py"], ["run_upstream.py", ""]])
 def test_usage_errors_of_helpers_are_one_line(words):
     command = [sys.executable, str(ROOT / "scripts" / words[0]), *words[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -448,7 +447,7 @@ def test_what_is_missing_is_said_before_anything_heavy_is_imported(tmp_path, mis
         (tmp_path / name).touch()
     (tmp_path / "a.json").write_text("[]")
     write_set(tmp_path, 1)
-    Report("run").save(tmp_path / "run/report.json")
+    Report(command="run").save(tmp_path / "run/report.json")
     command = [sys.executable, "-c", WITHOUT.format(root=str(ROOT)), missing, str(ROOT / program), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -13,8 +13,7 @@ from utils.core.resampled import Difference
 from utils.jobs.accuracy.measure import KINDS
 from utils.jobs.accuracy.steps import Steps
 from utils.jobs.run_state import STOPPED
-from utils.reports.rows import Row
-from utils.reports.schema import Report
+from utils.reports.schema import Report, Row
 
 FLOAT = "float"
 CHOSEN = "chosen: "  # how a calibration sweep begins what it found

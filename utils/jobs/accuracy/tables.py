@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from utils.jobs.accuracy.measure import BATCHES, KINDS
 from utils.jobs.accuracy.results import FLOAT, STAGES, Results
 from utils.reports.chart_page import Table
-from utils.reports.rows import SIZES
+from utils.reports.schema import SIZES
 from utils.reports.tables import DASH, fraction, milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from utils.reports.rows import Row
+    from utils.reports.schema import Row
 
 PLOTTED_BATCH = BATCHES[-1]
 ERRORS = (

@@ -23,7 +23,7 @@ from utils.core.files import save_torch
 from utils.core.resampled import Resampled
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
-from utils.evaluation.statistics import Statistics
+from utils.evaluation.metrics import Statistics
 from utils.jobs.sensitivity.state import AnalysisState
 
 if TYPE_CHECKING:

@@ -1,19 +1,49 @@
-"""A network that computes the next batch while NMS and matching of this one go on."""
+"""The next batch on its way: copied to the GPU and, with `--overlap`, through the network while this one is used."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from utils.core.made_ahead import made_ahead
-from utils.evaluation.dataset import Batch
+from utils.evaluation.batch import Batch
 from utils.evaluation.detector import Detector, Found
+
+T = TypeVar("T")
+
+
+def prefetch(items: Iterable[T]) -> Iterator[T]:
+    """The same items, each given once the next one has been made, so that what it starts goes on meanwhile."""
+    waiting: deque[T] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def on_device(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The loader's batches, on a GPU with the images of the next one being copied there while this one is used."""
+    if device.type != "cuda":
+        yield from loader
+        return
+    stream = torch.cuda.Stream(device)
+
+    def copied(batch: Batch) -> tuple[Batch, Any]:
+        with torch.cuda.stream(stream):
+            return replace(batch, images=batch.images.to(device, non_blocking=True)), stream.record_event()
+
+    for batch, event in prefetch(map(copied, loader)):
+        current = torch.cuda.current_stream(device)
+        current.wait_event(event)
+        batch.images.record_stream(current)  # its memory is kept until that stream has used it
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -100,5 +130,5 @@ def detections(batches: Iterable[Batch], detector: Detector) -> Iterator[tuple[B
         for batch in batches:
             yield batch, detector(batch.images, batch.shapes) if len(batch) else None
         return
-    for batch, started in made_ahead((one, detector.start(one.images) if len(one) else None) for one in batches):
+    for batch, started in prefetch((one, detector.start(one.images) if len(one) else None) for one in batches):
         yield batch, None if started is None else detector.finish(started, batch.shapes)

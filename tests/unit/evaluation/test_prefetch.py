@@ -10,7 +10,7 @@ import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
 
-from utils.evaluation import overlap
+from utils.evaluation import prefetch
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -52,6 +52,15 @@ def evaluated(known, config, monkeypatch=None):
         return evaluate(runner, data, config, progress=False), runner.journal
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_an_item_is_given_when_the_next_one_was_made(count):
+    made = []
+    for number, item in enumerate(prefetch.prefetch(made.append(number) or number for number in range(count))):
+        assert item == number
+        assert len(made) == min(number + 2, count)
+    assert made == list(range(count))
+
+
 def test_the_next_batch_is_started_before_nms_of_this_one(known, monkeypatch):
     result, journal = evaluated(known, replace(CONFIG, overlap=True), monkeypatch)
     assert journal == ["network 8", "network 8", "NMS", "network 4", "NMS", "NMS"]
@@ -66,7 +75,7 @@ def test_images_on_the_cpu_for_a_network_on_a_gpu(known, monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
     with OneBuffer(model, "cpu") as runner:
-        detector = overlap.OverlappingDetector(runner, data)
+        detector = prefetch.OverlappingDetector(runner, data)
         detector._beside = MagicMock()
         monkeypatch.setattr(detector, "_infer", lambda inputs, kept: {"output0": inputs})
         started = detector.start(images)
@@ -103,6 +112,6 @@ def test_batches_without_images_keep_their_place(known):
             return 0
 
     with TorchRunner(model, "cpu") as runner:
-        for kind in (Detector, overlap.OverlappingDetector):
+        for kind in (Detector, prefetch.OverlappingDetector):
             batches = [Empty(), Empty()]
-            assert list(overlap.detections(batches, kind(runner, data))) == [(one, None) for one in batches]
+            assert list(prefetch.detections(batches, kind(runner, data))) == [(one, None) for one in batches]
