@@ -391,10 +391,5 @@ class TestMistakes:
         recipe.write_text(yaml.safe_dump({"calibration": {"method": "auto"}}))
         fails(["sensitive", "--weights", demo_weights, "--data", few, "--recipe", recipe], "qat.py calibrate")
 
-    def test_an_exception_for_no_scale(self, fails, few, demo_weights, tmp_path):
-        recipe = tmp_path / "recipe.yaml"
-        recipe.write_text(yaml.safe_dump({"calibration": {"scales": {"model.99": "mse"}}}))
-        fails(["quantize", "--weights", demo_weights, "--data", few, "--recipe", recipe], "'model.99'", "no scale")
-
     def test_a_profile_that_is_none(self, fails, few, demo_weights, tmp_path):
         fails(["sensitive", "--weights", demo_weights, "--data", few, "--profile", tmp_path / "no.json"], "--profile")
