@@ -66,7 +66,7 @@ WRITTEN = {
 }
 
 
-OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher", "patience")
+OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher")
 
 
 def _options(args: argparse.Namespace, kind: type[Options]) -> Options:
@@ -112,7 +112,7 @@ def _start_or_resume(
     if args.resume is not None:
         find, _, resume = job()
         run = find(args.resume, args.project or kind.project)
-        resume(run, given_options(vars(args), kind), args.command_line)
+        resume(run, given_options(vars(args), kind))
         return
     if not args.weights:
         raise InputError("--weights is missing; give the float checkpoint, or --resume to continue a run")

@@ -51,7 +51,7 @@ class Variant(NamedTuple):
         name: for the command line.
         about: for the table.
         quantized: with quantizers; without them it is the network in float, the least that a step can take.
-        ranges, weight_ranges: of the recipe's `finetune`.
+        ranges: of the recipe's `finetune`.
         fused, silu: by the fused operators, also of SiLU and what rounds it.
         channels_last: memory format of networks and images.
         cudnn_benchmark: cuDNN tries its algorithms.
@@ -62,7 +62,6 @@ class Variant(NamedTuple):
     about: str
     quantized: bool = True
     ranges: str = "learned"
-    weight_ranges: str = "fixed"
     fused: bool = True
     silu: bool = True
     channels_last: bool = False
@@ -77,7 +76,6 @@ VARIANTS = (
     Variant("fixed", "fixed ranges, fused with SiLU", ranges="fixed"),
     Variant("fused", "learned ranges, fused", silu=False),
     Variant("silu", "learned ranges, fused with SiLU"),
-    Variant("weights", "the same, ranges of weights learned too", weight_ranges="learned"),
     Variant("channels-last", "learned ranges, fused with SiLU, channels last", channels_last=True),
     Variant("cudnn", "the same, cuDNN's benchmark on", channels_last=True, cudnn_benchmark=True),
     Variant("graph", "learned ranges, fused with SiLU, CUDA graph", graph=True),
@@ -212,7 +210,7 @@ def step_times(
     for model in (teacher, student):
         model.to(device, memory_format=layout)
     images = images.to(device, memory_format=layout)
-    settings = Finetune(ranges=variant.ranges, weight_ranges=variant.weight_ranges)
+    settings = Finetune.model_validate({"ranges": variant.ranges})
     cuda, marks = device.type == "cuda", []
 
     def batches() -> Iterator[Tensor]:

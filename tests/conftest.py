@@ -29,13 +29,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Files that take longest, as `--durations=0` tells: each is done by one process, and none of them should be the last.
 LONGEST = """
     demo graphs_strong graphs_weak files_of_1_0
-    sensitive_program rtx_builds export gelan_c hostile_kills evaluation input_forms distributed resume networks
+    sensitive_program rtx_builds export gelan_c evaluation input_forms distributed resume networks
     qat_program accuracy segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
-    segmenters quickstart hostile_resume hostile_upstream setup_on_upstream hostile_recipes hostile_allowed_names
-    check_masks start_up val_trt segmentation_networks time_qat_step hostile_fuzz hostile_interrupts hostile_output
-    compare_placement hostile_weights fork_server install_dependencies engine_programs patch_killed interrupts
+    segmenters quickstart hostile_resume hostile_files setup_on_upstream hostile_recipes
+    check_masks start_up val_trt segmentation_networks time_qat_step hostile_output
+    compare_placement fork_server install_dependencies engine_programs patch_killed interrupts
     benchmark calibration segmentation_loop patch_yolov9 page pages_in_a_browser finetune fused_cuda loop
-    recipe_fields upstream_shims overwriting build_apart tune
+    upstream_shims overwriting build_apart tune
 """
 
 

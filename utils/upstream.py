@@ -16,18 +16,44 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
-from utils import upstream_checks, upstream_description
+from utils import upstream_description
 from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.head_outputs import predicted
 from utils.core.input_files import read_yaml
 from utils.core.shown import shown
-from utils.core.torch_files import check_archive
-from utils.untrusted import allowed_names
 from utils.upstream_heads import HEADS, TRAINING_HEAD, TRAINING_HEADS, WITH_MASKS, check_head, refuse_other_tasks
 from utils.upstream_import import ensure, quiet
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+AGAIN = "copy the file again, or export it from the training run again"
+
+# The module classes that a checkpoint may hold: what networks of upstream's YAMLs are made of.
+PACKAGES = ("", "yolov9.", "yolo9.")  # before the names: a checkout has none, packages from PyPI have theirs
+UPSTREAM_MODULES: dict[str, tuple[str, ...]] = {
+    "models.common": (
+        "AConv", "ADown", "Bottleneck", "CBFuse", "CBLinear", "Concat", "Conv", "DFL", "DWConv", "ELAN1", "MP", "Proto",
+        "RepConvN", "RepNBottleneck", "RepNCSP", "RepNCSPELAN4", "SP", "SPP", "SPPCSPC", "SPPELAN", "SPPF", "Silence",
+        "UConv",
+    ),
+    "models.yolo": (
+        "DetectionModel", "SegmentationModel", "Model",
+        "Detect", "DDetect", "DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect",
+        "Segment", "DSegment", "DualDSegment", "Panoptic",
+    ),
+}  # fmt: skip
+TORCH_MODULES: dict[str, tuple[str, ...]] = {
+    "torch.nn.modules.activation": ("ELU", "GELU", "Hardswish", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SiLU"),
+    "torch.nn.modules.batchnorm": ("BatchNorm2d",),
+    "torch.nn.modules.container": ("ModuleList", "Sequential"),
+    "torch.nn.modules.conv": ("Conv2d",),
+    "torch.nn.modules.linear": ("Identity",),
+    "torch.nn.modules.padding": ("ZeroPad2d",),
+    "torch.nn.modules.pooling": ("MaxPool2d",),
+    "torch.nn.modules.upsampling": ("Upsample",),
+}
 
 
 @dataclass(frozen=True)
@@ -44,8 +70,7 @@ class FloatCheckpoint:
 def load_float(path: str | Path, *, auxiliary: bool = False) -> FloatCheckpoint:
     """Load a checkpoint that upstream's `train.py` or our `reparameterization.py` wrote.
 
-    The pickle may name what `utils/untrusted/allowed_names.py` lists and nothing else, and nothing of it is called, so
-    no code of the file runs.
+    No code of the file is run (`utils/core/checkpoints.py`).
 
     Args:
         auxiliary: also take a network with its auxiliary branch, see `load_training`.
@@ -82,12 +107,9 @@ def load_training(path: str | Path) -> FloatCheckpoint:
 
 def _read_network(path: Path) -> Any:
     """The network in a float checkpoint: the EMA where there is one, as upstream takes it."""
-    ensure()
-    check_archive(path, "--weights takes a YOLOv9 .pt file")
-    try:
-        content = read_checkpoint(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    from torch import nn
+
+    content = read_checkpoint(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a YOLOv9 checkpoint")
     if "quantized_state" in content:
@@ -95,22 +117,83 @@ def _read_network(path: Path) -> Any:
             f"{path} is a quantized checkpoint; this command takes the float weights it was made from"
         )
     model: Any = content.get("model") if content.get("ema") is None else content["ema"]
-    if not hasattr(model, "model") or not hasattr(model, "yaml"):
+    layers = getattr(model, "model", None)
+    if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
         raise CheckpointError(f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {shown(list(content))})")
-    upstream_checks.check_layers(path, model)
     return model
 
 
 def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
-    model = upstream_checks.ready(path, model, (*HEADS, *TRAINING_HEADS))
-    names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
-    return FloatCheckpoint(
-        model=model,
-        names={int(key): str(value) for key, value in names.items()},
-        nc=int(model.model[-1].nc),
-        stride=network_stride(model),
-        yaml=upstream_description.check(model.yaml),
-    )
+    """The checkpoint, in float32 and evaluation mode, after a look at whether its network can be used.
+
+    Raises:
+        CheckpointError: a field is missing or of another kind, a weight is not finite, or the network cannot compute.
+    """
+    try:
+        head = model.model[-1]
+        if type(head).__name__ not in (*HEADS, *TRAINING_HEADS):
+            raise CheckpointError(f"{path} ends in {type(head).__name__}, expected {', '.join(HEADS)}")
+        names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
+        names = {int(key): str(value) for key, value in names.items()}
+        check_classes(path, names, head.nc, AGAIN)
+        check_finite(path, model.state_dict(), AGAIN)
+        model = model.float().eval()
+        for module in model.modules():
+            if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
+                module.recompute_scale_factor = None  # saved by a torch before 1.11
+        _check_computes(path, model)
+        yaml = upstream_description.check(model.yaml)
+        return FloatCheckpoint(model, names, head.nc, network_stride(model), yaml)
+    except InputError:
+        raise
+    except Exception as error:  # modules whose state is not what their class makes can fail anywhere
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path} is damaged or from another version: its network does not compute "
+            f"({type(error).__name__}: {reason}); {AGAIN}"
+        ) from error
+
+
+def check_classes(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:
+    """Raises `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
+    if set(names) != set(range(count)):
+        raise CheckpointError(f"{path} has names of {len(names)} classes, and its head finds {count}; {remedy}")
+
+
+def check_finite(path: str | Path, state: Mapping[str, torch.Tensor], remedy: str) -> None:
+    """Raises `CheckpointError` for the first tensor that holds NaN or infinity, as a training that diverged leaves."""
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{path}: {name} holds NaN or infinity; {remedy}")
+
+
+def _check_computes(path: str | Path, model: Any) -> None:
+    """Run the network on a small image, and compare the result with what it says of itself: strides, classes, masks."""
+    import torch
+
+    head = model.model[-1]
+    before = dict(vars(head))  # it remembers the anchors of the last image's size
+    side = 2 * network_stride(model)
+    maps: list[torch.Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, inputs: maps.extend(inputs[0]))
+    try:
+        with torch.no_grad():
+            outputs = predicted(model(torch.zeros(1, 3, side, side)))
+    finally:
+        handle.remove()
+        vars(head).clear()
+        vars(head).update(before)
+    masks = head.nm if type(head).__name__ in WITH_MASKS else 0
+    if outputs[0].shape[1] != 4 + head.nc + masks:
+        raise CheckpointError(f"{path} gives {outputs[0].shape[1]} rows, expected {4 + head.nc + masks}; {AGAIN}")
+    if masks and outputs[1].shape[1] != masks:
+        raise CheckpointError(f"{path} gives {outputs[1].shape[1]} prototypes, expected {masks}; {AGAIN}")
+    strides = [side / one.shape[-1] for one in maps[: len(model.stride)]]
+    for stride in (model.stride, head.stride):
+        if stride.tolist() != strides:
+            raise CheckpointError(
+                f"{path} says that its strides are {stride.tolist()}, and they are {strides}; {AGAIN}"
+            )
 
 
 def network_stride(model: Any) -> int:
@@ -275,48 +358,31 @@ def module_classes() -> dict[str, type[nn.Module]]:
     import models.common
     import models.yolo
 
-    ours = {"models.common": models.common, "models.yolo": models.yolo}
     found: dict[str, type[nn.Module]] = {}
-    for module, names in allowed_names.UPSTREAM_MODULES.items():
-        for name in names:
-            if hasattr(ours[module], name):  # not every release of upstream has all of them
-                found |= {
-                    f"{prefix}{module}.{name}": getattr(ours[module], name)
-                    for prefix in allowed_names.UPSTREAM_PREFIXES
-                }
-    for module, names in allowed_names.TORCH_MODULES.items():
-        found |= {f"{module}.{name}": getattr(sys.modules[module], name) for name in names}
+    for place, module in (("models.common", models.common), ("models.yolo", models.yolo)):
+        for name in UPSTREAM_MODULES[place]:
+            if hasattr(module, name):  # not every release of upstream has all of them
+                found |= {f"{package}{place}.{name}": getattr(module, name) for package in PACKAGES}
+    for place, names in TORCH_MODULES.items():
+        found |= {f"{place}.{name}": getattr(sys.modules[place], name) for name in names}
     return found
 
 
 def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
-    """What a checkpoint of upstream's holds, also its training state; nothing that it names is called.
+    """What a checkpoint of upstream's holds, also its training state; no code of it is run.
 
     Raises:
         CheckpointError: it is no PyTorch checkpoint, is damaged, or holds something that only code could need.
-        OSError: it cannot be read.
     """
     from torch import nn
 
-    from utils.untrusted import torch_archive
-    from utils.untrusted.pickle_machine import Damaged, NotAllowed
+    from utils.core import checkpoints
 
-    where = file if isinstance(file, (str, Path)) else "the checkpoint"
-    try:
-        content = torch_archive.read(file, module_classes(), device)
-    except NotAllowed as error:
-        verb = "holds" if " " in error.name else "names"
-        raise CheckpointError(
-            f"{where} {verb} {error.name}, which is no module class of YOLOv9 or torch.nn; it was not loaded. "
-            "Save the network without fusing or wrapping it, or as upstream's train.py does; the name of a class of "
-            "yours has to stand in utils/untrusted/allowed_names.py"
-        ) from error
-    except Damaged as error:
-        raise CheckpointError(f"{where} is not a PyTorch checkpoint, or it is truncated ({error})") from error
+    content = checkpoints.read(file, module_classes(), device=device, expected="--weights takes a YOLOv9 .pt file")
     for value in content.values() if isinstance(content, dict) else [content]:
         if isinstance(value, nn.Module) and hasattr(value, "yaml"):
             try:
                 upstream_description.check(value.yaml)  # upstream's train.py builds its network from it
             except InputError as error:
-                raise CheckpointError(f"{where} is not loaded: {error}") from error
+                raise CheckpointError(f"{file} is not loaded: {error}") from error
     return content

@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
@@ -48,32 +47,12 @@ def ensure() -> None:
 
 
 def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Upstream's `parse_model`, which evaluates strings: it gets nothing unchecked, whoever calls it."""
-    import torch
+    """Upstream's `parse_model`, which evaluates texts: it gets nothing unchecked, whoever calls it."""
 
     def parse_model(d: Any, ch: Any) -> Any:
-        description = upstream_description.check(d)
-        with quiet(), torch.device("meta"), _short_ranges_on_the_cpu():  # without memory, to know how large it is
-            layers, _ = parse(deepcopy(description), list(ch))
-        upstream_description.check_cost([layer.np for layer in layers], description)
-        return parse(description, ch)
+        return parse(upstream_description.check(d), ch)
 
     return parse_model
-
-
-def _short_ranges_on_the_cpu() -> AbstractContextManager[Any]:
-    """Where tensors have no memory, torch computes the length of a range with its compiler, which takes a second."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class ShortRangesOnTheCpu(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if function is torch.arange and all(isinstance(arg, int) and abs(arg) <= 1024 for arg in args):
-                kwargs.setdefault("device", "cpu")
-            return function(*args, **kwargs)
-
-    return ShortRangesOnTheCpu()
 
 
 def _if_shown(describe: Callable[..., None]) -> Callable[..., None]:

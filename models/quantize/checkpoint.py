@@ -1,14 +1,13 @@
 """Quantized checkpoints: recipe and state, no pickled code.
 
-The file is a torch zip of plain containers and tensors, and nothing else is read (`utils/untrusted/torch_archive.py`).
+The file is a torch zip of plain containers and tensors, and nothing else is read (`utils/core/checkpoints.py`).
 Loading builds upstream's network from its YAML, places quantizers by the stored recipe, and fills in weights and scales
 in full precision, so that a fresh process computes what the saving process computed.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,37 +15,18 @@ from typing import Any, Literal
 from torch import nn
 
 from models.quantize import placement
-from models.quantize.backend import QUANTIZERS
 from models.quantize.recipe import Recipe
-from utils import upstream_checks
+from utils.core import checkpoints
 from utils.core.bounds import BOUNDS
 from utils.core.errors import CheckpointError, InputError
-from utils.core.file_schema import Mismatch, check, choice, damaged, integer, mapping, plain, record, text
 from utils.core.files import save_torch
 from utils.core.shown import shown
-from utils.core.torch_files import check_archive
-from utils.untrusted import torch_archive
 from utils.upstream_heads import HEADS, check_head
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
 AGAIN = "quantize again from the float weights"
-CONTENT = record(
-    {
-        "format": choice(FORMAT),
-        "format_version": integer(FORMAT_VERSION, FORMAT_VERSION),
-        "version": text(),
-        "library": choice(*QUANTIZERS),  # which quantizers wrote it; files since 0.2 do not say, for all are the same
-        "recipe": mapping(text(), plain),
-        "nc": integer(1, upstream_checks.MOST_CLASSES),
-        "names": mapping(integer(0, upstream_checks.MOST_CLASSES), text()),
-        "stride": integer(1, upstream_checks.LARGEST_STRIDE),
-        "yaml": mapping(text(), plain),
-        "extra": mapping(text(), plain),
-        "quantized_state": mapping(text(), upstream_checks.tensor),
-    },
-    optional=("library",),
-)
+STATE = "quantized_state"
 
 
 @dataclass(frozen=True)
@@ -96,7 +76,7 @@ def save(
         "stride": int(stride),
         "yaml": dict(yaml),
         "extra": dict(extra or {}),
-        "quantized_state": {name: value.detach().cpu().clone() for name, value in model.state_dict().items()},
+        STATE: {name: value.detach().cpu().clone() for name, value in model.state_dict().items()},
     }
     save_torch(content, path)
 
@@ -110,63 +90,57 @@ def load(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
     Raises:
         CheckpointError: the file is missing, truncated, foreign, a float checkpoint, or has an unknown version.
     """
-    from utils import upstream
-
     content = _read(Path(path))
     if content is None:
         raise CheckpointError(
             f"{path} is a float checkpoint; this command takes a quantized one: "
             f"python qat.py quantize --weights {path} writes one"
         )
-    check(content, CONTENT, path, AGAIN)
-    recipe, model = _build(path, content, heads)
-    names, state, nc, yaml = content["names"], content["quantized_state"], content["nc"], content["yaml"]
-    stride, extra = content["stride"], content["extra"]
-    check({"names": names}, record({"names": upstream_checks.class_names(nc)}), path, AGAIN)
-    expected = upstream.network_stride(model)
-    check({"stride": stride}, record({"stride": integer(expected, expected)}), path, AGAIN)
-    upstream_checks.check_state(path, state, model, AGAIN)
+    try:
+        return _restore(path, content, heads)
+    except CheckpointError:
+        raise
+    except Exception as error:  # what describes no network of ours can fail anywhere
+        reason = " ".join(str(error).split())[:300]
+        name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise CheckpointError(f"{path} is damaged or from another version: {name}{reason}; {AGAIN}") from error
+
+
+def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -> QuantizedCheckpoint:
+    """The network that the content describes, with its quantizers, weights and ranges."""
+    from utils import upstream, upstream_description
+
+    nc, state = int(content["nc"]), content[STATE]
+    recipe, yaml = Recipe.from_stored(content["recipe"]), upstream_description.check(content["yaml"])
+    model = upstream.build_model(yaml, nc)
+    head = type(model.model[-1]).__name__
+    if head not in heads:
+        check_head(model, path)
+        raise CheckpointError(f"{path} ends in {head}, expected {', '.join(heads)}")
+    model = upstream.fuse(model)
+    placement.apply(model, placement.plan(model, recipe))
+    names = {int(key): str(value) for key, value in content["names"].items()}
+    upstream.check_classes(path, names, nc, AGAIN)
+    upstream.check_finite(path, state, AGAIN)
     result = model.load_state_dict(state, strict=False)
     different = [*result.missing_keys, *result.unexpected_keys]
     if different:
         raise CheckpointError(
             f"{path} was written by version {content['version']}, which placed quantizers differently "
-            f"({len(different)} entries, such as {different[0]}); quantize again from the float weights"
+            f"({len(different)} entries, such as {different[0]}); {AGAIN}"
         )
     model.names = names
+    stride, extra = upstream.network_stride(model), dict(content["extra"])
     return QuantizedCheckpoint(model.eval(), recipe, names, nc, stride, yaml, extra)
-
-
-def _build(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -> tuple[Recipe, nn.Module]:
-    """The network that the content describes, with quantizers, before it gets its weights and ranges."""
-    from utils import upstream, upstream_import
-
-    upstream_import.ensure()
-    try:
-        recipe = Recipe.from_stored(content["recipe"])
-        model = upstream.build_model(content["yaml"], content["nc"])
-        upstream_checks.check_layers(path, model)
-        if type(model.model[-1]).__name__ not in heads:
-            check_head(model, path)
-        upstream_checks.one_of(tuple(heads))(model.model[-1], f"model.{len(model.model) - 1}")
-        model = upstream.fuse(model)
-        placement.apply(model, placement.plan(model, recipe))
-    except CheckpointError:
-        raise
-    except Exception as error:  # what describes no network of ours can fail anywhere
-        reason = " ".join(str(error).split())[:300]
-        name = "" if isinstance(error, (InputError, Mismatch)) else f"{type(error).__name__}: "
-        raise CheckpointError(damaged(path, f"its network cannot be built ({name}{reason})", AGAIN)) from error
-    return recipe, model
 
 
 def kind(path: str | Path) -> Literal["float", "quantized"]:
     """Whether a file is a quantized checkpoint of this project or (anything that may be) a float one of upstream's.
 
     Raises:
-        CheckpointError: the file is missing, or is no complete PyTorch file.
+        CheckpointError: the file is missing, or is no PyTorch file.
     """
-    return "float" if _read(Path(path)) is None else "quantized"
+    return "float" if _read(Path(path), skip=(STATE,)) is None else "quantized"
 
 
 def summary(path: str | Path) -> dict[str, Any]:
@@ -176,28 +150,20 @@ def summary(path: str | Path) -> dict[str, Any]:
         Its entries that hold no tensors; empty for anything that may be a float checkpoint.
 
     Raises:
-        CheckpointError: the file is missing, is no complete PyTorch file, or of an unknown version.
+        CheckpointError: the file is missing, is no PyTorch file, or of an unknown version.
     """
-    content = _read(Path(path)) or {}
-    return {name: value for name, value in content.items() if name not in ("quantized_state", "yaml")}
+    return _read(Path(path), skip=(STATE, "yaml")) or {}
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a quantized checkpoint; None for a PyTorch file that is something else."""
-    check_archive(path)
+def _read(path: Path, skip: Collection[str] = ()) -> dict[str, Any] | None:
+    """The content of a quantized checkpoint without the keys to `skip`; None for a PyTorch file of another kind."""
     try:
-        content = torch_archive.read(path)
-    except pickle.UnpicklingError:
+        content = checkpoints.read(path, skip=skip)
+    except checkpoints.NotAllowed:
         return None  # it names classes, as upstream's checkpoints do
-    except Exception as error:  # a damaged file can break torch's reader anywhere
-        raise CheckpointError(
-            f"{path} is not a PyTorch checkpoint, or it is truncated ({type(error).__name__})"
-        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("format"), str) or content["format"] != FORMAT:
         return None
     version = content.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format {shown(version)}; this version reads {FORMAT_VERSION}; quantize again"
-        )
+        raise CheckpointError(f"{path} has format {shown(version)}; this version reads {FORMAT_VERSION}; {AGAIN}")
     return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import qat
@@ -107,28 +105,6 @@ class TestDataset:
         label.write_text(before)
         killed(lambda: resume(command, tmp_path / "exp"), COLLECT)  # it goes on
 
-    def test_a_state_of_an_earlier_version_goes_on_and_is_checked_from_then_on(self, start, data, tmp_path, capsys):
-        assert start("quantize", *QUICK) == 0
-        path = tmp_path / "exp" / STATES["quantize"]
-        content = torch.load(path, weights_only=True)
-        for name in ("dataset", "command", "created", "notes"):
-            del content[name]
-        torch.save({**content, "finished": False}, path)
-        assert resume("quantize", tmp_path / "exp") == 0
-        assert "cannot be checked" in capsys.readouterr().out
-        os.utime(next((data.parent / "images/train").iterdir()), (1, 1))
-        assert resume("quantize", tmp_path / "exp") == 2
-        assert "1 image has another size or time in train" in one_line(capsys.readouterr().err)
-
-    def test_a_sensitivity_state_of_an_earlier_version_goes_on(self, start, tmp_path, capsys):
-        killed(lambda: start("sensitive"), COLLECT)
-        path = tmp_path / "exp/state.json"
-        content = json.loads(path.read_text())
-        del content["dataset"], content["command"]
-        path.write_text(json.dumps(content))
-        killed(lambda: resume("sensitive", tmp_path / "exp"), COLLECT)
-        assert "cannot be checked" in capsys.readouterr().out
-
 
 class TestTwoAtOnce:
     @pytest.mark.parametrize("command", ["quantize", "sensitive", "calibrate", "eval"])
@@ -201,16 +177,6 @@ class TestNothingIsLeftOut:
         killed(lambda: start("quantize", *QUICK), COLLECT)
         assert resume("quantize", tmp_path / "exp") == 0
         assert "--ptq-only" in report_of(tmp_path / "exp")["command"]
-
-    @pytest.mark.usefixtures("blank_plots")
-    def test_epochs_that_were_asked_for_on_resume(self, start, tmp_path):
-        words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1")
-        assert start("quantize", *words) == 0
-        killed(
-            lambda: qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "2"]), (Finetuner, "run_epoch")
-        )
-        assert resume("quantize", tmp_path / "exp") == 0
-        assert len(report_of(tmp_path / "exp")["history"]) == 2
 
     @pytest.mark.usefixtures("blank_plots")
     def test_detections_kept_for_a_stage_that_is_done(self, start, tmp_path):

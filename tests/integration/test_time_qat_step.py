@@ -26,7 +26,7 @@ from models.quantize.recipe import Recipe
 from utils.jobs.compare_placement.variants import load, quantized
 student = quantized(load(Path(sys.argv[1])), Recipe(), "int8", torch.device("cpu"))
 student.requires_grad_(True).model[-1].training = True
-ranges = LearnedRanges(student, activations=True, weights=True)
+ranges = LearnedRanges(student, learned=True)
 def silu(self, x):
     """To the last bit what the interpreter computes: a value that is rounded to the next step changes all behind it."""
     ours, raw = torch.nn.functional.silu(x), x.detach().numpy()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import sys
-from pathlib import Path, PosixPath
+from pathlib import PosixPath
 from types import ModuleType
 
 import numpy as np
@@ -19,16 +18,7 @@ from models.quantize import checkpoint
 from models.quantize.finetune import seed_everything
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError
-
-
-class Writes:
-    """A pickle that would write a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.write_text, (self.path, "ran"))
+from utils.core.head_outputs import predicted
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +32,32 @@ def test_demo_weights_load_as_upstream_wrote_them(demo_weights):
     assert next(found.model.parameters()).dtype == torch.float32
     assert not found.model.training
     assert checkpoint.kind(demo_weights) == "float"
+
+
+@pytest.mark.parametrize("name", ["gelan-digits", "gelan-digits-seg"])
+def test_networks_are_what_torch_reads(name, checkout):
+    path = checkout / f"data/demo/{name}.pt"
+    found, expected = upstream.read_checkpoint(path)["model"], torch.load(path, weights_only=False)["model"]
+    for (where, one), (_, other) in zip(found.named_modules(), expected.named_modules(), strict=True):
+        assert type(one) is type(other)
+        assert vars(one).keys() == vars(other).keys(), where
+    one, other = found.state_dict(), expected.state_dict()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one)
+    x = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        results = [predicted(upstream.load_float(path).model(x)), predicted(expected.float().eval()(x))]
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_a_quantized_checkpoint_of_an_earlier_version_computes_the_same(tmp_path, network):
+    now = save_quantized(tmp_path / "now.pt", save_float(tmp_path / "float.pt", copy.deepcopy(network)))
+    content = torch.load(now, weights_only=True)
+    assert content["format_version"] == 1
+    torch.save({**content, "version": "0.1.0", "library": "modelopt"}, tmp_path / "then.pt")
+    x = torch.rand(1, 3, 64, 64)
+    found = [predicted(checkpoint.load(tmp_path / name).model(x))[0] for name in ("now.pt", "then.pt")]
+    assert torch.equal(*found)
 
 
 def test_full_training_checkpoint_with_ema_optimizer_numpy_and_paths(tmp_path, network):
@@ -82,19 +98,6 @@ def test_checkpoint_of_pypis_package_names_its_modules_differently(tmp_path, net
     assert upstream.load_float(file).nc == 10
 
 
-@pytest.mark.parametrize("where", ["model", "opt"])
-def test_code_in_a_pickle_is_refused_by_name_and_does_not_run(tmp_path, network, where):
-    target = tmp_path / "written"
-    content = {"model": network, "ema": None, where: Writes(target)}
-    file = tmp_path / "evil.pt"
-    torch.save(content, file)
-    with pytest.raises(CheckpointError, match=r"write_text|getattr|pathlib"):
-        upstream.load_float(file)
-    assert not target.exists()
-    pickle.loads(pickle.dumps(Writes(target)))  # it would have
-    assert target.read_text() == "ran"
-
-
 def test_module_class_of_somebody_else_is_refused_by_name(tmp_path):
     class Foreign(nn.Module):
         pass
@@ -104,16 +107,8 @@ def test_module_class_of_somebody_else_is_refused_by_name(tmp_path):
     globals()["Foreign"] = Foreign
     file = tmp_path / "foreign.pt"
     torch.save({"model": Foreign()}, file)
-    with pytest.raises(CheckpointError, match="Foreign, which is no module class of YOLOv9"):
+    with pytest.raises(CheckpointError, match="Foreign, which is no data and no module class of YOLOv9"):
         upstream.load_float(file)
-
-
-def test_a_torch_that_cannot_be_told_names_will_do(demo_weights, monkeypatch):
-    """torch 2.4 has no `safe_globals`; nothing of `torch.load` is used."""
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.4.0"))
-    monkeypatch.delattr(torch.serialization, "safe_globals", raising=False)
-    monkeypatch.delattr(torch, "load")
-    assert upstream.load_float(demo_weights).nc == 10
 
 
 @pytest.mark.parametrize("keep", [0, 3, 1000, -100])
@@ -156,29 +151,12 @@ def test_quantized_where_float_is_needed_and_the_reverse(tmp_path, network):
         checkpoint.load(weights)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        [-1, 1, "__import__('os').system", ["touch ran"]],
-        [-1, 1, "Conv", ["__import__('os').system('touch ran')", 3, 2]],
-        [-1, 1, "(lambda: 1)", []],
-    ],
-)
-def test_yaml_of_a_checkpoint_is_not_evaluated_as_code(layer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="where a plain name was expected"):
-        upstream.build_model({**TINY, "backbone": [layer]})
-    with pytest.raises(InputError, match=r"is not a torch\.nn module"):
-        upstream.build_model({**TINY, "activation": "nn.ReLU(__import__('os').system('touch ran'))"})
-    assert not (tmp_path / "ran").exists()
-
-
 def test_description_that_cannot_be_built(tmp_path):
     with pytest.raises(InputError, match="lacks nc, backbone"):
         upstream.build_model({"depth_multiple": 1, "width_multiple": 1, "head": []})
     with pytest.raises(InputError, match="does not exist"):
         upstream.build_model(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match="names 'NoSuchModule' where a plain name was expected"):
+    with pytest.raises(InputError, match=r"layer 0 .* is 'NoSuchModule'"):
         upstream.build_model({**TINY, "backbone": [[-1, 1, "NoSuchModule", [8]]]})
     with pytest.raises(InputError, match="cannot build this model description"):
         upstream.build_model({**TINY, "head": [[[0, 1], 1, "Concat", [1]], *TINY["head"]]})

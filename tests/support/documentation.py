@@ -193,8 +193,7 @@ def all_flags() -> frozenset[str]:
     for program in SHELL_PROGRAMS:
         found |= shell_flags(program)
     for program in PYTHON_PROGRAMS:
-        if program != "scripts/environment.py":  # the installation's own
-            found |= python_flags(program)
+        found |= python_flags(program)
     return frozenset(found)
 
 

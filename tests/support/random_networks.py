@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
     model = upstream.fuse(source.model)
     placement.apply(model, placement.plan(model, recipe))
     torch.manual_seed(1)
-    settings = replace(recipe.calibration, method="max")
+    settings = recipe.replace(calibration_method="max").calibration
     calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings, progress=False)
     checkpoint.save(
         path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml,

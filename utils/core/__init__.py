@@ -4,11 +4,9 @@ errors.py           typed errors that say the fix
 files.py            files that appear whole or not at all, hashes, run folders
 run_folder.py       a run folder belongs to one program while that lives
 input_files.py      files that a user names: regular ones of a sensible size; YAML and JSON
-bounded_yaml.py     PyYAML's safe reader without what takes it minutes
-plain_yaml.py       YAML of plain values, duplicates refused
 output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
-torch_files.py      is this a whole PyTorch archive?
+checkpoints.py      the one reader of PyTorch files; no code of theirs is run
 file_schema.py      what a file that we wrote holds, field by field
 strict_model.py     pydantic models of what people write and programs store, with errors of one line
 removed.py          THE table of what 1.0 had and 2.0 has not, with what to use instead
@@ -24,7 +22,6 @@ shared_memory.py    how many loading processes it has room for
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
 input_form.py       in which form a network takes images
-shapes_only.py      a network run on shapes, without torch's compiler
 head_outputs.py     what a network returns, as the tensors that matter
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to

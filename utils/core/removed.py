@@ -8,6 +8,13 @@ from __future__ import annotations
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
+    "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
+    "--quantizer modelopt": "use --quantizer torch, which gives the same results",
+    "calibration.scales": "use calibration.method, which all scales have",
+    "finetune.lr by epoch": "use one rate, or auto",
+    "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",
+    "finetune.features": "leave it out; the task loss alone was as good",
+    "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
     "--measure": "use perf_analyzer (docs/triton.md)",
     "--concurrency": "use perf_analyzer (docs/triton.md)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import itertools
 import json
-import logging
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +21,6 @@ from pathlib import Path
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.images import find_images, label_file
-
-logger = logging.getLogger(__name__)
 
 DIGEST = 4  # bytes; a change goes unseen once in 4e9
 CHUNK = 256  # images that a thread reads at a time
@@ -100,19 +97,12 @@ def check_unchanged(saved: str, now: Fingerprint, run: Path) -> None:
     """Refuse to continue the run in `run` on something else than it was started on.
 
     Args:
-        saved: the fingerprint in the run's state; empty in a state of a version that kept none, which is a warning.
+        saved: the fingerprint in the run's state.
 
     Raises:
         CheckpointError: `saved` is no fingerprint.
         DataError: something changed; the message says what.
     """
-    if not saved:
-        logger.warning(
-            "the version that started the run in %s kept no fingerprint of the dataset; "
-            "whether the images and labels are still the same cannot be checked",
-            run,
-        )
-        return
     try:
         changes = Fingerprint.from_text(saved).changes(now)
     except ValueError as error:

@@ -3,12 +3,11 @@
 options.py   what a user can choose for qat.py            qat_arguments.py  its command lines
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
-state_schema.py what such states hold                     dependencies.py what a job needs that may not be installed
-more_epochs.py other --epochs for a resumed run           made_from.py    what results in a folder are made from
+dependencies.py what a job needs that may not be installed
+made_from.py   what results in a folder are made from
 file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
 
-quantize.py           float → PTQ → QAT → the best        quantize_session.py  its steps
-calibrate.py          AP of each calibration method
+quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from models.quantize import calibration, placement
-from models.quantize.finetune import Finetuner, as_input, seed_everything
-from models.quantize.recipe import Recipe, parse_method
-from models.quantize.schedule import Schedule
+from models.quantize.finetune import Finetuner, as_input, highest_rate, learning_rate, seed_everything
+from models.quantize.recipe import Recipe
 from utils.core.files import atomic_path, file_hash
 from utils.core.resampled import Difference, difference_error
 from utils.core.tasks import Prediction
@@ -30,6 +29,7 @@ from utils.core.text_tables import aligned, columns
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.metrics import Statistics
 from utils.jobs import made_from
+from utils.jobs.calibrate import METHODS
 from utils.jobs.inputs import Inputs
 from utils.jobs.options import QuantizeOptions
 from utils.runners.pytorch import TorchRunner
@@ -119,18 +119,17 @@ class Comparison:
     def measure(self, run: Run) -> Result:
         """Train as `run` says, and measure."""
         recipe = Recipe().replace(**FORMS[run.form])
-        limit = recipe.calibration.median_limit
-        calibration.load(self._placed, self._statistics.amax(*parse_method(run.start), limit))
+        calibration.settle(self._placed, self._statistics, recipe.calibration.model_copy(update=METHODS[run.start]))
         student = copy.deepcopy(self._placed)
         origin = copy.deepcopy(student)
         tuner = Finetuner(student, self._teacher, recipe.finetune, device=self._inputs.device)
-        schedule = Schedule(recipe.finetune.lr, self._steps, (0, 1))
+        steps, highest = self._steps, highest_rate(recipe.finetune.lr, self._steps)
         result = Result(asdict(run), _ap(self._float), len(self._float.paths))
         batches, last = self._batches(run.seed), Statistics()
         for before, step in itertools.pairwise([0, *sorted({round(share * self._steps) for share in POINTS})]):
             if step > before:
                 some = itertools.islice(batches, step - before)
-                tuner.run_epoch(some, lambda count, first=before: schedule.rate(0, first + count))  # type: ignore[misc]
+                tuner.run_epoch(some, lambda count, first=before: learning_rate(first + count, steps, highest))  # type: ignore[misc]
                 last = self._measured(student)
             result.steps.append(step)
             result.ap.append(_ap(last) if step else self._ptq(run.start))

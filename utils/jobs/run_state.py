@@ -16,26 +16,25 @@ epoch's number, so that the state needs no generator and a resumed run is the ru
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.core import distributed
 from utils.core.errors import CheckpointError, InputError
-from utils.core.file_schema import damaged
 from utils.core.files import save_torch
 from utils.core.score import Score
-from utils.core.torch_files import check_archive
-from utils.jobs import state_schema
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "last.pt"
-STATE_VERSION = 1
+STATE_VERSION = 2
+START_AGAIN = "start a new run"
 STOPPED = "QAT stopped."  # how the note about it begins
-_OUT_OF_PATIENCE = "no better"
 
 
 @dataclass
@@ -78,10 +77,8 @@ class RunState:
         checkpoint: the file that holds the student as of now; None before calibration.
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
-        legs: the epochs with which the learning rate's schedule begins: 0, and one for each time epochs were added.
-        patience_since: the epoch after which patience began to count anew, in a resumed run; -1 if it never did.
         finished: nothing is left to do; the last thing that a run writes.
-        dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it.
         command, created, notes: the report's, of which a killed process may not have written any.
     """
 
@@ -100,8 +97,6 @@ class RunState:
     command: str = ""
     created: str = ""
     notes: list[str] = field(default_factory=list)
-    patience_since: int = -1
-    legs: list[int] = field(default_factory=lambda: [0])
 
     def save(self, folder: Path) -> None:
         """Write the state into the run folder; a reader sees the old one or the new one.
@@ -110,8 +105,8 @@ class RunState:
         """
         if not distributed.is_main():
             return
-        content = {"run_state": STATE_VERSION, **vars(self), "best": self.best and self.best.to_dict()}
-        save_torch(content, weights_folder(folder) / STATE_FILE)
+        content = {**vars(self), "best": self.best and self.best.to_dict()}
+        save_torch(marked(content, STATE_VERSION), weights_folder(folder) / STATE_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:
@@ -123,22 +118,14 @@ class RunState:
             InputError: there is no run to resume in `folder`.
             CheckpointError: the state is damaged, or a checkpoint that it needs is gone.
         """
-        from utils.untrusted import torch_archive
+        from utils.core import checkpoints
 
         path = weights_folder(folder) / STATE_FILE
         if not path.is_file():
             raise InputError(
                 f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
             )
-        check_archive(path, remedy=state_schema.START_AGAIN)
-        try:
-            content = torch_archive.read(path)
-        except Exception as error:  # a damaged file can break torch's reader anywhere
-            raise CheckpointError(
-                damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)
-            ) from error
-        state_schema.check_run(content, path, STATE_VERSION, {item.name for item in fields(cls)})
-        content.pop("run_state")
+        content = unmarked(checkpoints.read(path, remedy=START_AGAIN), STATE_VERSION, path)
         best = content.pop("best")
         state = cls(**content, best=best and Best.from_dict(best))
         state._check_files(weights_folder(folder))
@@ -170,8 +157,7 @@ class RunState:
         """What is done, in words."""
         if self.stopped:
             left = "the run is finished" if self.finished else "what follows training is left to do"
-            more = "; a higher --epochs goes on" if self.out_of_patience else ""
-            return f"{left}. {STOPPED} {self.stopped}{more}"
+            return f"{left}. {STOPPED} {self.stopped}"
         if self.finished:
             return "the run is finished"
         if not self.checkpoint:
@@ -179,28 +165,6 @@ class RunState:
         if not self.history:
             return "PTQ is done; the first epoch of QAT comes next"
         return f"QAT has done {len(self.history)} epochs"
-
-    @property
-    def waited(self) -> int:
-        """How many epochs patience has counted: those since the best, or since it began anew."""
-        best = -1 if self.best is None or self.best.epoch is None else self.best.epoch
-        return len(self.history) - 1 - max(best, self.patience_since)
-
-    @property
-    def out_of_patience(self) -> bool:
-        """Whether training ended for want of a better state, and not because it failed."""
-        return self.stopped is not None and _OUT_OF_PATIENCE in self.stopped
-
-    def check_patience(self, patience: int) -> None:
-        """End training if no state was the best in so many epochs; 0 for never."""
-        if patience and self.waited >= patience:
-            epoch = len(self.history) - 1
-            self.stopped = f"epoch {epoch}: {_OUT_OF_PATIENCE} state in {self.waited} epochs (patience {patience})"
-
-    def go_on(self) -> None:
-        """There are epochs to train again: take back that the run has ended, and its note."""
-        self.finished, self.stopped = False, None
-        self.notes = [note for note in self.notes if not note.startswith(STOPPED)]
 
     def offer(self, candidate: Best) -> bool:
         """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""
@@ -213,6 +177,31 @@ class RunState:
         if better:
             self.best = candidate
         return better
+
+
+def marked(content: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """A state as it is written: with the version of its form, and a hash of its options and recipe."""
+    return {"state_version": version, "options_hash": _options_hash(content), **content}
+
+
+def unmarked(content: Any, version: int, path: Path) -> dict[str, Any]:
+    """The inverse of `marked`. Whatever else a state of this version holds, a program of this version has written.
+
+    Raises:
+        CheckpointError: `content` is no state of this version, or its options are not those that it was written with.
+    """
+    if not isinstance(content, dict) or content.get("state_version") != version:
+        raise CheckpointError(f"{path} is no state that this version wrote; {START_AGAIN}")
+    content = dict(content)
+    del content["state_version"]
+    if content.pop("options_hash", None) != _options_hash(content):
+        raise CheckpointError(f"{path} is damaged: its options are not those of the run; {START_AGAIN}")
+    return content
+
+
+def _options_hash(content: Mapping[str, Any]) -> str:
+    text = json.dumps([content.get("options"), content.get("recipe")], default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def weights_folder(run: Path) -> Path:

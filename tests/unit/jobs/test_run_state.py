@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from utils.core.score import Score
 from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import Best, RunState
+from utils.jobs.sensitivity.state import AnalysisState
 from utils.reports.schema import Row
 
 
@@ -44,7 +46,7 @@ def test_a_state_comes_back_equal(tmp_path, state):
     state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0})
     state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5), 0, "a.pt", 0.2)
     optimizer = {"state": {0: {"exp_avg": torch.arange(3.0)}}, "param_groups": [{"lr": 0.0}]}
-    state.trainer, state.legs = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}, [0, 1]
+    state.trainer = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}
     state.save(tmp_path)
     write(weights / "a.pt")
     loaded = RunState.load(tmp_path)
@@ -65,16 +67,6 @@ def test_a_state_of_segmentation_comes_back_equal(tmp_path, state):
     assert Row(**state.rows["PTQ"]).mask_ap == state.best.score.mask
 
 
-def test_the_state_of_a_detector_is_what_it_was(tmp_path, state):
-    """Programs of earlier versions read it, and this one reads theirs."""
-    state.rows["PTQ"], state.files, state.checkpoint = row("PTQ"), ["a.pt"], "a.pt"
-    state.best = Best(Score(0.5), None, "a.pt")
-    state.save(tmp_path)
-    stored = torch.load(run_state.weights_folder(tmp_path) / run_state.STATE_FILE)
-    assert stored["best"] == {"ap": 0.5, "epoch": None, "file": "a.pt", "held_out": None}
-    assert stored["run_state"] == 1
-
-
 def test_a_state_needs_a_run(tmp_path):
     with pytest.raises(InputError, match="no run to resume"):
         RunState.load(tmp_path)
@@ -89,12 +81,32 @@ def test_a_damaged_state_is_named(tmp_path, state, content):
         RunState.load(tmp_path)
 
 
-def test_a_foreign_file_is_no_state(tmp_path):
-    weights = run_state.weights_folder(tmp_path)
-    weights.mkdir()
-    torch.save({"model": 1}, weights / run_state.STATE_FILE)
-    with pytest.raises(CheckpointError, match="run_state is missing"):
-        RunState.load(tmp_path)
+@pytest.mark.parametrize(
+    "change",
+    [{"state_version": 1}, {"state_version": "2"}, {"options_hash": "00"}, {"options": {"seed": 1}}, {"recipe": {}}],
+    ids=str,
+)
+def test_what_this_version_did_not_write_is_no_state(tmp_path, state, change):
+    state.save(tmp_path)
+    path = run_state.weights_folder(tmp_path) / run_state.STATE_FILE
+    content = torch.load(path, weights_only=True)
+    AnalysisState(state.options, state.recipe, "00ff").save(tmp_path)
+    analysis = json.loads((tmp_path / "state.json").read_text())
+    assert AnalysisState.load(tmp_path).options == state.options
+    (tmp_path / "state.json").write_text(json.dumps({**analysis, **change}))
+    for other in ({**content, **change}, {"model": 1}, [1], None):
+        torch.save(other, path)
+        with pytest.raises(CheckpointError, match=r"last\.pt .*; start a new run"):
+            RunState.load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"state\.json .*; start a new run"):
+        AnalysisState.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "\x00", "null", "[1]", "{}"])
+def test_what_is_no_state_of_a_sensitivity_run(tmp_path, text):
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"state\.json .*; start a new run"):
+        AnalysisState.load(tmp_path)
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path, state):

@@ -380,7 +380,7 @@ class TestState:
         assert find_analysis("", tmp_path) == find_analysis(tmp_path / "exp/state.json", "") == tmp_path / "exp"
 
     def test_damage_is_named(self, tmp_path):
-        for text in ("", "[]", '{"analysis_state": 1, "other": 2}', '{"analysis_state": 99}'):
+        for text in ("", "[]", '{"state_version": 2, "other": 2}', '{"state_version": 99}'):
             (tmp_path / "state.json").write_text(text)
             with pytest.raises(CheckpointError, match="state"):
                 AnalysisState.load(tmp_path)

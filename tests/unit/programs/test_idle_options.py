@@ -96,9 +96,9 @@ def test_options_of_training_are_named_where_there_is_none(capsys):
     """`--ptq-only` is what one adds to a usual command, so they are not refused."""
     training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
     told = "--ptq-only ends before training; these do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
-    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt", "--patience=1"]
+    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt"]
     assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
-    assert told + "--supervision-stride, --teacher, --patience\n" in capsys.readouterr().out
+    assert told + "--supervision-stride, --teacher\n" in capsys.readouterr().out
     assert qat.main(words) == 2
     assert "do nothing" not in capsys.readouterr().out
 

@@ -395,8 +395,7 @@ def test_usage_errors_of_shell_scripts_are_one_line(words):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["environment.py", "nothing"], ["environment.py", "check"], ["run_upstream.py"],
-                                   ["run_upstream.py", ""]])  # fmt: skip
+@pytest.mark.parametrize("words", [["run_upstream.py"], ["run_upstream.py", ""]])
 def test_usage_errors_of_helpers_are_one_line(words):
     command = [sys.executable, str(ROOT / "scripts" / words[0]), *words[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

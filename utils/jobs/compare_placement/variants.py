@@ -142,18 +142,18 @@ def quantized(network: nn.Module, recipe: Recipe, variant: str, device: torch.de
     """A quantized copy, calibrated on one random image."""
     import torch
 
-    from models.quantize import placement, recipe_fit
+    from models.quantize import placement
     from models.quantize.calibration import calibrate
 
     model = copy.deepcopy(network)
     plan = placement.plan(model, recipe)
-    recipe_fit.check(plan, recipe)
+    placement.check(plan, recipe)
     placement.apply(model, convolutions_only(plan) if variant == "int8-convs" else plan)
     model.to(device)
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, 3, CALIBRATION_SIZE, CALIBRATION_SIZE, generator=generator).to(device)
     with torch.no_grad():
-        calibrate(model, [image], replace(recipe.calibration, method="max"), progress=False)
+        calibrate(model, [image], recipe.replace(calibration_method="max").calibration, progress=False)
     return model
 
 

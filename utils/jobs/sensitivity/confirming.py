@@ -18,18 +18,13 @@ import torch
 
 from models.quantize.finetune import as_input
 from models.quantize.partial_forward import Layerwise, Run, State
-from utils.core import distributed
-from utils.core.errors import CheckpointError
-from utils.core.file_schema import damaged
+from utils.core import checkpoints, distributed
 from utils.core.files import save_torch
 from utils.core.resampled import Resampled
-from utils.core.torch_files import check_archive
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.metrics import Statistics
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.jobs.state_schema import check_part
-from utils.untrusted import torch_archive
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -160,14 +155,8 @@ class Confirming:
     def _load(path: Path) -> dict[str, Any]:
         if not path.is_file():
             return {}
-        remedy = "delete it, and what it holds is measured again"
-        check_archive(path, remedy=remedy)
-        try:
-            content = torch_archive.read(path)
-        except Exception as error:  # a damaged file can break torch's reader anywhere
-            raise CheckpointError(damaged(path, f"it cannot be read ({type(error).__name__})", remedy)) from error
-        check_part(content, path)
-        return content
+        found: dict[str, Any] = checkpoints.read(path, remedy="delete it, and what it holds is measured again")
+        return found
 
     def _part(self, stage: str, index: int) -> Path:
         return self._work.folder / PARTS / f"{_stage_name(stage)}-{index}.pt"

@@ -72,17 +72,17 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
         return analysis.run(folder, state)
 
 
-def resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
+def resume(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
     with held(folder):
-        return _resume(folder, given, command)
+        return _resume(folder, given)
 
 
-def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, Any]:
+def _resume(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     state = distributed.from_main(lambda: AnalysisState.load(folder))
     options = resumed_options(state.options, given, SensitiveOptions)
     recipe = Recipe.from_stored(state.recipe)
@@ -92,9 +92,7 @@ def _resume(folder: Path, given: Mapping[str, Any], command: str) -> dict[str, A
     analysis = Analysis(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-    dataset = analysis.fingerprint()
-    check_unchanged(state.dataset, dataset, folder)
-    state.dataset, state.command = state.dataset or dataset.to_text(), state.command or command
+    check_unchanged(state.dataset, analysis.fingerprint(), folder)
     return analysis.run(folder, state)
 
 
@@ -233,11 +231,8 @@ class Analysis:
         return costs
 
     def _recipe_with(self, patterns: Sequence[str]) -> Recipe:
-        """The run's recipe with more in float, and without calibration exceptions for scales that are gone then."""
-        recipe = self.recipe.replace(float=tuple(dict.fromkeys((*self.recipe.float, *patterns))))
-        kept = set(placement.plan(self._inputs.source.model, recipe).scale_names)
-        scales = {name: method for name, method in recipe.calibration.scales.items() if name in kept}
-        return recipe.replace(calibration_scales=scales)
+        """The run's recipe with more in float."""
+        return self.recipe.replace(float=tuple(dict.fromkeys((*self.recipe.float, *patterns))))
 
     def _verified(self, recipe: Recipe) -> float | None:
         """AP of the network that `qat.py quantize --recipe` makes, placed and calibrated anew; None if time is over.

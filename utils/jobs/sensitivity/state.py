@@ -10,19 +10,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.core import distributed
 from utils.core.errors import CheckpointError, InputError
-from utils.core.file_schema import damaged
 from utils.core.files import atomic_path
 from utils.core.resampled import Resampled
-from utils.jobs import state_schema
+from utils.jobs.run_state import START_AGAIN, marked, unmarked
 
 STATE_FILE = "state.json"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -35,14 +34,13 @@ class AnalysisState:
         screened: stage → batch → unit → sums over images: their number, `proxy.weight`, and the distances of the INT8
             network, of that with the unit in float, and of the float network with the unit in INT8.
         ap: stage → network → AP of all images; stage `recipe` has recipes by what they leave in float.
-        ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it; states of earlier
-            versions have none.
+        ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it.
         seconds: stage → wall time spent on it so far.
         finished: the result is written; the last thing that a run writes.
-        dataset: what the run reads, as `utils.evaluation.fingerprint` says it; empty in states of earlier versions.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it.
         command: the command line that started the run.
         engines: of --engine: `measured_on`, `no_control` (see `engines.Bench`), and by the network's name the `times`
-            of its engine, as `engine_points.Times` has them; empty in states of earlier versions.
+            of its engine, as `engine_points.Times` has them.
     """
 
     options: dict[str, Any]
@@ -63,7 +61,7 @@ class AnalysisState:
         if not distributed.is_main():
             return
         with atomic_path(folder / STATE_FILE) as temporary:
-            temporary.write_text(json.dumps({"analysis_state": VERSION, **asdict(self)}), encoding="utf-8")
+            temporary.write_text(json.dumps(marked(asdict(self), VERSION)), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> AnalysisState:
@@ -76,12 +74,8 @@ class AnalysisState:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                damaged(path, f"it cannot be read ({type(error).__name__})", state_schema.START_AGAIN)
-            ) from error
-        state_schema.check_analysis(content, path, VERSION, {item.name for item in fields(cls)})
-        content.pop("analysis_state")
-        return cls(**content)
+            raise CheckpointError(f"{path} is damaged ({type(error).__name__}); {START_AGAIN}") from error
+        return cls(**unmarked(content, VERSION, path))
 
     def resampled(self, stage: str) -> dict[str, Resampled]:
         """Network → its AP on resampled images, where that is known."""

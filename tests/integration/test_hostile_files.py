@@ -1,0 +1,446 @@
+"""Checkpoints, model descriptions and datasets of strangers: no code of theirs is run, and damage is one line."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hostile_canary import program, watched
+from hostile_files import call, mapping, torch_file, value
+from qat_runs import write_small_set
+from random_networks import TINY, random_network, save_float, save_quantized, tiny_with
+from torch import nn
+
+import export_qat
+import export_yoloV9
+import qat
+import reparameterization
+from models.quantize import checkpoint, placement
+from models.quantize.recipe import Recipe
+from utils import upstream, upstream_description
+from utils.core import checkpoints
+from utils.core.errors import CheckpointError, InputError
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.images import find_images, label_file
+
+IMPORTS = (
+    "from utils import upstream, upstream_import\nupstream_import.ensure()\n"
+    "import onnx, matplotlib.pyplot, torch.utils.data"
+)
+COMMAND = "touch mark"
+ROWS: dict[str, list[Any]] = {  # of a model description: upstream would evaluate these
+    "bytes": [-1, 1, "os.system", [COMMAND.encode()]],
+    "remove": [-1, 1, "os.remove", ["nearest"]],
+    "exit": [-1, 1, "sys.exit", []],
+    "expression": [-1, 1, f"__import__('os').system('{COMMAND}') or Conv", [8]],
+    "argument": [-1, 1, "Conv", [f"__import__('os').system('{COMMAND}')", 3, 2]],
+    "number": [-1, 100_000_000, "Conv", [8, 3, 2]],
+    "backend": [-1, 1, "DetectMultiBackend", ["nc"]],
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("good")
+    found = {"float": save_float(folder / "float.pt", random_network(TINY))}
+    found["quantized"] = save_quantized(folder / "quantized.pt", found["float"])
+    found["masks"] = save_float(folder / "masks.pt", random_network(tiny_with("DSegment")))
+    training = {**TINY, "head": [*TINY["head"][:-1], [[3, 8, 6, 3, 8, 6], 1, "DualDDetect", ["nc"]]]}
+    found["training"] = save_float(folder / "training.pt", upstream.build_model(training))
+    return found
+
+
+def with_row(path: Path, row: list[Any], target: Path) -> Path:
+    """A copy of a checkpoint whose description begins with another layer."""
+    content = torch.load(path, weights_only=False)
+    description = content["yaml"] if "yaml" in content else content["model"].yaml
+    description["backbone"][0] = row
+    torch.save(content, target)
+    return target
+
+
+# --- model descriptions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_a_description_is_refused_before_upstream_sees_it(row, good, tmp_path, monkeypatch):
+    from models.yolo import DetectionModel, parse_model
+
+    monkeypatch.chdir(tmp_path)
+    evil = {**copy.deepcopy(TINY), "backbone": [row, *TINY["backbone"][1:]]}
+    (tmp_path / "evil.yaml").write_text(yaml.safe_dump(evil))
+    readers: list[tuple[Callable[[Any], object], Any]] = [
+        (upstream.load_float, with_row(good["float"], row, tmp_path / "float.pt")),
+        (upstream.load_training, with_row(good["training"], row, tmp_path / "training.pt")),
+        (checkpoint.load, with_row(good["quantized"], row, tmp_path / "quantized.pt")),
+        (upstream.read_description, tmp_path / "evil.yaml"),
+        (upstream.build_model, tmp_path / "evil.yaml"),
+        (DetectionModel, copy.deepcopy(evil)),  # also where upstream's own programs build a network
+        (lambda description: parse_model(description, [3]), copy.deepcopy(evil)),
+    ]
+    for read, file in readers:
+        with pytest.raises(InputError, match="layer 0"):
+            read(file)
+    with pytest.raises(InputError, match="activation"):
+        DetectionModel({**copy.deepcopy(TINY), "activation": "nn.ReLU();exit()"})
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["export_qat.py", "--weights", "FILE"], "quantized"),
+        (["export_yoloV9.py", "--weights", "FILE"], "float"),
+        (["qat.py", "eval", "--weights", "FILE", "--data", "DATA", "--project", "OUT"], "pickle"),
+        (["reparameterization.py", "--weights", "FILE", "--save", "OUT/a.pt"], "training"),
+        (["scripts/run_upstream.py", "val.py", "--weights", "FILE", "--device", "cpu"], "pickle"),
+        (["scripts/run_upstream.py", "train.py", "--cfg", "YAML", "--data", "DATA", "--device", "cpu", "--epochs", "1",
+          "--project", "OUT", "--hyp", "data/hyps/hyp.scratch-high.yaml"], "float"),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, list) else value,
+)  # fmt: skip
+def test_programs_refuse_with_one_line_and_leave_no_mark(words, kind, good, demo_data, tmp_path, checkout):
+    file = tmp_path / "evil.pt"
+    if kind == "pickle":
+        torch_file(file, mapping(model=call("os.system", value(COMMAND))))
+    else:
+        with_row(good[kind], ROWS["bytes"], file)
+    (tmp_path / "evil.yaml").write_text(yaml.safe_dump({**TINY, "backbone": [ROWS["bytes"], *TINY["backbone"][1:]]}))
+    names = {"FILE": str(file), "OUT": str(tmp_path), "YAML": str(tmp_path / "evil.yaml"), "DATA": str(demo_data)}
+    filled = [names.get(word, word.replace("OUT", str(tmp_path))) for word in words]
+    found = watched(program(filled), tmp_path / "report", before=IMPORTS, cwd=checkout, allowed=[tmp_path])
+    assert found.returncode == 2, found.err[-2000:]
+    assert "os.system" in found.err
+    assert "Traceback" not in found.err
+    assert not any("mark" in one or one.startswith("os.system") for one in found.events)
+    assert not (checkout / "mark").exists()
+
+
+def test_the_lists_are_what_upstreams_networks_are_made_of(checkout, monkeypatch):
+    from models.common import Conv, RepConvN
+    from models.yolo import parse_model
+
+    for layer in (Conv, RepConvN):  # upstream sets it to what the last YAML with an `activation` says
+        monkeypatch.setattr(layer, "default_act", layer.default_act)
+    classes = upstream.module_classes()
+    for path in checkout.glob("models/*/*.yaml"):
+        if "backbone" in yaml.safe_load(path.read_text()):
+            description = upstream.read_description(path)
+            if path.parent.name != "hub":  # upstream's own code cannot build these
+                with torch.device("meta"):
+                    layers, _ = parse_model(description, [3])
+                assert {type(module) for module in layers.modules()} <= set(classes.values()), path
+    for head, below in checkpoints.KEPT_FORWARDS.items():
+        made = upstream.build_model(tiny_with(head)).model[-1]
+        assert [key for key, one in vars(made).items() if callable(one)] == [checkpoints.KEPT_AS]
+        assert made.detect is classes[f"models.yolo.{below}"].forward
+    for text in upstream_description.ACTIVATIONS:
+        assert isinstance(eval(text, {"nn": nn}), nn.Module)
+
+
+# --- datasets ---------------------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """A pickle that runs a command."""
+
+    def __reduce__(self):
+        import os
+
+        return (os.system, (COMMAND,))
+
+
+@pytest.fixture
+def dataset(demo_data: Path, tmp_path: Path) -> Path:
+    """A few images of the demo set, with a label cache and an image's array that would run a command."""
+    images = [Path(path) for path in find_images(load_data(demo_data).paths("train"))[:6]]
+    for image in images:
+        for path, name in ((image, "images"), (label_file(str(image)), "labels")):
+            (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / "set" / name)
+    evil = np.empty((), dtype=object)
+    evil[()] = Runs()
+    for name in ("labels.cache", "images/" + images[0].stem + ".npy"):
+        with open(tmp_path / "set" / name, "wb") as file:
+            np.save(file, evil)
+    return tmp_path / "set"
+
+
+def test_label_caches_and_arrays_are_neither_read_nor_written(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image = next((dataset / "images").glob("*.jpg"))
+    image.write_bytes(image.read_bytes() + b"what a phone appends")
+    before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+    for _ in range(2):
+        found = upstream.make_dataset(str(dataset / "images"), 64, 2, stride=32)
+        assert sum(len(labels) for labels in found.labels) > 0
+        assert [found[index][0].shape for index in range(len(found))] == [(3, 64, 64)] * 6
+    assert {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "mark").exists()
+    np.load(next((dataset / "images").glob("*.npy")), allow_pickle=True)
+    assert (tmp_path / "mark").exists(), "the array would have run the command"
+
+
+# --- weights of which one thing is wrong ------------------------------------------------------------------------------
+
+
+def one_line(error: BaseException, path: Path) -> str:
+    message = str(error)
+    assert "\n" not in message
+    assert str(path) in message
+    assert len(message) < 900
+    return message
+
+
+def fill(name: str, number: float) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        with torch.no_grad():
+            model.state_dict()[name].view(-1)[0] = number
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: delattr(model, "names"), "names"),
+        (lambda model: setattr(model, "names", ["a"]), "names of 1 classes, and its head finds 10"),
+        (lambda model: setattr(model.model[-1], "nc", 11), "names of 10 classes, and its head finds 11"),
+        (lambda model: setattr(model, "stride", torch.tensor([8.0, 16.0, 64.0])), "strides"),
+        (lambda model: setattr(model.model[-1], "stride", torch.tensor([8.0, 16.0, 16.0])), "strides"),
+        (lambda model: setattr(model, "model", nn.Sequential()), "holds no YOLOv9 network"),
+        (lambda model: model.model.__delitem__(-1), "ends in Concat"),
+        (lambda model: setattr(model.model[2], "f", 7), "does not compute"),
+        (lambda model: setattr(model.model[0], "conv", nn.Conv2d(3, 9, 3, 2, 1)), "does not compute"),
+        (lambda model: setattr(model, "yaml", 5), "the model description is a int"),
+        (fill("model.0.conv.weight", math.nan), "model.0.conv.weight holds NaN or infinity"),
+    ],
+)
+def test_a_field_of_a_float_checkpoint(tmp_path, good, change, message):
+    model = upstream.read_checkpoint(good["float"])["model"].float()
+    change(model)
+    torch.save({"model": model, "ema": None}, tmp_path / "changed.pt")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        upstream.load_float(tmp_path / "changed.pt")
+    one_line(caught.value, tmp_path / "changed.pt")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"model": torch.ones(5)}, {"model": nn.Conv2d(1, 1, 1)}, {"model": {"yaml": 1}}, {}, [1], "text"],
+    ids=str,
+)
+def test_what_holds_no_network(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    for load in (upstream.load_float, upstream.load_training, checkpoint.load):
+        with pytest.raises(CheckpointError) as caught:
+            load(tmp_path / "a.pt")
+        one_line(caught.value, tmp_path / "a.pt")
+
+
+WEIGHT = "model.0.conv.weight"
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "message"),
+    [
+        ("names", 5, "damaged"),
+        ("names", {0: "only"}, "names of 1 classes"),
+        ("nc", 11, "names of 10 classes, and its head finds 11"),
+        ("recipe", {"head": 5}, "head is 5"),
+        ("recipe", {"float": ["model.99"]}, "model.99"),
+        ("yaml", {}, "lacks nc"),
+        ("yaml", "models/detect/gelan-c.yaml", "damaged"),
+        ("yaml", {**TINY, "head": TINY["head"][:-1]}, "ends in Concat|damaged"),
+        ("extra", None, "damaged"),
+        ("quantized_state", {}, "placed quantizers differently"),
+        ("quantized_state", {WEIGHT: torch.full((8, 3, 3, 3), math.nan)}, f"{WEIGHT} holds NaN"),
+        ("quantized_state", {WEIGHT: torch.zeros(7, 3, 3, 3)}, "size mismatch"),
+        ("format_version", 2, "has format 2"),
+        ("format_version", torch.ones(2), "has format"),
+    ],
+)
+def test_a_field_of_a_quantized_checkpoint(tmp_path, good, field, content, message):
+    torch.save({**torch.load(good["quantized"], weights_only=True), field: content}, tmp_path / "changed.pt")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        checkpoint.load(tmp_path / "changed.pt")
+    one_line(caught.value, tmp_path / "changed.pt")
+
+
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+@pytest.mark.parametrize("name", ["quantize", "eval", "sensitive", "calibrate", "export", "deepstream", "convert"])
+def test_programs_end_with_one_line_and_2(tmp_path, good, capsys, name, kind, demo_data):
+    path = tmp_path / "part.pt"
+    whole = bytearray(good[kind].read_bytes())
+    whole[len(whole) // 2] ^= 4
+    path.write_bytes(whole)
+    words = ["--weights", str(path), "--device", "cpu"]
+    mains = {"export": export_qat.main, "deepstream": export_yoloV9.main, "convert": reparameterization.main}
+    runs = [name, *words, "--data", str(demo_data), "--project", str(tmp_path / "runs")]
+    code = mains[name](words) if name in mains else qat.main(runs)
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(path) in err
+    assert [one.name for one in tmp_path.iterdir()] == ["part.pt"]
+
+
+# --- random mutations -------------------------------------------------------------------------------------------------
+
+COUNT = 300  # of each kind of file
+TEXTS = ["", "x", "nc", "../../x", "__import__('os').system('touch mark')", "a\nb", "*", "9" * 500]
+NUMBERS = [0, -1, 1, 2**31, 2**70, 0.5, -0.0, 1e300, math.nan, math.inf, True, None]
+
+
+def other_value(rng: random.Random) -> Any:
+    """Something that does not belong there."""
+    number, text = rng.choice(NUMBERS), rng.choice(TEXTS)
+    return rng.choice([text, number, [number] * rng.randrange(4), {text: number}, [[[text]]]])
+
+
+def places(content: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of nested dictionaries and lists."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return [place for key, inner in entries for place in ((content, key), *places(inner))]
+
+
+def changed(content: Any, rng: random.Random) -> Any:
+    """A copy in which one to three values are replaced, deleted, swapped or added."""
+    content = copy.deepcopy(content)
+    for _ in range(rng.randint(1, 3)):
+        found = places(content)
+        if not found:
+            return other_value(rng)
+        (container, key), (other, name) = rng.choice(found), rng.choice(found)
+        action = rng.randrange(5)
+        if action == 0:
+            del container[key]
+        elif action == 1:
+            container[key] = copy.deepcopy(other[name])
+        elif action == 2 and isinstance(container, dict):
+            container[rng.choice(TEXTS[:4])] = other_value(rng)
+        elif action == 3 and isinstance(container[key], torch.Tensor):
+            container[key] = torch.full((rng.randrange(4), 2), rng.choice([0.0, math.nan, -1.0]))
+        else:
+            container[key] = other_value(rng)
+    return content
+
+
+def changed_network(model: Any, rng: random.Random) -> Any:
+    """A copy of a network in which one attribute, tensor or layer is another."""
+    model = copy.deepcopy(model)
+    owner = rng.choice([model, model.model[-1], *model.modules()])
+    table = rng.choice([one for one in (vars(owner), owner._modules, owner._parameters, owner._buffers) if one])
+    name = rng.choice([name for name in table if not name.startswith("_")] or ["extra"])
+    if table is owner._modules:
+        table[name] = rng.choice([nn.Identity(), nn.Conv2d(2, 3, 1), nn.Sequential(), copy.deepcopy(model.model[0])])
+    elif table is vars(owner):
+        table[name] = other_value(rng)
+    elif isinstance(table[name], torch.Tensor):
+        table[name].data = rng.choice([table[name].data * math.nan, torch.ones(2, 2), table[name].data.half()])
+    return model
+
+
+def changed_bytes(content: bytes, rng: random.Random) -> bytes:
+    """The bytes with flipped bits, or cut."""
+    mutated = bytearray(content)
+    if rng.randrange(3) == 0:
+        return bytes(mutated[: rng.randrange(len(mutated))])
+    for _ in range(rng.choice([1, 1, 4, 100])):
+        mutated[rng.randrange(len(mutated))] ^= 1 << rng.randrange(8)
+    return bytes(mutated)
+
+
+def write(content: Any, path: Path) -> None:
+    if path.suffix == ".pt":
+        torch.save(content, path)
+    else:
+        path.write_text(yaml.safe_dump(content))
+
+
+NAMES = ["float.pt", "quantized.pt", "recipe.yaml", "data.yaml"]
+
+
+def mutations(name: str, good: dict[str, Path], data: Path, path: Path, count: int) -> Iterator[None]:
+    """Write a file as it should be, then `count` mutations of it, a third of them in its bytes."""
+    rng = random.Random(14)
+    content = {
+        "float.pt": lambda: {"model": upstream.read_checkpoint(good["float"])["model"].float()},
+        "quantized.pt": lambda: torch.load(good["quantized"], weights_only=True),
+        "recipe.yaml": lambda: Recipe().to_dict() | {"float": ["model.3"]},
+        "data.yaml": lambda: yaml.safe_load(data.read_text()),
+    }[name]()
+    write(content, path)
+    yield
+    whole = path.read_bytes()
+    for index in range(count):
+        if index % 3 == 0:
+            path.write_bytes(changed_bytes(whole, rng))
+        elif name == "float.pt":
+            write({"model": changed_network(content["model"], rng)}, path)
+        else:
+            write(changed(content, rng), path)
+        yield
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ran(BaseException):
+        """No handler of errors takes it for one."""
+
+    def forbidden(*words: Any, **_: Any) -> None:
+        raise Ran(words)
+
+    for target in ("os.system", "os.popen", "subprocess.Popen", "socket.socket"):
+        monkeypatch.setattr(target, forbidden)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("name", NAMES)
+def test_mutations_give_only_our_errors(name, good, demo_data, tmp_path):
+    network = upstream.fuse(upstream.load_float(good["float"]).model)
+    read: Callable[[Path], object] = {
+        "float.pt": upstream.load_float,
+        "quantized.pt": checkpoint.load,
+        "recipe.yaml": lambda path: placement.plan(network, Recipe.from_file(path)),
+        "data.yaml": lambda path: load_data(path).paths("val"),
+    }[name]
+    path, lines = tmp_path / name, []
+    made = mutations(name, good, demo_data, path, COUNT // 2 if name.endswith(".pt") else COUNT)
+    next(made)
+    read(path)
+    for _ in made:
+        try:
+            read(path)
+        except InputError as error:
+            lines.append(str(error))
+    assert len(lines) > COUNT // 8, "the mutations are felt"
+    assert not [line for line in lines if "\n" in line or len(line) > 2000]
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.usefixtures("nothing_runs", "blank_plots")
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_end_mutations_with_0_1_or_2_and_without_a_traceback(name, good, demo_data, tmp_path, capsys):
+    path, data = tmp_path / name, write_small_set(tmp_path / "set", demo_data, train=2, val=2)
+    option = {"recipe.yaml": "--recipe", "data.yaml": "--data"}.get(name, "--weights")
+    files = {"--weights": good["float"], "--data": data, option: path, "--project": tmp_path / "runs"}
+    quick = ("--imgsz", "64", "--batch-size", "2", "--workers", "0", "--device", "cpu")
+    command = ("quantize", "--ptq-only", "--calib-batches", "1") if name == "recipe.yaml" else ("eval",)
+    codes = []
+    for _ in mutations(name, good, data, path, 8):
+        codes.append(qat.main([*command, *quick, *(str(word) for pair in files.items() for word in pair)]))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert err.count("\n") <= 1 or codes[-1] == 0
+    assert codes[0] == 0
+    assert set(codes) <= {0, 1, 2}
+    assert codes.count(2) > 2

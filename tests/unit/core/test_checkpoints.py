@@ -1,0 +1,359 @@
+"""Checkpoints that name code are refused in one line and leave no mark; others are read as torch reads them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import random
+import re
+import tarfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path, PosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hostile_canary import Outcome, watched
+from hostile_files import call, instance, items, mapping, module, named, storage, tensor, torch_file, value
+from torch import nn
+
+from utils.core import checkpoints
+from utils.core.errors import CheckpointError
+
+ROOT = Path(__file__).resolve().parents[3]
+FOUR = {"0": np.arange(4, dtype=np.float32).tobytes()}
+RELU = "torch.nn.modules.activation.ReLU"
+CONV = "torch.nn.modules.conv.Conv2d"
+SEQUENTIAL = "torch.nn.modules.container.Sequential"
+BELOW, SEGMENT = "models.yolo.DDetect", "models.yolo.DSegment"
+GETATTR = "builtins.getattr"
+FORWARD = call(GETATTR, named(BELOW), value("forward"))
+COMMAND = value("true")
+
+
+class DDetect(nn.Module):
+    def forward(self, x):
+        return ["forward of", x]
+
+
+class DSegment(DDetect):
+    """Keeps the forward of the head below, as upstream's segment heads do."""
+
+
+TORCH = {"activation": ("ReLU", "SiLU"), "batchnorm": ("BatchNorm2d",), "container": ("Sequential",),
+         "conv": ("Conv2d",), "linear": ("Identity",), "upsampling": ("Upsample",)}  # fmt: skip
+MODULES: dict[str, type[nn.Module]] = {BELOW: DDetect, SEGMENT: DSegment}
+MODULES |= {f"torch.nn.modules.{place}.{name}": getattr(nn, name) for place, names in TORCH.items() for name in names}
+
+
+def read(folder: Path, content: bytes) -> Any:
+    return checkpoints.read(torch_file(folder / "x.pt", content, FOUR), MODULES)
+
+
+# --- files that would run code ----------------------------------------------------------------------------------------
+
+FOREIGN = """
+    os.system posix.system nt.system os.abort subprocess.Popen builtins.eval __builtin__.eval builtins.exec
+    builtins.open builtins.__import__ builtins.setattr builtins.vars importlib.import_module runpy.run_path
+    functools.partial operator.attrgetter operator.methodcaller copyreg._reconstructor copyreg.__newobj__
+    torch.load torch.save torch.jit.load torch.hub.load torch.serialization.add_safe_globals
+    torch._utils._rebuild_from_type_v2 torch.nn.modules.module.Module torch.nn.modules.conv.os.system
+    models.common.DetectMultiBackend models.experimental.attempt_load models.yolo.DDetect.forward
+    numpy.load numpy.save numpy.ndarray.tofile collections.namedtuple _codecs.lookup pathlib.Path.write_text
+    pathlib.os.system sys.exit pickle.loads
+"""
+
+ATTACKS: dict[str, bytes] = {f"reduce {name}": call(name, COMMAND) for name in FOREIGN.split()} | {
+    # every other way to a name or to a call
+    "a name": named("os.system"),
+    "a name in a dictionary": mapping(opt=named("os.system")),
+    "inst": b"(" + COMMAND + b"i" + named("os.system")[1:],
+    "obj": b"(" + named("os.system") + COMMAND + b"o",
+    "newobj": named("os.system") + items(COMMAND) + b"\x81",
+    "newobj_ex": named("os.system") + items(COMMAND) + b"}\x92",
+    "stack_global": value("os") + value("system") + b"\x93" + items(COMMAND) + b"R",
+    "stack_global with dots": value("models.yolo") + value("DDetect.forward") + b"\x93",
+    "stack_global of a path's method": value("pathlib") + value("Path.write_text") + b"\x93" + items(COMMAND) + b"R",
+    "from the memo": named("os.system") + b"q\x010" + b"h\x01" + items(COMMAND) + b"R",
+    "ext1": b"\x82\xf0" + items(COMMAND) + b"R",
+    "ext2": b"\x83\xf0\x00" + items(COMMAND) + b"R",
+    "ext4": b"\x84\xf0\x00\x00\x00" + items(COMMAND) + b"R",
+    "persistent id": value("os.system") + b"Q",
+    "persistent id of another kind": items(value("module"), *[value("os")] * 4) + b"Q",
+    "protocol 0's persistent id": b"Pos.system\n",
+    # listed classes are not called, and cannot be changed
+    **{f"reduce {name}": call(name, *arguments) for name, arguments in (
+        (CONV, (value(3), value(3), value(1))), (RELU, ()), (BELOW, (COMMAND,)), ("torch.FloatStorage", (COMMAND,)),
+        ("numpy.ndarray", (COMMAND,)), ("torch.float32", (COMMAND,)))},
+    "newobj with arguments": instance(CONV, b"}", items(value(3), value(3), value(1))),
+    "newobj_ex with arguments": named(CONV) + b")" + mapping(bias=b"\x89") + b"\x92",
+    "obj of a class": b"(" + named(CONV) + value(3) + b"o",
+    "inst of a class": b"(" + value(3) + b"i" + named(CONV)[1:],
+    "build of a class": named(CONV) + mapping(forward=value(1)) + b"b",
+    "build of a class's slots": named(CONV) + items(b"N", mapping(__new__=value(1))) + b"b",
+    "build of a function's slots": named("torch.Size") + items(b"N", mapping(__defaults__=value((1,)))) + b"b",
+    "build of a dictionary's class": named("collections.OrderedDict") + items(b"N", mapping(get=value(1))) + b"b",
+    "build of a list": b"]" + mapping(append=named(RELU)) + b"b",
+    "build of a tensor": tensor() + items(b"\x88", b"N", mapping(a=named(RELU))) + b"b",
+    "build of a path": call("pathlib.PosixPath", value("a")) + items(b"N", mapping(_str=named(RELU))) + b"b",
+    "call of a module": module(RELU) + items(COMMAND) + b"R",
+    "call of a tensor": tensor() + items(COMMAND) + b"R",
+    "call of a device": call("torch.device", value("cpu")) + items(named(RELU)) + b"R",
+    # callables and hooks in the tree
+    "a class as a value": mapping(kept=named(CONV)),
+    "getattr as a value": mapping(detect=named(GETATTR)),
+    "hooks": module(RELU, _forward_hooks=mapping(a=module(RELU))),
+    "state_dict hooks": module(RELU, _state_dict_hooks=module(RELU)),
+    "hooks of a child": module(SEQUENTIAL, mapping(a=module(RELU, _forward_pre_hooks=value({1: 2})))),
+    "hooks of a tensor": tensor(hooks=value({"a": 1})),
+    "hooks of a parameter": call("torch._utils._rebuild_parameter", tensor(), b"\x88", value({"a": 1})),
+    "a compiled call": module(RELU, _compiled_call_impl=value("x")),
+    "a private attribute": module(RELU, _own=value(1)),
+    "__class__": module(RELU, __class__=named(CONV)),
+    "__deepcopy__": module(RELU, __deepcopy__=module(RELU)),
+    "a module as forward": module(RELU, forward=module(CONV)),
+    "a module as an attribute": module(RELU, inner=module(RELU)),
+    "a module within an attribute": module(RELU, inner=items(mapping(a=module(RELU)))),
+    "a child as an attribute": module(SEQUENTIAL, mapping(a=module(RELU) + b"q\x07"), forward=b"h\x07"),
+    "a module as a buffer": module(RELU, _buffers=mapping(a=module(RELU))),
+    "a tensor as a parameter": module(RELU, _parameters=mapping(a=tensor())),
+    "a tensor as a child": module(SEQUENTIAL, mapping(a=tensor())),
+    "a module in a list": b"]" + module(RELU) + b"a",
+    # getattr is the forward of the head below, in the one place where a segment head keeps it
+    **{f"getattr {index}": module(SEGMENT, detect=call(GETATTR, *arguments)) for index, arguments in enumerate((
+        (named(SEGMENT), value("forward")), (named(CONV), value("forward")), (named(BELOW), value("__init__")),
+        (named(BELOW), value("forward.__globals__")), (named(BELOW), value("__subclasses__")),
+        (named(BELOW), value(["forward"])), (module(BELOW), value("forward")), (FORWARD, value("__globals__")),
+        (tensor(), value("numpy")), (value("os"), value("system")), (named(BELOW),)))},
+    **{f"forward {index}": content for index, content in enumerate((
+        FORWARD, mapping(model=FORWARD), FORWARD + items(value(1), value(2)) + b"R", b"}" + FORWARD + value(1) + b"s",
+        FORWARD + mapping(__globals__=b"}") + b"b", module(SEGMENT, forward=FORWARD), module(BELOW, detect=FORWARD),
+        module(SEGMENT, detect=items(FORWARD)), module(SEGMENT, mapping(detect=FORWARD)),
+        module(SEGMENT, _buffers=mapping(detect=FORWARD)), call("builtins.set", b"](" + FORWARD + b"e")))},
+    # NumPy's objects are pickles again
+    "an array of objects": call("numpy.dtype", value("O8"), b"\x89", b"\x88"),
+    "an array of addresses": call("numpy.core.multiarray._reconstruct") + items(
+        value(1), value((1,)), value("O"), b"\x89", call("_codecs.encode", value("12345678"), value("latin1"))) + b"b",
+    "a subclass of dtype": call("numpy.dtype", named("os.system")),
+    "a scalar of an object": call("numpy.core.multiarray.scalar", value("O"), COMMAND),
+    "another codec": call("_codecs.encode", COMMAND, value("zlib")),
+}  # fmt: skip
+
+BEFORE = """
+import contextlib, copyreg, itertools, json, os, sys, torch
+from pathlib import Path
+sys.path.append({tests!r})
+import test_checkpoints
+from utils.core import checkpoints
+copyreg.add_extension("os", "system", 240)
+"""
+READ = """
+for path in sorted(Path({folder!r}).glob("*.pt")):
+    copyreg._extension_cache[240] = os.system  # as if another reader had met it
+    try:
+        found = f"read: {{checkpoints.read(path, test_checkpoints.MODULES)!r}}"
+    except checkpoints.CheckpointError as error:
+        found = str(error)
+    print(json.dumps([path.stem, found]))
+for function, count in itertools.product(checkpoints.FUNCTIONS.values(), range(5)):
+    for text in ("mark", "touch mark", "http://127.0.0.1:9/a.pt", b"touch mark", ["mark"], "__import__('os').abort()"):
+        with contextlib.suppress(Exception):
+            function(*[text] * count)
+"""
+CONTROL = """
+for path in sorted(Path({folder!r}).glob("*.pt")):
+    copyreg._extension_cache[240] = os.system
+    with contextlib.suppress(Exception):
+        torch.load(path, weights_only=False)
+"""
+
+
+def run(code: str, names: list[str], folder: Path) -> Outcome:
+    """Let a process that is watched read the attacks of these names."""
+    for name in names:
+        torch_file(folder / f"{list(ATTACKS).index(name)}.pt", ATTACKS[name], FOUR)
+    before = BEFORE.format(tests=str(Path(__file__).parent))
+    return watched(code.format(folder=str(folder)), folder / "report", before=before, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(READ, list(ATTACKS), tmp_path_factory.mktemp("attacks"))
+
+
+@pytest.mark.parametrize(("index", "name"), enumerate(ATTACKS), ids=list(ATTACKS))
+def test_each_attack_is_refused_in_one_line(attacked, index, name):
+    line = dict(json.loads(line) for line in attacked.out.splitlines()).get(str(index), "the process has ended")
+    assert re.search(rf"{index}\.pt (holds|is damaged)", line), line
+    assert "\n" not in line
+    assert len(line) < 500
+
+
+def test_no_attack_and_no_function_of_the_list_leaves_a_mark(attacked):
+    assert (attacked.returncode, attacked.events) == (0, []), attacked.err
+    assert len(ATTACKS) > 100
+
+
+def test_attacks_would_run_a_command(tmp_path):
+    names = ["reduce os.system", "inst", "obj", "stack_global", "from the memo", "ext1", "ext2", "ext4"]
+    found = run(CONTROL, names, tmp_path)
+    assert sum("os.system" in event for event in found.events) == len(names), found.err
+
+
+# --- files that are damaged -------------------------------------------------------------------------------------------
+
+
+def array(shape: tuple, dtype: str, order: str, data: bytes) -> bytes:
+    start = call("numpy.core.multiarray._reconstruct", named("numpy.ndarray"), value((0,)), value("b"))
+    kind = call("numpy.dtype", value(dtype)) + value((3, order, None, None, None, -1, -1, 0)) + b"b"
+    text = call("_codecs.encode", value(data.decode("latin-1")), value("latin1"))
+    return start + items(value(1), value(shape), kind, b"\x89", text) + b"b"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[tensor(size, stride, offset) for size, stride, offset in (
+            ((5,), (1,), 0), ((2, 2), (4, 1), 0), ((4,), (1,), 1), ((4,), (1,), -1), ((2,), (-1,), 0), ((-1,), (1,), 0),
+            ((2,), (), 0), ((1 << 62, 1 << 62), (1, 1), 0))],
+        *[tensor(where=where) for where in (
+            value(3), storage("1"), storage("../data.pkl"), storage(count=5), storage(count=-4), storage(count=1 << 60),
+            storage(kind="DoubleStorage"))],
+        call("torch._utils._rebuild_parameter", value(1), b"\x88", b"}"),
+        array((1,), "f8", "<", b"short"), array((1 << 40,), "f8", "<", b"12345678"),
+        call("numpy.core.multiarray.scalar", call("numpy.dtype", value("f8")), value("text")),
+        named(RELU) + b")\x81", instance(RELU, value([1])),  # without a state
+        b"]q\x01h\x01a", b"}q\x01" + value("a") + b"h\x01s",  # containers in themselves
+        b"]" * 100_000 + b"a" * 99_999,
+        b"}" + value((1, 2)) + value(1) + b"s",
+        b"\x8d" + b"\xff" * 8, b"h\x09", b"a", b"R", b"b", b"t", b"Q", b"",
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together(tmp_path, content):
+    assert read(tmp_path, tensor((2, 2), (1, 2))).tolist() == [[0, 2], [1, 3]]
+    assert read(tmp_path, array((1,), "f8", ">", np.array(2, ">f8").tobytes())).tolist() == [2.0]
+    with pytest.raises(CheckpointError) as caught:
+        read(tmp_path, content)
+    assert "\n" not in str(caught.value)
+
+
+CONTENT = {"weights": torch.arange(1000.0), "bias": torch.ones(3, dtype=torch.float16), "text": "x" * 300}
+
+
+def test_a_flipped_bit_anywhere_passes_only_where_nothing_reads_it(tmp_path):
+    """torch itself reads a weight with a flipped bit without a word."""
+    torch.save(CONTENT, tmp_path / "whole.pt")
+    whole, rng, refused = (tmp_path / "whole.pt").read_bytes(), random.Random(1), 0
+    first = whole.index(CONTENT["weights"].numpy().tobytes())
+    places = [first + rng.randrange(4000) for _ in range(100)] + [rng.randrange(len(whole)) for _ in range(700)]
+    for count, place in enumerate(places):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << rng.randrange(8)
+        (tmp_path / "x.pt").write_bytes(changed)
+        try:
+            found = checkpoints.read(tmp_path / "x.pt")
+        except CheckpointError:
+            refused += 1
+            continue
+        assert count >= 100, "a weight"
+        assert (found["text"], list(found)) == (CONTENT["text"], list(CONTENT))
+        assert torch.equal(found["weights"], CONTENT["weights"])
+    assert refused > 500
+
+
+def test_what_is_no_checkpoint_is_called_what_it_is(tmp_path):
+    torch.save(CONTENT, tmp_path / "whole.pt")
+    whole = (tmp_path / "whole.pt").read_bytes()
+    torch.save(CONTENT, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    torch.jit.script(nn.ReLU()).save(tmp_path / "script.pt")
+    with tarfile.open(tmp_path / "tar.pt", "w") as archive:
+        archive.addfile(tarfile.TarInfo("storages"))
+    with zipfile.ZipFile(tmp_path / "zip.pt", "w") as archive:
+        archive.writestr("readme.txt", b"x")
+    (tmp_path / "folder.pt").mkdir()
+    files = {"plain": pickle.dumps({"a": 1}), "empty": b"", "text": b"no weights", "zeros": bytes(5000)}
+    files |= {f"part {keep}": whole[:keep] for keep in (1, 30, 1000, -1, -30, -200)}
+    for name, content in files.items():
+        (tmp_path / f"{name}.pt").write_bytes(content)
+    expected = {"legacy": "before 1.6", "tar": "before 1.6", "script": "TorchScript", "zip": "without data.pkl",
+                "folder": "is a folder", "missing": "does not exist", "plain": "plain pickle",
+                "empty": "truncated"}  # fmt: skip
+    for name in {*expected, *files}:
+        with pytest.raises(CheckpointError, match=expected.get(name, "truncated")) as caught:
+            checkpoints.read(tmp_path / f"{name}.pt")
+        assert str(tmp_path / f"{name}.pt") in str(caught.value)
+
+
+# --- what torch.save writes -------------------------------------------------------------------------------------------
+
+
+def plain(content: Any) -> Any:
+    if isinstance(content, torch.Tensor):
+        return [str(content.dtype), content.shape, content.stride(), content.requires_grad, content.tolist()]
+    if isinstance(content, dict):
+        return [type(content).__name__, [[key, plain(one)] for key, one in content.items()]]
+    return [plain(one) for one in content] if isinstance(content, (list, tuple)) else repr(content)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_data_is_read_as_torch_reads_it(tmp_path, protocol):
+    torch.manual_seed(0)
+    base, network = torch.arange(24.0), nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    kinds = ("float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    content = {
+        "state": network.state_dict(),
+        "optimizer": {"state": {0: {"momentum_buffer": torch.rand(8)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+        "kinds": [torch.ones(3).to(getattr(torch, kind)) for kind in kinds],
+        "views": (base, base[2:8], base.view(4, 6).t(), base.view(4, 6)[:, 2], torch.empty(0, 3), torch.tensor(3),
+                  base.view(4, 6)[:, 6:], base[24:], torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        "plain": [1, -1, 70000, 2**40, 1.5, float("inf"), None, True, "é", b"bytes\x80", (), (1,), {1, 2}],
+        "others": [torch.Size([1, 2]), torch.float16, OrderedDict(a=1), np.float64(2), np.int64(3)],
+        5: {"x": {}},
+    }  # fmt: skip
+    torch.save(content, tmp_path / "a.pt", pickle_protocol=protocol)
+    found, expected = checkpoints.read(tmp_path / "a.pt"), torch.load(tmp_path / "a.pt", weights_only=False)
+    assert plain(found) == plain(expected)
+    assert found["views"][0].data_ptr() == found["views"][2].data_ptr()
+    with open(tmp_path / "a.pt", "rb") as file:
+        assert checkpoints.read(io.BytesIO(file.read()), skip=("state", 5)).keys() == content.keys() - {"state", 5}
+
+
+def test_networks_arrays_and_paths(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Upsample(None, 2, "nearest")).eval()
+    network[0].weight.requires_grad_(False)
+    content = {"model": network, "ema": copy.deepcopy(network).half(), "path": PosixPath("/a/b"),
+               "fitness": np.array([[0.5, 1.5]])}  # fmt: skip
+    torch.save(content, tmp_path / "a.pt")
+    found, x = checkpoints.read(tmp_path / "a.pt", MODULES), torch.rand(1, 3, 8, 8)
+    assert torch.equal(found["model"](x), network(x))
+    assert [p.requires_grad for p in found["model"].parameters()] == [p.requires_grad for p in network.parameters()]
+    assert found["ema"][0].weight.dtype == torch.float16
+    assert (found["fitness"].tolist(), found["path"]) == ([[0.5, 1.5]], "/a/b")
+    found["model"].train()(x).sum().backward()
+    assert found["model"][0].bias.grad is not None
+    found["model"][1].register_forward_hook(lambda *_: None)
+    copy.deepcopy(found["model"]).float().state_dict()
+    with pytest.raises(checkpoints.NotAllowed, match=r"torch\.nn\.modules\.container\.Sequential"):
+        checkpoints.read(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("function", [GETATTR, "__builtin__.getattr"])
+def test_a_segment_head_keeps_the_forward_of_the_head_below(tmp_path, function):
+    head = module(SEGMENT, detect=call(function, named(BELOW), value("forward")))
+    for content in (head, mapping(model=module(SEQUENTIAL, mapping(a=head)))):
+        found = read(tmp_path, content)
+        found = found if isinstance(found, DSegment) else found["model"].a
+        assert found.detect is DDetect.forward
+        assert found.detect(found, 3) == ["forward of", 3]
+
+
+def test_an_activation_that_layers_share_is_shared(tmp_path):
+    act = nn.SiLU()
+    torch.save(nn.Sequential(act, nn.Sequential(act)), tmp_path / "a.pt")
+    found = checkpoints.read(tmp_path / "a.pt", MODULES)
+    assert found[0] is found[1][0]

@@ -1,0 +1,401 @@
+"""PyTorch checkpoints, read without running any code of theirs.
+
+A checkpoint is a zip archive that holds tensors and a pickle, and a pickle is a program: it names functions and calls
+them. Two steps make it harmless:
+
+1. `_Unpickler` runs the pickle. It looks every name up in a table instead of importing it, and gives the pickle a shell
+   for it: a class of ours that records the arguments and the state that it receives, and does nothing else.
+2. `_Builder` makes tensors, numbers and modules of the records. A tensor has to lie within its storage. A module has to
+   be of a listed class; its constructor is not called, it starts as an empty `nn.Module` and receives plain data,
+   tensors and child modules. Whatever could be called, such as a hook, is refused.
+
+zipfile compares every member that it reads with its checksum, so that a file with a flipped bit is refused.
+
+`torch.load(weights_only=True)` would not do. It does not compare checksums. Its list of allowed names belongs to the
+whole process, and libraries add to it. It calls what the list allows with arguments of the file, and checkpoints of
+segmentation networks name `getattr`. Its unpickler is written in Python, and slower.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import errno
+import io
+import pickle
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.core.errors import CheckpointError, no_file
+
+STORAGES = {  # name in a pickle → dtype of its elements
+    "torch.DoubleStorage": torch.float64,
+    "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.LongStorage": torch.int64,
+    "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16,
+    "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+}
+DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}  # torch.float32 and so on, as values
+NUMPY_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+PATHS = tuple(
+    f"{module}.{prefix}{kind}"
+    for module in ("pathlib", "pathlib._local")  # the second since Python 3.13
+    for prefix in ("", "Pure")
+    for kind in ("Path", "PosixPath", "WindowsPath")
+)
+ARRAYS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")  # NumPy 1 and 2
+ORDERED_DICT = "collections.OrderedDict"
+GETATTR = ("builtins.getattr", "__builtin__.getattr")  # protocol 2 has Python 2's name
+
+# A segment head keeps the forward of the head below it as its attribute `detect`, which a pickle holds as
+# `getattr(DDetect, "forward")`. Class of the head → class whose forward it keeps; getattr has no other use here.
+KEPT_FORWARDS = {"Segment": "Detect", "DSegment": "DDetect", "DualDSegment": "DualDDetect", "Panoptic": "Detect"}
+KEPT_AS = "detect"
+
+# Private attributes of a module that are data. All others belong to torch, and are hooks or empty.
+PRIVATE_DATA = ("_non_persistent_buffers_set", "_reversed_padding_repeated_twice")
+MEMBERS = {"_parameters": nn.Parameter, "_buffers": torch.Tensor, "_modules": nn.Module}
+ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+LEGACY_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch before 1.6
+_UNFINISHED = object()
+
+
+class NotAllowed(CheckpointError):
+    """A checkpoint names a class or a function, or holds something, that only code could need."""
+
+
+def read(
+    file: str | Path | IO[bytes],
+    modules: Mapping[str, type[nn.Module]] | None = None,
+    *,
+    device: Any = "cpu",
+    skip: Collection[str] = (),
+    expected: str = "--weights takes a .pt file",
+    remedy: str = "copy or download it again",
+) -> Any:
+    """What `torch.save` wrote into `file`. No code of the file is run.
+
+    Args:
+        modules: the module classes that the file may hold, by their names in a pickle. Modules may be the content
+            itself or values of a dictionary that is the content.
+        device: where the tensors go.
+        skip: keys of that dictionary whose values are left out, and whose tensors are not read.
+        expected: what a file is expected for, said where there is none.
+        remedy: what to do about a damaged file.
+
+    Returns:
+        Containers, texts, numbers, tensors and modules. Paths become texts, devices the CPU.
+
+    Raises:
+        NotAllowed: it names something that is not listed here or in `modules`, or holds hooks or the like.
+        CheckpointError: it is missing, damaged, truncated, or no file of `torch.save` since torch 1.6.
+    """
+    where = file if isinstance(file, (str, Path)) else "the checkpoint"
+    if isinstance(file, (str, Path)) and not Path(file).is_file():
+        raise CheckpointError(no_file(file, expected))
+    try:
+        with open(file, "rb") if isinstance(file, (str, Path)) else nullcontext(file) as stream:
+            if problem := _not_an_archive(stream):
+                raise CheckpointError(f"{where} {problem}")
+            with zipfile.ZipFile(stream) as archive:
+                return _read_archive(archive, modules or {}, device, skip)
+    except _Refused as error:
+        raise NotAllowed(
+            f"{where} holds {error}, which is no data and no module class of YOLOv9 or torch.nn; it was not loaded. "
+            "Save the network without fusing or wrapping it, or as upstream's train.py does"
+        ) from error
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file can break zipfile, the unpickler and the builder anywhere
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is a member before the file's beginning
+            raise CheckpointError(f"{where} cannot be read: {error.strerror or error}; {expected}") from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{where} is damaged, or no PyTorch checkpoint ({reason}); {remedy}") from error
+
+
+def _not_an_archive(stream: IO[bytes]) -> str:
+    """What is said of a file that is no zip archive; empty for an archive."""
+    start = stream.read(512)
+    if start.startswith(LEGACY_START) or start[257:262] == b"ustar":
+        return (
+            "is in a format of PyTorch before 1.6, which this program does not read; where the file is trusted, load "
+            "it with PyTorch and save it again with torch.save"
+        )
+    if start.startswith(b"\x80"):
+        return "is a plain pickle, not a PyTorch checkpoint; it was not loaded"
+    if not zipfile.is_zipfile(stream):
+        return "is not a PyTorch checkpoint, or it is truncated; copy or download it again"
+    return ""
+
+
+def _read_archive(
+    archive: zipfile.ZipFile, modules: Mapping[str, type[nn.Module]], device: Any, skip: Collection[str]
+) -> Any:
+    names = archive.namelist()
+    pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise ValueError("a zip file without data.pkl")
+    folder = pickles[0].removesuffix("data.pkl")
+    if f"{folder}constants.pkl" in names:
+        raise ValueError("a TorchScript archive; give the file that it was made from")
+    if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != sys.byteorder.encode():
+        raise ValueError("written on a machine of another byte order")
+    unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])), modules)
+    copyreg.clear_extension_cache()  # what lies in it would be given to the pickle without asking find_class
+    try:
+        content = unpickler.load()
+    finally:
+        copyreg.clear_extension_cache()
+    builder = _Builder(modules, lambda key: archive.read(f"{folder}data/{key}"), device)
+    if type(content) in (dict, _Dict):
+        return {builder.key(key): builder.value(value) for key, value in content.items() if key not in skip}
+    return builder.value(content)
+
+
+class _Refused(Exception):
+    """A file names or holds something that only code could need; the text says what."""
+
+
+class _Shell:
+    """What a pickle gets for a name: the class stands for the name, an instance for a call of it.
+
+    A pickle can only make instances, give them a state, and put them into containers. Neither classes nor instances
+    can be changed by it: an instruction that sets attributes (BUILD) finds `__setstate__` on both.
+    """
+
+    __slots__ = ("args", "state")
+    name = ""  # module and name, as the pickle has them
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any) -> _Shell:
+        shell = object.__new__(cls)
+        shell.args, shell.state = args, None
+        return shell
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Dict(dict[Any, Any]):
+    """Stands for an OrderedDict, into which a pickle puts items one by one."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        """A state_dict's is the versions of its modules, which nothing here needs."""
+
+
+@cache  # of names that are allowed
+def _shell(name: str) -> type[_Shell]:
+    return type("Shell", (_Shell,), {"__slots__": (), "name": name})
+
+
+_STORAGE = _shell("a storage")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's unpickler, which imports nothing: `find_class` gives shells for the names that are allowed."""
+
+    def __init__(self, stream: io.BytesIO, modules: Collection[str]) -> None:
+        super().__init__(stream)
+        self._modules = modules
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full == ORDERED_DICT:
+            return _Dict
+        if full in NAMES or full in self._modules:
+            return _shell(full)
+        raise _Refused(full[:200])
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _STORAGE(*pid)
+
+
+class _Builder:
+    """Makes what the shells of one file stand for.
+
+    Args:
+        modules: the classes that modules may have, by their names in a pickle.
+        read_storage: gives the bytes of a storage by its key.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, type[nn.Module]], read_storage: Callable[[str], bytes], device: Any
+    ) -> None:
+        self._modules, self._read_storage, self._device = modules, read_storage, device
+        self._storages: dict[str, torch.Tensor] = {}  # key → its bytes, uint8 [n]
+        # id of a container or a shell → what was made of it, for what is shared. Data never holds modules.
+        self._data: dict[int, Any] = {}
+        self._module: dict[int, Any] = {}
+
+    def value(self, value: Any) -> Any:
+        """A module, or data."""
+        if self._module_class(type(value)):
+            return _once(self._module, value, self._make_module)
+        return self.data(value)
+
+    def data(self, value: Any) -> Any:
+        """Containers, texts, numbers and tensors; modules are refused."""
+        return value if type(value) in ATOMS else _once(self._data, value, self._make_data)
+
+    @staticmethod
+    def key(value: Any) -> Any:
+        """A key of a dictionary or an item of a set: a text or a number."""
+        if type(value) not in ATOMS:
+            raise ValueError(f"it has a key of type {type(value).__name__}")
+        return value
+
+    def _make_data(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is list:
+            return [self.data(item) for item in value]
+        if kind is tuple:
+            return tuple(self.data(item) for item in value)
+        if kind is set:
+            return {self.key(item) for item in value}
+        if kind is dict or kind is _Dict:
+            made = {self.key(key): self.data(item) for key, item in value.items()}
+            return made if kind is dict else OrderedDict(made)
+        if kind is _STORAGE:
+            return self._storage(*value.args)
+        if isinstance(value, _Shell):
+            return self._called(value)
+        name = getattr(value, "name", None)
+        if name in DTYPES:
+            return DTYPES[name]
+        raise _Refused(name or f"a value of type {kind.__name__}")
+
+    def _called(self, shell: _Shell) -> Any:
+        """The value of a call of one of the listed functions."""
+        if shell.name in ARRAYS:  # NumPy makes an empty array, and gives it its state
+            _, shape, dtype, fortran, data = self.data(shell.state)
+            if not isinstance(dtype, np.dtype):
+                raise ValueError("an array has no dtype")
+            return np.ndarray(shape, dtype, data, order="F" if fortran else "C").copy(order="K")
+        if shell.name == "numpy.dtype":
+            return _numpy_dtype(shell.args[0], shell.state)
+        if shell.name not in FUNCTIONS or shell.state is not None:
+            raise _Refused(f"a call or a state of {shell.name}")
+        return FUNCTIONS[shell.name](*(self.data(argument) for argument in shell.args))
+
+    def _storage(self, _tag: Any, kind: type[_Shell], key: Any, _location: Any, count: int) -> torch.Tensor:
+        """The elements of a storage in the archive, `[count]`."""
+        dtype = STORAGES[kind.name]
+        if key not in self._storages:
+            content = self._read_storage(key)
+            data = torch.empty(len(content), dtype=torch.uint8)
+            data.numpy()[:] = np.frombuffer(content, np.uint8)
+            self._storages[key] = data.to(self._device)
+        data = self._storages[key]
+        if len(data) != count * dtype.itemsize:
+            raise ValueError(f"storage {key} has {len(data)} bytes, not {count} elements of {dtype}")
+        return data.view(dtype)
+
+    def _module_class(self, kind: Any) -> type[nn.Module] | None:
+        """The class that a class of shells stands for, if that is a module class."""
+        return self._modules.get(kind.name) if isinstance(kind, type) and issubclass(kind, _Shell) else None
+
+    def _make_module(self, shell: _Shell) -> nn.Module:
+        cls = self._modules[shell.name]
+        if shell.args or type(shell.state) is not dict:
+            raise ValueError(f"an instance of {shell.name} has constructor arguments, or no state")
+        module: nn.Module = object.__new__(cls)
+        nn.Module.__init__(module)
+        for key, value in shell.state.items():
+            if key in MEMBERS:
+                for name, member in value.items():
+                    vars(module)[key][self.key(name)] = made = self.value(member)
+                    if not isinstance(made, (MEMBERS[key], type(None))):
+                        raise _Refused(f"{shell.name}.{name} of type {type(made).__name__}")
+            elif key == KEPT_AS and isinstance(value, _Shell) and value.name in GETATTR:
+                vars(module)[key] = self._kept_forward(cls, *value.args)
+            elif key.startswith("_") and key not in PRIVATE_DATA:
+                if not (value is None or type(value) is bool or value == {}):
+                    raise _Refused(f"a hook or a private attribute, {key[:80]} of {shell.name}")
+            else:
+                vars(module)[key] = self.data(value)
+        return module
+
+    def _kept_forward(self, head: type[nn.Module], owner: Any, attribute: Any) -> Any:
+        """What `getattr(owner, attribute)` gives: the forward that a segment head keeps, and nothing else."""
+        below = self._module_class(owner)
+        if below is None or attribute != "forward" or KEPT_FORWARDS.get(head.__name__) != below.__name__:
+            raise _Refused(f"builtins.getattr in a {head.__name__}")
+        return below.forward
+
+
+def _once(made: dict[int, Any], value: Any, make: Callable[[Any], Any]) -> Any:
+    """What `value` stands for, made when it is first asked for."""
+    if id(value) not in made:
+        made[id(value)] = _UNFINISHED
+        made[id(value)] = make(value)
+    if made[id(value)] is _UNFINISHED:
+        raise ValueError("something contains itself")
+    return made[id(value)]
+
+
+def _tensor(
+    storage: torch.Tensor, offset: int, size: Any, stride: Any, requires_grad: Any, hooks: Any, metadata: Any = None
+) -> torch.Tensor:
+    if hooks or metadata:
+        raise _Refused("a tensor with hooks")
+    # as_strided raises where the tensor does not lie within its storage; set_ makes it no view of another tensor.
+    tensor = torch.empty(0, dtype=storage.dtype, device=storage.device).set_(storage.as_strided(size, stride, offset))
+    return tensor.requires_grad_(bool(requires_grad))
+
+
+def _parameter(data: torch.Tensor, requires_grad: Any, hooks: Any) -> nn.Parameter:
+    if hooks:
+        raise _Refused("a parameter with hooks")
+    return nn.Parameter(data, requires_grad=bool(requires_grad))
+
+
+def _bytes(text: str, encoding: str) -> bytes:
+    """Protocol 2 has no bytes, and writes them as text in Latin-1."""
+    if encoding not in ("latin1", "latin-1"):
+        raise _Refused(f"text in the encoding {encoding}")
+    return text.encode("latin1")
+
+
+def _numpy_dtype(name: Any, state: Any) -> np.dtype[Any]:
+    if name not in NUMPY_DTYPES:
+        raise _Refused(f"NumPy's dtype {name}")
+    return np.dtype(name).newbyteorder(state[1]) if state else np.dtype(name)
+
+
+def _numpy_scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    if not isinstance(dtype, np.dtype):
+        raise ValueError("a NumPy number has no dtype")
+    return np.frombuffer(data, dtype, 1)[0]
+
+
+# Name in a pickle → what its call with data gives. The functions of these names in torch and NumPy are not called.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch.Size": torch.Size,
+    "torch.device": lambda *_: torch.device("cpu"),
+    "builtins.set": lambda items: {_Builder.key(item) for item in items},
+    "__builtin__.set": lambda items: {_Builder.key(item) for item in items},
+    "_codecs.encode": _bytes,
+    "numpy.core.multiarray.scalar": _numpy_scalar,
+    "numpy._core.multiarray.scalar": _numpy_scalar,
+    **dict.fromkeys(PATHS, lambda *parts: str(PurePosixPath(*parts))),
+}
+NAMES = frozenset({*FUNCTIONS, *STORAGES, *DTYPES, *ARRAYS, *GETATTR, "numpy.dtype", "numpy.ndarray"})

@@ -1,0 +1,262 @@
+"""Command-line options, declared once: an options class is a pydantic model, and its argparse options follow from it.
+
+    class EvalOptions(Options):
+        weights: str = option("", "checkpoint (.pt)", metavar="FILE")
+        imgsz: ImageSize = option(640, "input size in pixels", "--imgsz", "--img", metavar="PX")
+        rect: bool = option(False, "smallest input that holds an image")
+
+    add_options(parser, EvalOptions)
+    options = EvalOptions.parsed(parser.parse_args())
+
+Type and bounds of a field check the command line and saved runs alike. A field's default is shown in the help text,
+unless the text names one itself. `model_fields_set` holds the names of the options that were given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from utils.core.errors import InputError
+from utils.core.output_paths import folder_name
+from utils.core.strict_model import StrictModel, validate
+
+Kind = TypeVar("Kind", bound="Options")
+IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
+MAY_BE_EMPTY = ("--device", "--title", "--note", "--resume")
+ImageSize = Annotated[int, Field(ge=1, le=8192)]  # pixels; a batch of one takes 0.8 GB as float32
+BatchSize = Annotated[int, Field(ge=1, le=4096)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Workers = Annotated[int, Field(ge=0, le=256)]
+Count = Annotated[int, Field(ge=1, le=100_000_000)]  # of images: more than any dataset has
+FolderName = Annotated[str, AfterValidator(folder_name)]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """How a field stands on the command line.
+
+    Attributes:
+        flags: none of a positional argument.
+        group: its title, perhaps with a description behind a colon.
+        recipe: the recipe's entry that it stands for, such as `finetune.epochs`.
+        keywords: for argparse.
+    """
+
+    flags: tuple[str, ...]
+    group: str
+    recipe: str
+    keywords: Mapping[str, Any]
+
+
+def option(
+    default: Any, text: str, *flags: str, group: str = "", recipe: str = "", positional: bool = False, **keywords: Any
+) -> Any:
+    """A field of an options class.
+
+    Args:
+        default: `...` for an option that must be given.
+        text: for `-h`.
+        flags: `--name-of-the-field` if none are given.
+        group, recipe: see `Argument`.
+        keywords: metavar, nargs, const and action are argparse's; bounds such as ge and le are pydantic's.
+    """
+    own: dict[str, Any] = {key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action") if key in keywords}
+    argument = Argument(flags if flags or positional else ("",), group, recipe, own)
+    return Field(default, description=text, json_schema_extra={"argument": argument}, **keywords)  # type: ignore[dict-item]
+
+
+class Options(StrictModel):
+    """Base of every program's options."""
+
+    @classmethod
+    def parsed(cls: type[Kind], arguments: argparse.Namespace) -> Kind:
+        """The options in what argparse parsed.
+
+        Raises:
+            InputError: they contradict each other.
+        """
+        return cls.of({name: value for name, value in vars(arguments).items() if name in cls.model_fields})
+
+    @classmethod
+    def of(cls: type[Kind], values: Mapping[str, Any]) -> Kind:
+        """Make options from plain values.
+
+        Raises:
+            InputError: a value does not fit, or the options contradict each other.
+        """
+        return validate(cls, values, "options")
+
+    @classmethod
+    def arguments(cls) -> dict[str, Argument]:
+        """Each field's name, and how it stands on the command line."""
+        return {name: argument_of(field) for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def flag(cls, name: str) -> str:
+        """The first flag of a field: '--batch-size'."""
+        return flags_of(name, cls.model_fields[name])[0]
+
+    def given(self, *names: str) -> list[str]:
+        """The flags of those of these options that were given."""
+        return [self.flag(name) for name in names if name in self.model_fields_set]
+
+    def reject_unused(self, names: Iterable[str], why: str) -> None:
+        """Refuse options that were given and can have no effect.
+
+        Args:
+            why: how the sentence '--flag does nothing ...' goes on.
+
+        Raises:
+            InputError: one of them was given.
+        """
+        for flag in self.given(*names):
+            raise InputError(f"{flag} does nothing {why}; leave it out")
+
+    def reject_others(self, used: Iterable[str], why: str) -> None:
+        """`reject_unused` for all options but those that are used."""
+        self.reject_unused([name for name in type(self).model_fields if name not in {*used, "debug"}], why)
+
+
+class DeviceOptions(Options):
+    """`--device`, as upstream takes it."""
+
+    device: str = option("", "'cpu', or a CUDA device such as 0 (default: 0 if there is one)", metavar="D")
+
+
+class RunFolderOptions(Options):
+    """`--project --name --exist-ok`: where results go."""
+
+    project: str = option("runs", "results go to PROJECT/NAME", metavar="DIR")
+    name: FolderName = option("exp", "name of the run folder (default: exp, exp2, ...)")
+    exist_ok: bool = option(False, "write into an existing PROJECT/NAME")
+
+
+def project_option(default: str) -> Any:
+    """`--project` with another default."""
+    return option(default, "results go to PROJECT/NAME", metavar="DIR")
+
+
+def data_option() -> Any:
+    """`--data`: a dataset's YAML in upstream's form."""
+    return option("data/coco.yaml", "dataset's YAML", metavar="FILE")
+
+
+def refuse_empty(refuse: Callable[[str], object], words: Sequence[str]) -> None:
+    """Call `refuse` with a message if an argument is empty: as a path it would mean the working folder."""
+    for before, word in zip(["", *words], words, strict=False):
+        flag, equals, value = word.partition("=")
+        if word and not (flag.startswith("--") and equals and not value):
+            continue
+        name = flag if word else before if before.startswith("-") else ""
+        if name not in MAY_BE_EMPTY:
+            refuse(f"argument {name}: it is empty; give a value, or leave it out" if name else "an argument is empty")
+
+
+def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
+    """The flags of a field; its name for a positional argument."""
+    flags = argument_of(field).flags or (name,)
+    return tuple(flag or f"--{name.replace('_', '-')}" for flag in flags)
+
+
+def argument_of(field: FieldInfo) -> Argument:
+    """What `option` said of a field."""
+    extra: Any = field.json_schema_extra
+    return extra["argument"]
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
+    """Add an argument for each field of an options class; what is not given is not in the namespace."""
+    groups: dict[str, Any] = {"": parser}
+    for name, field in kind.model_fields.items():
+        argument = argument_of(field)
+        if argument.group not in groups:
+            title, _, about = argument.group.partition(": ")
+            groups[argument.group] = parser.add_argument_group(title, about or None)
+        keywords: dict[str, Any] = {"help": _help(field), **_kind(field), **argument.keywords}
+        if keywords.get("action") == "append":
+            del keywords["nargs"]
+        if argument.flags:
+            keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
+        groups[argument.group].add_argument(*flags_of(name, field), **keywords)
+
+
+def _help(field: FieldInfo) -> str:
+    text = field.description or ""
+    shown = field.default is not None and field.default is not False and field.default not in ("", [], ...)
+    if field.is_required() or not shown or "(default" in text:
+        return text
+    default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+    return f"{text} (default: {default})"
+
+
+def _kind(field: FieldInfo) -> dict[str, Any]:
+    """Argparse's keywords for the type of a field."""
+    inner = _without_none(field.annotation)
+    if inner is bool:
+        return {"action": "store_true" if field.default is False else argparse.BooleanOptionalAction}
+    if get_origin(inner) is list:
+        (inner,) = get_args(inner)
+        return {"nargs": "+", **_of_one(inner, [])}
+    return _of_one(inner, field.metadata)
+
+
+def _of_one(inner: Any, metadata: list[Any]) -> dict[str, Any]:
+    if get_origin(inner) is Literal:
+        return {"choices": get_args(inner)}
+    kind = operator.getitem(Annotated, (inner, *metadata)) if metadata else inner
+    return {"type": _parser_of(kind)}
+
+
+def _without_none(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        (annotation,) = (part for part in get_args(annotation) if part is not type(None))
+    return annotation
+
+
+def _parser_of(kind: Any) -> Callable[[str], Any]:
+    adapter: list[TypeAdapter[Any]] = []  # made when it is needed: `-h` needs none
+
+    def parse(text: str) -> Any:
+        if not adapter:
+            adapter.append(TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)))
+        try:
+            return adapter[0].validate_strings(text)
+        except ValidationError as error:
+            expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}; expected {_bounds(kind) or expected}") from error
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
+
+
+def _bounds(kind: Any) -> str:
+    """'an integer from 1 to 8,192' for a number with bounds; '' otherwise."""
+    origin: Any = kind
+    found: dict[str, Any] = {}
+    for part in _metadata(kind):
+        found |= {name: getattr(part, name) for name in ("ge", "gt", "le", "lt") if hasattr(part, name)}
+    while get_origin(origin) is Annotated:
+        origin = get_args(origin)[0]
+    if origin not in (int, float) or not found:
+        return ""
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+    number = "an integer" if origin is int else "a number"
+    if {"ge", "le"} <= set(found):
+        return f"{number} from {found['ge']:,} to {found['le']:,}"
+    return f"{number} {' and '.join(f'{words[name]} {value:,}' for name, value in found.items())}"
+
+
+def _metadata(kind: Any) -> Iterator[Any]:
+    while get_origin(kind) is Annotated:
+        kind, *parts = get_args(kind)
+        for part in parts:
+            yield from part.metadata if isinstance(part, FieldInfo) else [part]
