@@ -148,7 +148,9 @@ class Detector:
         parts = images.split(max_batch or len(images))
         first = 0
         for part in parts:
-            raw = self._runner.infer({self._input.name: _filled_up(part, min_batch)})
+            missing = min_batch - len(part)
+            filled = part if missing <= 0 else torch.cat([part, part[-1:].expand(missing, -1, -1, -1)])
+            raw = self._runner.infer({self._input.name: filled})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             if len(part) == len(images) and not kept:
@@ -245,12 +247,6 @@ class Detector:
         now = self._now()
         self._times[part].append(now - since)
         return now
-
-
-def _filled_up(images: Tensor, least: int) -> Tensor:
-    """At least so many images: the last one again and again, where there are fewer."""
-    missing = least - len(images)
-    return torch.cat([images, images[-1:].expand(missing, -1, -1, -1)]) if missing > 0 else images
 
 
 def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> PerImage:
