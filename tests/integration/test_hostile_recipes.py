@@ -15,7 +15,6 @@ import torch
 import qat
 from models.quantize.recipe import Recipe
 from utils.core.module_patterns import matches
-from utils.jobs.compare_placement.variants import random_network
 from utils.jobs.evaluate import Measurer
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx
@@ -27,7 +26,7 @@ from utils.onnx_graph.view import metadata_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import write_small_set
-from random_networks import TINY, narrow, save_float, save_quantized
+from random_networks import TINY, narrow, random_network, save_float, save_quantized
 
 PATTERNS = {  # → how many convolutions of TINY it names
     "*cv2": 6,

@@ -25,7 +25,6 @@ import val_trt
 from models.quantize import checkpoint, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
-from scripts import compare_placement
 from utils import upstream
 from utils.cli import run_program
 from utils.core.errors import CheckpointError
@@ -276,11 +275,10 @@ def commands(path: Path, data: Path, folder: Path) -> dict[str, Callable[[], int
         "deepstream": lambda: export_yoloV9.main(words),
         "val": lambda: run_program(val_trt.make_parser(), val_trt.main,
                                    ["--engine-file", str(path), *words[2:], *runs[4:]]),
-        "placement": lambda: compare_placement.run([str(path), "--output", str(folder / "placement"), "--onnx-only"]),
     }  # fmt: skip
 
 
-NAMES = ("quantize", "eval", "sensitive", "calibrate", "teacher", "export", "deepstream", "val", "placement")
+NAMES = ("quantize", "eval", "sensitive", "calibrate", "teacher", "export", "deepstream", "val")
 OUTLINES = "line 1: a box, and a network for segmentation needs outlines"  # the demo set's labels are boxes
 QUANTIZED = "is a quantized checkpoint"
 
@@ -318,7 +316,7 @@ def test_jobs_on_masks(kind, name, message, files, demo_data, tmp_path, capsys):
     assert message in line
 
 
-def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path, upstream_yaml, capsys):
+def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path, capsys):
     for load in (upstream.load_float, upstream.load_training):
         with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
             load(files["Panoptic"])
@@ -328,8 +326,5 @@ def test_a_panoptic_network_is_refused_wherever_one_is_opened(files, tmp_path, u
     with pytest.raises(CheckpointError, match="ends in Panoptic; this version handles"):
         checkpoint.load(tmp_path / "a.pt")
     assert reparameterization.main(["--weights", str(files["Panoptic"])]) == 2
-    yaml = str(upstream_yaml("panoptic/gelan-c-pan"))
-    assert compare_placement.run([yaml, "--output", str(tmp_path / "out"), "--onnx-only"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert all("ends in Panoptic; this version handles" in line for line in lines)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ends in Panoptic; this version handles" in line

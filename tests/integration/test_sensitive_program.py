@@ -24,16 +24,12 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.cli import run_program
 from utils.jobs import calibrate
-from utils.jobs.sensitivity import confirming, engines, screening, search, units
+from utils.jobs.sensitivity import confirming, screening, search, units
 from utils.jobs.sensitivity import report as sensitivity_report
 from utils.jobs.sensitivity.state import AnalysisState
-from utils.trt import tensorrt_api, turns
-from utils.trt.timing import TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from builds_here import Here
-from qat_runs import SETTLED, SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
-from tensorrt_stand_in import stand_in
+from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
 
 SUMMARY = "summary-sensitive-analysis.json"
 SIDE = "192"
@@ -403,114 +399,3 @@ class TestMistakes:
 
     def test_a_profile_that_is_none(self, fails, few, demo_weights, tmp_path):
         fails(["sensitive", "--weights", demo_weights, "--data", few, "--profile", tmp_path / "no.json"], "--profile")
-
-
-def milliseconds(model: onnx.ModelProto) -> int:
-    """Of an engine, beside the tick that an event takes: 7 more for each part in float, but 5 less for model.2."""
-    entries = {entry.key: entry.value for entry in model.metadata_props}
-    if "recipe" not in entries:
-        return 300
-    more = [name for name in json.loads(entries["recipe"])["float"] if name not in SETTLED]
-    return 100 + sum(-5 if name == "model.2" else 7 for name in more)
-
-
-class TestEngines:
-    """With a stand-in of TensorRT, whose engines take as long as what they have in float says."""
-
-    words = (*TINY, *HARSH, "--target-drop", "1", "--engine", "--engine-batch", "2")
-    candidates = 3  # that are built in the beginning, FP16 among them
-
-    @pytest.fixture(autouse=True)
-    def builds(self, monkeypatch: pytest.MonkeyPatch) -> Here:
-        api, here = stand_in(monkeypatch), Here()
-        api.module.extra_ms = milliseconds
-        monkeypatch.setattr(turns, "TURN", TimingConfig(0, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-        monkeypatch.setattr(turns, "TURNS", 2)
-        monkeypatch.setattr(engines, "BuildProcess", lambda device: here)
-        monkeypatch.setattr(engines.Bench, "has_time", lambda bench: len(bench.times) < self.candidates)
-        return here
-
-    @pytest.fixture(scope="class")
-    def project(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tmp_path_factory.mktemp("engines")
-
-    def test_a_killed_run_goes_on_with_the_engines_that_it_has(
-        self, project, few, half, demo_weights, builds, monkeypatch, capsys
-    ):
-        with monkeypatch.context() as patch:
-            counted(patch, engines.Exporter, "write", 5)
-            with pytest.raises(Killed):
-                sensitive(demo_weights, few, project, *self.words, *half)
-        assert len(builds.asked) == 4  # INT8 twice, FP16, and one with a part in float
-        assert qat.main(["sensitive", "--resume", str(project / "exp")]) == 0
-        assert len(builds.asked) == self.candidates + 2
-        out = capsys.readouterr().out
-        found = summary_of(project / "exp")["engine"]
-        assert f"chosen: {', '.join(found['chosen']) or 'nothing more in float'}, because {found['why']}" in out
-        assert "AP against milliseconds: TensorRT 8.6.0, Fake GPU, batch 2" in out
-
-    def test_the_curve_is_that_of_the_engines(self, project):
-        summary = summary_of(project / "exp")
-        found = summary["engine"]
-        points = {point["name"]: point for point in found["points"]}
-        assert found["int8_ms"] == 101
-        assert points["everything (FP16)"]["cost"] == 200
-        measured = [point for point in found["points"] if point["measured"] and point["kind"] == "mixed"]
-        assert len(measured) == self.candidates - 1
-        patterns = {row["unit"] for row in summary["rows"]}
-        for point in measured:
-            assert set(point["units"]) <= patterns
-            if all(name.count(".") == 1 and " " not in name for name in point["units"]):
-                assert point["cost"] == sum(-5 if name == "model.2" else 7 for name in point["units"])
-            assert point["ap"] is not None
-        estimated = [point for point in found["points"] if not point["measured"]]
-        assert {name for point in estimated for name in point["units"]} <= patterns
-        assert all(point["estimate"] is not None for point in estimated)
-        assert summary["recipe"]["units"] == found["chosen"]
-        assert (project / "exp/ap-against-time.png").stat().st_size > 10_000
-
-    def test_an_engine_is_the_network_whose_ap_is_told(self, project, few, tmp_path):
-        """The stand-in's engines are ONNX files behind a line."""
-        points = summary_of(project / "exp")["engine"]["points"]
-        mixed = [point for point in points if point["measured"] and point["kind"] == "mixed"]
-        point = max(mixed, key=lambda point: point["ap"])
-        whole = next(point for point in points if point["kind"] == "INT8")
-        for one in (point, whole):
-            content = (project / "exp/engines" / one["engine"]).read_bytes()
-            file = tmp_path / f"{one['kind']}.onnx"
-            file.write_bytes(content.partition(b"\n")[2])
-            command = [
-                "--engine-file",
-                str(file),
-                "--project",
-                str(tmp_path),
-                "--name",
-                one["kind"],
-                "--data",
-                str(few),
-            ]
-            assert run_program(val_trt.make_parser(), val_trt.main, [*command, "--device", "cpu"]) == 0
-            row = json.loads((tmp_path / one["kind"] / "report.json").read_text())["rows"][0]
-            assert row["ap"] == pytest.approx(one["ap"], abs=0.01)  # of six images
-        assert abs(point["ap"] - whole["ap"]) > 0.02  # so that the comparison can fail
-
-    def test_resumed_with_more_time_it_builds_what_is_left(self, project, builds, monkeypatch):
-        run = project / "exp"
-        before = summary_of(run)["engine"]["points"]
-        assert qat.main(["sensitive", "--resume", str(run)]) == 0
-        assert builds.asked == []
-        assert summary_of(run)["engine"]["points"] == before
-        monkeypatch.setattr(type(self), "candidates", 4)
-        assert qat.main(["sensitive", "--resume", str(run), "--engine-minutes", "60"]) == 0
-        assert len(builds.asked) == 1
-        after = summary_of(run)["engine"]["points"]
-        assert sum(point["measured"] for point in after) == sum(point["measured"] for point in before) + 1
-
-    def test_without_a_gpu_nothing_is_computed(self, few, demo_weights, monkeypatch, capsys, tmp_path):
-        monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
-        monkeypatch.setattr(upstream, "load_float", lambda *_, **__: pytest.fail("loaded"))
-        assert sensitive(demo_weights, few, tmp_path / "runs", *self.words) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: --engine builds and times engines, and torch sees no NVIDIA GPU here")
-        assert error.count("\n") == 1
-        assert not (tmp_path / "runs").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.jobs.compare_placement.variants import random_network
 from utils.onnx_graph.qdq_view import Context
 
 __all__ = ["TINY", "convolutions_in", "narrow", "random_network", "save_float", "save_quantized", "tiny_with"]
@@ -76,6 +76,18 @@ def save_float(path: Path, model: nn.Module) -> Path:
     """A checkpoint as upstream's train.py writes it."""
     torch.save({"epoch": -1, "model": model.half(), "ema": None}, path)
     return path
+
+
+def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
+    """Upstream's network with batch norms that have seen data, unfused, so that activations keep their magnitude."""
+    torch.manual_seed(seed)
+    model = upstream.build_model(config, nc)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
+    return model
 
 
 def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgsz: int = 96) -> Path:

@@ -16,7 +16,7 @@ LIBRARY = sorted([*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")])
 PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate", "qat.py eval",
             "export_qat.py", "export_yoloV9.py",
             "reparameterization.py", "val_trt.py", "scripts/make_report.py", "scripts/run_upstream.py",
-            "scripts/compare_placement.py", "scripts/time_qat_step.py", "scripts/build_engine.py",
+            "scripts/build_engine.py",
             "scripts/inspect_engine.py", "scripts/benchmark_trt.py", "scripts/make_triton.py",
             "scripts/triton_client.py", "scripts/check_engine_setup.py",
             "data/demo/make_digits.py"]  # fmt: skip

@@ -5,6 +5,8 @@ This module imports nothing.
 
 from __future__ import annotations
 
+_PROFILE = "use --profile with the layer times of an engine (scripts/inspect_engine.py)"
+
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
@@ -18,8 +20,16 @@ REMOVED: dict[str, str] = {
     "--measure": "use perf_analyzer (docs/triton.md)",
     "--concurrency": "use perf_analyzer (docs/triton.md)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
+    "qat.py sensitive --engine": _PROFILE,
+    "qat.py sensitive --engine-minutes": _PROFILE,
+    "qat.py sensitive --engine-batch": _PROFILE,
+    "qat.py sensitive --optimization-level": _PROFILE,
+    "qat.py sensitive --max-aux-streams": _PROFILE,
+    "qat.py sensitive --timing-cache": _PROFILE,
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
-    "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "val_trt.py --infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "--input int8": "use --input uint8",
+    "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
 }
 
 

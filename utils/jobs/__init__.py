@@ -1,11 +1,10 @@
 """What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
 
-options.py   what a user can choose for qat.py            qat_arguments.py  its command lines
+options.py   the options of qat.py and val_trt.py, one declaration each
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 dependencies.py what a job needs that may not be installed
-made_from.py   what results in a folder are made from
-file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
+environment.py  what a bug report needs to know
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
@@ -13,13 +12,11 @@ export.py             checkpoint → checked ONNX files     compare_outputs.py  
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
 compare_masks.py      masks of two predictions            compare_detections.py    files with NMS inside
 observed_file.py      a file that also gives what its form is made of
-training.py           QAT's epochs, and their rates       compare_qat.py      forms of QAT by AP, with controls
+training.py           QAT's epochs, and their rates
 report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
 check_engine.py       TensorRT beside ONNX Runtime        check_images.py    what is compared on
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
 model_repository.py   Triton's, from a file, checked       ask_server.py       a model of a server: drawn
-compare_placement/    FP16, convolutions only and ours as engines
 sensitivity/          which parts hurt in INT8, and a recipe
-accuracy/             networks of real size: trained, quantized, measured on the engine
 """

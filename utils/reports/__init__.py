@@ -4,6 +4,6 @@ schema.py      Report, Row, Sample: what programs fill in and JSON holds
 machine.py     machine and libraries that results depend on
 tables.py      results as text
 figures.py     plots; detections.py: images with boxes and masks
-html.py        the page; chart_page.py: a smaller one, of charts and tables
+html.py        the page
 files.py       reports as files, and several put together
 """

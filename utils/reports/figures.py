@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,28 +118,6 @@ def _chosen(report: Report) -> int | None:
     best = losses.index(min(losses)) if len(losses) == len(scores) else scores.index(max(scores))
     result = next((row.ap for row in report.rows if row.stage == "QAT"), None)
     return best if result is None or result == scores[best] else None
-
-
-def ap_per_step(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], origin: float) -> Figure:
-    """AP over the steps of several trainings: a panel for each start, in it a line for each form of training.
-
-    Args:
-        panels: start → form → (steps, AP).
-        origin: AP of the float network, a horizontal line.
-    """
-    figure, places = new_figure(9.0, 5.6, 2, (len(panels) + 1) // 2)
-    colours = itertools.cycle((BLUE, ORANGE, VERMILLION, GREY, "#CC79A7", "#56B4E9"))
-    style = {form: (next(colours), marker) for form, marker in zip(next(iter(panels.values())), "osv^Dx", strict=False)}
-    for axes, (start, forms) in zip(places, panels.items(), strict=False):
-        for form, points in forms.items():
-            colour, marker = style[form]
-            axes.plot(*zip(*points, strict=True), "-" + marker, color=colour, markersize=4, linewidth=1.5, label=form)
-        axes.axhline(origin, color=GREEN, linestyle="--", linewidth=1.6, label="float")
-        axes.set(xlabel="step", ylabel="AP (IoU 0.50:0.95)")
-        title(axes, f"from {start}")
-    lines, names = places[0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
-    return figure
 
 
 def ranges_per_layer(ranges: Sequence[Range]) -> Figure:

@@ -9,10 +9,7 @@ import pytest
 import yaml
 
 from utils.core.resampled import Resampled
-from utils.jobs.sensitivity import engine_report
 from utils.jobs.sensitivity import report as report
-from utils.jobs.sensitivity.by_engine import Curve
-from utils.jobs.sensitivity.engine_points import Point
 from utils.jobs.sensitivity.screening import Screened
 from utils.jobs.sensitivity.selection import Selection
 
@@ -129,22 +126,3 @@ def test_numbers_on_the_charts_axes_do_not_overlap(summary):
         boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
         assert len(boxes) > 2
         assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
-
-
-def test_where_engines_were_timed_the_curve_comes_along(tmp_path):
-    int8, fp16 = Point((), "INT8", 0.0, 0.0, ap=0.6), Point((), "FP16", 1.5, 0.01, ap=0.7)
-    chosen = Point(("model.1",), cost=0.3, spread=0.01, ap=0.69)
-    curve = Curve((int8, fp16, chosen), chosen, "it is the fastest", 2.0, 0.05, "TensorRT 8.6.0, a GPU", ("a note",))
-    content = make_summary(engine=engine_report.to_dict(curve, 0.01))
-    lines = report.lines(content, tmp_path)
-    assert "AP against milliseconds: TensorRT 8.6.0, a GPU" in lines
-    assert lines.count("note: a note") == 1
-    report.save(content, tmp_path)
-    assert json.loads((tmp_path / report.SUMMARY_FILE).read_text())["engine"]["chosen"] == ["model.1"]
-    page = (tmp_path / report.PAGE_FILE).read_text()
-    assert page.count("<img ") == 2
-    assert '<tr class="marked"><td>model.1</td><td>2.300</td>' in page
-    assert "python qat.py sensitive" in page
-    (tmp_path / "without").mkdir()
-    report.save(make_summary(), tmp_path / "without")
-    assert not (tmp_path / "without" / report.PAGE_FILE).exists()

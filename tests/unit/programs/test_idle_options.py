@@ -49,18 +49,12 @@ CASES = [
     (export_qat.main, "--verify a.onnx", "--simplify", "with --verify"),
     (export_qat.main, "--verify a.onnx", "--weights a.pt", "with --verify"),
     (script("benchmark_trt.py"), "a.onnx --noDataTransfers", "--exposeDMA", "with --noDataTransfers"),
-    (script("compare_placement.py"), "a.yaml --from-onnx", "--force-onnx", "with --from-onnx"),
-    *((script("accuracy.py"), "--data a.yaml --weights a.pt", flag, "with --weights")
-      for flag in ("--epochs 1", "--batch-size 1", "--lr 0.1")),
-    (script("accuracy.py"), "--data a.yaml --weights a.pt --device cpu", "--optimization-level 2",
-     "where no engines are built (engines need a GPU)"),
     *((script("make_report.py"), "runs/a", flag, "without --compare")
       for flag in ("--data a.yaml", "--samples 3", "--imgsz 640", "--conf-thres 0.1", "--device cpu")),
     *((script("make_report.py"), "--environment", flag, "with --environment")
       for flag in ("--title a", "--imgsz 640", "--device 0")),
     *((script("make_triton.py"), "--check a", flag, "with --check") for flag in ("--name a", "--output b", "--no-nms")),
     (script("make_triton.py"), "a.onnx", "--onnx b.onnx", "with an ONNX file"),
-    (script("compare_qat.py"), "--table", "--weights a.pt", "with --table"),
 ]  # fmt: skip
 
 

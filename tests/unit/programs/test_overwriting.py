@@ -166,7 +166,6 @@ QAT = [
     ("quantize", "runs/exp/weights/qat_best_x.pt", ()),
     ("sensitive", "w.pt", ("--recipe", "runs/exp/recipe.yaml")),
     ("sensitive", "w.pt", ("--profile", "runs/exp/state.json")),
-    ("sensitive", "w.pt", ("--hyp", "runs/exp/engines/int8.engine.json")),
     ("calibrate", "w.pt", ("--recipe", "runs/exp/recipe.yaml")),
     ("calibrate", "w.pt", ("--hyp", "runs/exp/calibration.json")),
     ("eval", "runs/exp/report.json", ()),
@@ -211,17 +210,6 @@ def test_benchmark(here, monkeypatch, capsys):
     (here / "runs/exp/benchmark.json").symlink_to("benchmark.onnx")
     words = ("runs/exp/benchmark.onnx", "--project", "runs", "--exist-ok", "--batch-size", 1)
     assert "choose another --name or --project" in refused(capsys, run, *words)
-
-
-def test_compare_placement(here, monkeypatch, capsys):
-    run = engines(monkeypatch, "compare_placement")
-    (here / "out").mkdir()
-    (here / "m.yaml").write_text("nc: 1")
-    os.link("m.yaml", "out/m-64-b1-fp16.onnx")
-    fixed = ("m.yaml", "--imgsz", 64, "--output", "out")
-    assert "out/m-64-b1-fp16.onnx is the same file as m.yaml" in refused(capsys, run, *fixed, "--force-onnx")
-    words = ("--timing-cache", "m.yaml", "--batch-size", 2, 2)
-    assert "m.yaml is read and would" in refused(capsys, run, *fixed, *words)
 
 
 def test_inspect_engine(here):
@@ -418,7 +406,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 TENSORRT = "tensorrt,tensorrt_rtx,tensorrt_rtx_bindings"
 MISSING = [
-    (TENSORRT, "scripts/compare_placement.py", ("m.yaml",), "TensorRT is not installed"),
     (TENSORRT, "scripts/build_engine.py", ("a.onnx",), "TensorRT is not installed"),
     (TENSORRT, "scripts/benchmark_trt.py", ("a.onnx",), "TensorRT is not installed"),
     (TENSORRT, "scripts/inspect_engine.py", ("a.engine",), "TensorRT is not installed"),

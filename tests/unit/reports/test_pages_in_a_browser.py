@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 from report_examples import make_row
 
-from utils.reports.chart_page import ChartPage, Table, write
 from utils.reports.detections import outline_of
 from utils.reports.html import write_html
 from utils.reports.schema import Box, Epoch, Range, Report, Sample
@@ -75,27 +74,6 @@ def test_a_page_is_shown_whole_and_asks_for_nothing(chromium, page, width):
     shot = Image.open(io.BytesIO(seen.png))
     assert shot.size[0] == width
     assert shot.size[1] > 1000
-
-
-@pytest.mark.parametrize("width", [400, 1200])
-def test_wide_tables_of_charts_pages_are_shown_whole(chromium, tmp_path, width):
-    """The tables of scripts/accuracy.py, which have the most columns; on a phone they scroll within the page."""
-    stages = ("float", "FP16 engine", "PTQ", "PTQ auto", "ranges only", "QAT", "INT8 engine")
-    scores = (
-        "0.6806",
-        "+0.0001 ± 0.0001",
-        *["-0.0526 ± 0.0043"] * 3,
-        "+0.0524 ± 0.0043, not compared",
-        "+0.0527 ± 0.0043",
-    )
-    times = ("FP32, ms", "p99", "INT8 in FP32, ms", "p99", "FP32, images/s", "INT8 in FP32, images/s",
-             "INT8 in FP32 against FP32")  # fmt: skip
-    rates = ("1.08 ms", "1.09 ms", "0.86 ms", "0.87 ms", "15,926", "11,163", "+126%")
-    tables = [Table("AP", ("network", *stages), [("yolov9-t", *scores), ("gelan-c", *scores)], remarks=[LONG]),
-              Table("Time", ("network", "batch", *times), [("yolov9-t", "1", *rates)])]  # fmt: skip
-    seen = chromium.open(write(ChartPage("AP and time", LONG, {}, tables, "python"), tmp_path / "a.html"), width)
-    assert (seen.complaints, seen.requests, seen.sideways) == ([], [], 0)
-    assert (seen.cut == 0) == (width > 1000)
 
 
 SPOILED = {

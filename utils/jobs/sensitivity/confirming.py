@@ -38,10 +38,6 @@ class Clock:
     def __init__(self, minutes: float | None) -> None:
         self._minutes, self._began = minutes, time.perf_counter()
 
-    def leave_out(self, seconds: float) -> None:
-        """Do not count time that was spent on something else."""
-        self._began += seconds
-
     def over(self, share: float = 1.0) -> bool:
         """Whether this share of the budget is used, by the main process's clock."""
         if self._minutes is None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
-from utils.jobs.sensitivity import engine_report
 from utils.jobs.sensitivity.selection import Selection, rank_correlation
-from utils.reports import chart_page, figures
+from utils.reports import figures
 from utils.reports.machine import hardware, versions
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ SCHEMA_VERSION = 1
 SUMMARY_FILE = "summary-sensitive-analysis.json"
 CHART_FILE = "sensitivity.png"
 RECIPE_FILE = "recipe.yaml"
-PAGE_FILE = "sensitivity.html"
 TOP = 10
 BARS = 24
 
@@ -41,7 +39,6 @@ def summary(
     notes: Sequence[str],
     resampled: Mapping[str, Resampled] | None = None,
     recipe_resampled: Resampled | None = None,
-    engine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The result of a run as JSON holds it: `rows` best first, those with an AP before the others.
 
@@ -52,7 +49,6 @@ def summary(
         recipe_ap: AP with the recipe, placed and calibrated anew.
         seconds: stage → wall time.
         resampled, recipe_resampled: AP of `ap` and `recipe_ap` on resampled images, as far as they are known.
-        engine: AP against milliseconds, as `engine_report.to_dict` gives it, where engines were timed.
     """
     known = resampled or {}
     whole = known.get("INT8")
@@ -90,7 +86,6 @@ def summary(
             "units": list(selection.names), "float": list(patterns), "ap": selection.ap, "cost": selection.cost,
             "why": selection.why,
         },
-        "engine": engine,
         "screening": _speed(screened, seconds),
         "seconds": dict(seconds),
         "notes": list(notes),
@@ -113,36 +108,10 @@ def _speed(screened: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[st
 
 
 def save(content: Mapping[str, Any], folder: Path) -> None:
-    """Write the charts, the page where engines were timed, and the JSON; where the JSON lies, all is written."""
+    """Write the chart and the JSON; where the JSON lies, all is written."""
     figures.save(chart(content), folder / CHART_FILE)
-    if content["engine"] is not None:
-        engine_report.save(content["engine"], folder)
-        chart_page.write(_page(content), folder / PAGE_FILE)
     with atomic_path(folder / SUMMARY_FILE) as temporary:
         temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _page(content: Mapping[str, Any]) -> chart_page.ChartPage:
-    """The curve of AP against milliseconds, its table, and the bars of the units."""
-    found, int8_ap = content["engine"], content["ap"]["INT8"]
-    *_, control, chosen = engine_report.lines(found, int8_ap)
-    table = chart_page.Table(
-        heading="Engines",
-        headers=engine_report.HEADERS,
-        rows=[engine_report.cells(point, int8_ap) for point in found["points"]],
-        marked=[index for index, point in enumerate(found["points"]) if point["chosen"]],
-        remarks=[chosen, *content["notes"], control, engine_report.MEANING],
-    )
-    return chart_page.ChartPage(
-        title="What stays in float: AP against time",
-        subtitle=found["measured_on"],
-        charts={
-            "AP over milliseconds of engines with parts in float": engine_report.chart(found),
-            "scores of units, and AP with each in float": chart(content),
-        },
-        tables=[table],
-        command=content["command"],
-    )
 
 
 def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:
@@ -178,8 +147,6 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
             f"screening cost {content['screening']['passes']:.1f} passes over its images; "
             f"a pass for each unit costs {content['screening']['times_faster_than_a_pass_for_each']:.1f} times as much"
         )
-    if content["engine"] is not None:
-        found += engine_report.lines(content["engine"], ap["INT8"])
     found += [f"note: {note}" for note in content["notes"]]
     if recipe["units"]:
         found += _choice(content)

@@ -21,31 +21,30 @@ import torch
 
 from models.quantize import backend, calibration, placement
 from models.quantize.finetune import as_input, seed_everything
-from models.quantize.partial_forward import Layerwise, State
+from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import AUTO, Recipe
 from utils.core import distributed
 from utils.core.errors import InputError, RecipeError
 from utils.core.files import file_hash
-from utils.core.resampled import Resampled
 from utils.core.run_folder import held, new_run
 from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import ENGINE_BATCH, SensitiveOptions, check_recipe, merged_recipe, resumed_options
-from utils.jobs.sensitivity import engine_report, engines, selection
+from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import report as report
-from utils.jobs.sensitivity.by_engine import Curve, EngineJudge
+from utils.jobs.sensitivity import selection
 from utils.jobs.sensitivity.confirming import Clock, Confirming, Work, forget_parts
 from utils.jobs.sensitivity.screening import Screening
 from utils.jobs.sensitivity.search import Costs, Search
-from utils.jobs.sensitivity.state import AnalysisState, find_analysis
+from utils.jobs.sensitivity.state import AnalysisState
+from utils.jobs.sensitivity.state import find_analysis as find_run
 from utils.jobs.sensitivity.units import Unit, Units, macs
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["find_analysis", "resume", "start"]
+__all__ = ["find_run", "resume", "start"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,24 +55,20 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     Raises:
         InputError: something given cannot be used; nothing was written then.
     """
-    recipe = merged_recipe(options.as_quantize())
-    if options.engine:
-        engines.check(options)
+    recipe = options.merged_recipe()
     analysis = Analysis(options, recipe)
     state = AnalysisState(
-        options.to_dict(), recipe.to_dict(), file_hash(options.weights),
+        options.model_dump(), recipe.to_dict(), file_hash(options.weights),
         dataset=analysis.fingerprint().to_text(), command=command,
     )  # fmt: skip
     with new_run(options.project, options.name, options.exist_ok) as folder:
         forget_parts(folder)  # an earlier run's detections, which have the same names
-        if options.engine:
-            engines.forget_engines(folder)
         state.save(folder)
         return analysis.run(folder, state)
 
 
-def resume(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
+def resume(folder: Path, given: SensitiveOptions) -> dict[str, Any]:
+    """Continue the run in `folder`; the options of this command line must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
@@ -82,13 +77,12 @@ def resume(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         return _resume(folder, given)
 
 
-def _resume(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def _resume(folder: Path, given: SensitiveOptions) -> dict[str, Any]:
     state = distributed.from_main(lambda: AnalysisState.load(folder))
-    options = resumed_options(state.options, given, SensitiveOptions)
+    options = given.resumed(state.options)
     recipe = Recipe.from_stored(state.recipe)
-    check_recipe(options.as_quantize(), given, recipe)
-    if options.engine:
-        engines.check(options)
+    if given.given("recipe"):
+        options.check_recipe(recipe)
     analysis = Analysis(options, recipe)
     if file_hash(options.weights) != state.weights_hash:
         raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
@@ -140,11 +134,6 @@ class Analysis:
             screening = Screening(work, network, confirming, thorough=self.options.metric == "ap")
             search = Search(self.options, self._units, screening, confirming, self._costs(model))
             chosen = search.run(network, notes)
-        curve = None
-        if self.options.engine:
-            curve = self._judged(model, work, search, chosen.names, notes)
-            names = curve.chosen.units
-            chosen = selection.Selection(names, curve.chosen.ap or 0.0, search.cost(names), curve.why)
         recipe = self._recipe_with(search.patterns(chosen.names))
         if distributed.is_main():
             report.write_recipe(recipe.to_dict(), chosen.why, self.folder / "recipe.yaml")
@@ -152,13 +141,11 @@ class Analysis:
         if recipe_ap is not None and chosen.ap >= search.ap["float"] - self.options.target_drop > recipe_ap:
             lost = search.ap["float"] - recipe_ap
             notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges it was found with")
-        judged = None if curve is None else engine_report.to_dict(curve, self.options.target_drop)
         summary = report.summary(
-            command=self.state.command, options=self.options.to_dict(), screened=search.screened, ap=search.ap,
+            command=self.state.command, options=self.options.model_dump(), screened=search.screened, ap=search.ap,
             costs=search.costs, selection=chosen, patterns=recipe.float,
             recipe_ap=recipe_ap, seconds=self.state.seconds, notes=notes,
             resampled=search.resampled, recipe_resampled=self.state.resampled("recipe").get(_recipe_name(recipe)),
-            engine=judged,
         )  # fmt: skip
         if distributed.is_main():
             report.save(summary, self.folder)
@@ -166,32 +153,6 @@ class Analysis:
         self.state.save(self.folder)
         logger.info("\n%s\nresult: %s", "\n".join(report.lines(summary, self.folder)), self.folder)
         return summary
-
-    def _judged(self, model: nn.Module, work: Work, search: Search, chosen: tuple[str, ...], notes: list[str]) -> Curve:
-        """AP against milliseconds of engines; no network is in the GPU's memory while they are built."""
-
-        def measure_ap(states: Mapping[str, State]) -> tuple[Mapping[str, float], Mapping[str, Resampled]]:
-            for name in states:  # which the search had to know
-                self.state.copy_ap(name, "engines", name)
-            model.to(self._inputs.device)
-            with Layerwise(model) as network, torch.inference_mode():
-                _, whole = Confirming(work, network).run("engines", states)
-            if not whole:
-                notes.append("--budget ended the measuring of AP early: engines without AP are not chosen")
-            return self.state.ap.get("engines", {}), self.state.resampled("engines")
-
-        began = time.perf_counter()
-        model.cpu()
-        engines.release()
-        batch = self.options.engine_batch or ENGINE_BATCH
-        exporter = engines.Exporter(self._inputs, self._inputs.plan, self.state.amax, batch)
-        with engines.Bench(self.folder, self.state, exporter, self.options) as bench:
-            judge = EngineJudge(self.options, search, bench, self._recipe_with)
-            judge.build(chosen)
-        self._clock.leave_out(time.perf_counter() - began)
-        curve = judge.curve(measure_ap)
-        notes += curve.notes
-        return curve
 
     def _calibrated(self) -> nn.Module:
         """The network as `qat.py quantize` with this recipe would calibrate it."""

@@ -2,9 +2,7 @@
 
 {project}/{name}/state.json                          the state below; rewritten after every batch of screening
 {project}/{name}/parts/{stage}-{batch}.pt            detections of a stage that measures AP, gone when it is done
-{project}/{name}/engines/                            of --engine: engines, their notes and layers, the timing cache
-{project}/{name}/summary-sensitive-analysis.json     the result; with sensitivity.png and recipe.yaml, and of --engine
-                                                     ap-against-time.png and sensitivity.html
+{project}/{name}/summary-sensitive-analysis.json     the result; with sensitivity.png and recipe.yaml
 """
 
 from __future__ import annotations
@@ -39,8 +37,6 @@ class AnalysisState:
         finished: the result is written; the last thing that a run writes.
         dataset: what the run reads, as `utils.evaluation.fingerprint` says it.
         command: the command line that started the run.
-        engines: of --engine: `measured_on`, `no_control` (see `engines.Bench`), and by the network's name the `times`
-            of its engine, as `engine_points.Times` has them.
     """
 
     options: dict[str, Any]
@@ -54,7 +50,6 @@ class AnalysisState:
     dataset: str = ""
     command: str = ""
     ap_resampled: dict[str, dict[str, str]] = field(default_factory=dict)
-    engines: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write the state, in the main process; a reader sees the old one or the new one."""
@@ -85,13 +80,6 @@ class AnalysisState:
         """Remember AP of a network on resampled images."""
         if found is not None:
             self.ap_resampled.setdefault(stage, {})[name] = found.to_text()
-
-    def copy_ap(self, stage: str, to: str, name: str) -> None:
-        """Let a stage know the AP of a network that another has measured, if it has."""
-        if name in self.ap.get(stage, {}):
-            self.ap.setdefault(to, {}).setdefault(name, self.ap[stage][name])
-        if name in self.ap_resampled.get(stage, {}):
-            self.ap_resampled.setdefault(to, {}).setdefault(name, self.ap_resampled[stage][name])
 
     def add_seconds(self, stage: str, seconds: float) -> None:
         """Count time that was spent on a stage."""

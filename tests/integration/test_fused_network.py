@@ -1,4 +1,4 @@
-"""scripts/time_qat_step.py on a CPU; and what it times: a whole network's gradients by the fused operators."""
+"""A whole network's loss and gradients by the fused kernels, interpreted, against torch's operators."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import yaml
-from random_networks import TINY
+from random_networks import TINY, random_network, save_float, save_quantized
 
-PROGRAM = "scripts/time_qat_step.py"
-# Loss, gradients of weights and of scales of one step, by torch's operators and by the interpreted kernels.
+# Outputs, gradients of weights and of scales of one step, by torch's operators and by the interpreted kernels.
 WHOLE_NETWORK = '''
 import sys
-from pathlib import Path
 import numpy as np
 import torch
-from models.quantize import fused_cuda
+from models.quantize import checkpoint, fused_cuda
 from models.quantize.learned_ranges import LearnedRanges
-from models.quantize.recipe import Recipe
-from utils.jobs.compare_placement.variants import load, quantized
-student = quantized(load(Path(sys.argv[1])), Recipe(), "int8", torch.device("cpu"))
+student = checkpoint.load(sys.argv[1]).model
 student.requires_grad_(True).model[-1].training = True
 ranges = LearnedRanges(student, learned=True)
 def silu(self, x):
@@ -52,42 +46,11 @@ for one, other in zip(*found):
 '''
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    """The description of a network with every construct, in a few layers: interpreted kernels are slow."""
-    path = tmp_path_factory.mktemp("tiny") / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY))
-    return path
-
-
-def test_the_table(start, tiny):
-    words = [str(tiny), "--imgsz", "64", "--batch-size", "2", "--device", "cpu"]
-    result = start(PROGRAM, *words, "--iterations", "1", "--warm-up", "1")
-    assert result.returncode == 0, result.stderr
-    rows = re.findall(r"^([\w-]+) .* ([\d.]+) +([\d.]+) +-$", result.stdout, re.MULTILINE)
-    assert [name for name, *_ in rows] == ["float", "fixed-operators", "operators", "graph-operators", "graph-float"]
-    for _, milliseconds, rate in rows:
-        assert float(milliseconds) * float(rate) == pytest.approx(2000, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["models/detect/gelan-t.yaml", "--imgsz", "100"], "--imgsz 100 is no multiple of 32"),
-        (["models/detect/none.yaml"], "models/detect/none.yaml does not exist"),
-        (["--variants", "quick"], "invalid choice: 'quick'"),
-    ],
-)
-def test_what_is_refused(start, words, message):
-    result = start(PROGRAM, *words, "--device", "cpu")
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert message in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA")
-def test_a_whole_network_with_the_kernels_gets_the_same_gradients(checkout, tiny):
-    command = [sys.executable, "-c", WHOLE_NETWORK, str(tiny)]
+def test_a_whole_network_with_the_kernels_gets_the_same_gradients(checkout, tmp_path):
+    weights = save_quantized(tmp_path / "int8.pt", save_float(tmp_path / "tiny.pt", random_network(TINY)))
+    command = [sys.executable, "-c", WHOLE_NETWORK, str(weights)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr[-2000:]
