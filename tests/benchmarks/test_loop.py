@@ -24,7 +24,7 @@ def plain_loop(runner, data, count):
     """Images per second, and AP, of the plain loop on so many images."""
     from utils.core.tasks import Prediction
     from utils.evaluation.dataset import ImageDataset, decode
-    from utils.evaluation.letterbox import boxes_to_image, letterbox
+    from utils.evaluation.letterbox import boxes_to_image, letterboxed_planes
     from utils.evaluation.metrics import match, score
     from utils.evaluation.nms import non_max_suppression
 
@@ -32,8 +32,8 @@ def plain_loop(runner, data, count):
     began = time.perf_counter()
     correct, found, labels = [], [], []
     for entry in images:
-        image, box = letterbox(decode(entry.path), (320, 320), (320, 320))
-        pixels = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1)).astype(np.float32) / 255
+        planes, box = letterboxed_planes(decode(entry.path), (320, 320), (320, 320))
+        pixels = planes.astype(np.float32) / 255
         raw = runner.infer({"images": torch.from_numpy(pixels)[None]})["output0"].cpu()
         (rows,) = non_max_suppression(Prediction.of_boxes(raw), 0.001, 0.7)
         rows[:, :4] = boxes_to_image(rows[:, :4], torch.zeros(len(rows), dtype=torch.long), [box.shapes])

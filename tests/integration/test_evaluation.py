@@ -179,7 +179,7 @@ def mixed_demo(tmp_path_factory, demo_data):
     folder = tmp_path_factory.mktemp("mixed_demo")
     for kind in ("images", "labels", "annotations"):
         (folder / kind / ("val" if kind != "annotations" else "")).mkdir(parents=True)
-    content = json.loads(demo.annotations.read_text())
+    content = json.loads(demo.annotations_of("val").read_text())
     names = list(demo.names.values())
     category = {names.index(row["name"]): row["id"] for row in content["categories"]}
     shapes = ((320, 320), (320, 240), (240, 320), (320, 180), (200, 320), (300, 211), (480, 320), (160, 150))

@@ -135,15 +135,11 @@ class CocoEvaluation:
         Raises:
             DataError: naming the first such image.
         """
-        missing = [path for path in paths if self.file and Path(path).stem not in self._ids]
-        if missing:
-            raise DataError(f"{missing[0]} is not among the images of {self.file} ({len(missing)} such images)")
         by_id: dict[int, str] = {}
         for path in paths if self.file else ():
             found = self._listed(path)
             if len(found) != 1:
-                names = ", ".join(map(str, list(self._ids[Path(path).stem])[:3]))
-                raise DataError(f"{path} has the name of several images of {self.file}, and is none of them: {names}")
+                raise DataError(f"{path} is not among the images of {self.file}, or it is unclear which of them")
             other = by_id.setdefault(found[0], path)
             if other != path:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")

@@ -83,11 +83,6 @@ class DataConfig:
         """Number of classes."""
         return len(self.names)
 
-    @property
-    def annotations(self) -> Path | None:
-        """COCO annotations of the val split, if they are there."""
-        return self.annotations_of("val")
-
     def annotations_of(self, split: str) -> Path | None:
         """`root/annotations/instances_{stem of the split's entry}.json`, if anything is there."""
         entries = self.splits.get(split, ())

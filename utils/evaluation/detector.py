@@ -148,7 +148,9 @@ class Detector:
         parts = images.split(max_batch or len(images))
         first = 0
         for part in parts:
-            raw = self._runner.infer({self._input.name: _filled_up(part, min_batch)})
+            missing = min_batch - len(part)
+            filled = part if missing <= 0 else torch.cat([part, part[-1:].expand(missing, -1, -1, -1)])
+            raw = self._runner.infer({self._input.name: filled})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             if len(part) == len(images) and not kept:
@@ -198,28 +200,23 @@ class Detector:
         return PerImage(order[valid], counts), PerImage(raw[valid], counts)
 
     def _check_classes(self) -> None:
-        names = self._runner.names
-        rows, nm = (self._rows(name) for name in (self._task.prediction, self._task.prototypes))
-        known = rows is not None and (nm is not None or not self._task.prototypes)
-        nc = Layout.of_rows(rows or 0, nm or 0).nc if known else len(names) if names else None
-        if nc is not None and nc < 1:
-            used = f"4 for a box and {nm or 0} for masks"
-            raise InputError(f"the network's predictions have {rows} rows; {used} leave none for classes")
-        if self._data is None or self._nc is None or nc is None:
+        """Compare the network's classes with the dataset's, as far as the file says them before it has run."""
+        names, data = self._runner.names, self._data
+        if data is None or self._nc is None:
             return
-        if nc != self._nc:
+        specs = [next(spec for spec in self._runner.outputs if spec.name == own) for own in self._outputs.values()]
+        counts = [spec.shape[1] if len(spec.shape) > 2 else None for spec in specs]  # of rows, and of prototypes
+        nc = len(names) if names else None
+        if counts and None not in counts:
+            nc = max(Layout.of_rows(*(count or 0 for count in counts)).nc, 0)
+        if nc is not None and nc != self._nc:
             raise InputError(
-                f"the network has {nc} classes{_few(names)}, and {self._data.file} has {self._nc}"
-                f"{_few(self._data.names)}; give the dataset that it was trained on"
+                f"the network has {nc} classes{_few(names)}, and {data.file} has {self._nc}{_few(data.names)}; give "
+                "the dataset that it was trained on"
             )
-        if names and list(names.values()) != list(self._data.names.values()):
-            ours, theirs = _few(names), _few(self._data.names)
-            logger.warning("the network's class names%s differ from those of %s%s", ours, self._data.file, theirs)
-
-    def _rows(self, name: str) -> int | None:
-        """Rows of the output that the task calls so, as far as the file says it."""
-        spec = next((spec for spec in self._runner.outputs if spec.name == self._outputs.get(name)), None)
-        return spec.shape[1] if spec and len(spec.shape) > 2 else None
+        if names and list(names.values()) != list(data.names.values()):
+            logger.warning("the network's class names%s differ from those of %s%s", _few(names), data.file,
+                           _few(data.names))  # fmt: skip
 
     def _named(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The runner's outputs by the task's names, if they can be what the task and the dataset want.
@@ -230,17 +227,15 @@ class Detector:
         found = {name: raw[own] for name, own in self._outputs.items()}
         prediction = found[self._task.prediction]
         nm = found[self._task.prototypes].shape[1] if self._task.prototypes else 0
-        if len({len(one) for one in found.values()}) != 1:
-            shapes = ", ".join(f"{self._outputs[name]} is {list(one.shape)}" for name, one in found.items())
-            raise InputError(f"the network's outputs are of different numbers of images: {shapes}")
-        wanted = None if self._nc is None else Layout(self._nc, nm).rows
         rows = prediction.shape[1] if prediction.ndim == 3 else 0
-        if rows < Layout(1, nm).rows or (wanted is not None and rows != wanted):
-            parts = "4 + classes + masks" if nm else "4 + classes"
-            shape = f"[batch, {parts if wanted is None else wanted}, anchors]"
-            beside = f" ({nm} of them for masks)" if nm and wanted is not None else ""
-            output = f"the network's output {self._outputs[self._task.prediction]} is {list(prediction.shape)}"
-            raise InputError(f"{output}; expected {shape}{beside}{f' for {self._data.file}' if self._data else ''}")
+        least = Layout(self._nc or 1, nm).rows
+        if rows < least or (self._nc and rows != least) or len(set(map(len, found.values()))) != 1:
+            shapes = ", ".join(f"{self._outputs[name]} {list(one.shape)}" for name, one in found.items())
+            masks = f" + {nm} for masks" if nm else ""
+            raise InputError(
+                f"the network gives {shapes}; expected of each image [4 + {self._nc or 'classes'}{masks}, anchors]"
+                f"{f' for {self._data.file}' if self._data else ''}"
+            )
         return found
 
     def _now(self) -> float:
@@ -252,12 +247,6 @@ class Detector:
         now = self._now()
         self._times[part].append(now - since)
         return now
-
-
-def _filled_up(images: Tensor, least: int) -> Tensor:
-    """At least so many images: the last one again and again, where there are fewer."""
-    missing = least - len(images)
-    return torch.cat([images, images[-1:].expand(missing, -1, -1, -1)]) if missing > 0 else images
 
 
 def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> PerImage:

@@ -45,35 +45,26 @@ def find_images(paths: Iterable[str]) -> list[str]:
 
 def walk(root: str) -> Iterator[str]:
     """Files below a folder, without hidden ones. Each real folder is entered once, by a name without links first."""
-    entered: set[tuple[int, int]] = set()
-    folders: list[str] = [root]
+    entered: set[str] = set()
+    folders = [root]
     links: list[str] = []
     while folders or links:
         folder = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(folder)
+        if real in entered:
+            continue
+        entered.add(real)
         try:
-            found = os.stat(folder)
-            if (found.st_dev, found.st_ino) in entered:
-                continue
-            entered.add((found.st_dev, found.st_ino))
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             raise DataError(f"cannot list {folder}: {error.strerror}") from error
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if not _is_folder(entry):
+            if not (os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()):
                 yield entry.path
-            elif entry.is_symlink():
-                links.append(entry.path)
             else:
-                folders.append(entry.path)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+                (links if entry.is_symlink() else folders).append(entry.path)
 
 
 def once_each(files: Iterable[str]) -> list[str]:
@@ -93,20 +84,16 @@ def once_each(files: Iterable[str]) -> list[str]:
         other = chosen.setdefault(real, file)
         again += other is not file
         if other != file:
-            chosen[real] = _better_labelled(other, file)
+            ours, theirs = label_file(file), label_file(other)
+            if not theirs.is_file():
+                chosen[real] = file if ours.is_file() else other
+            elif ours.is_file() and ours.read_bytes() != theirs.read_bytes():
+                raise DataError(
+                    f"{other} and {file} are one image, and its labels differ: {theirs}, {ours}; remove one"
+                )
     if again:
         logger.warning("%d names lead to images that are listed already; each image is used once", again)
     return sorted(chosen.values())
-
-
-def _better_labelled(first: str, second: str) -> str:
-    labels = [label_file(first), label_file(second)]
-    there = [is_regular(path) for path in labels]
-    if all(there) and not os.path.samefile(*labels) and labels[0].read_bytes() != labels[1].read_bytes():
-        raise DataError(
-            f"{first} and {second} are one image, and its labels differ: {labels[0]}, {labels[1]}; remove one of them"
-        )
-    return second if there == [False, True] else first
 
 
 def label_file(image: str) -> Path:

@@ -144,13 +144,10 @@ def _marks(data: DataConfig, split: str) -> Marks:
     root = f"{data.root}{os.sep}"
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     with ThreadPoolExecutor(4) as pool:
-        bar = tqdm(pool.map(_marks_of, chunks), f"looking at {split}", len(chunks), delay=2, leave=False)
+        found = pool.map(lambda chunk: [_mark(file) for file in chunk], chunks)
+        bar = tqdm(found, f"looking at {split}", len(chunks), delay=2, leave=False)
         marks = itertools.chain.from_iterable(bar)
         return {file.removeprefix(root): mark for file, mark in zip(files, marks, strict=True) if mark is not None}
-
-
-def _marks_of(files: list[str]) -> list[tuple[str, str] | None]:
-    return [_mark(file) for file in files]
 
 
 def _mark(file: str) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +27,12 @@ from utils.core.errors import DataError
 from utils.evaluation.find_images import SUFFIXES, label_file
 from utils.evaluation.find_images import find_images as find_images
 
-__all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels", "read_polygons"]
+__all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
 
 logger = logging.getLogger(__name__)
 
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
-NO_LABELS: np.ndarray = np.zeros((0, 5), np.float32)
 STDERR = 2  # the decoders write to the descriptor, past Python's sys.stderr
 _ORIENTATION = 0x0112  # EXIF's tag
 _TRANSPOSING = (5, 6, 7, 8)  # orientations that swap width and height
@@ -94,14 +93,14 @@ def read_images(
 
 def _read_all(files: Sequence[str], nc: int, polygons: bool) -> Iterator[ImageFile | str]:
     """Read every file, with threads where the disk is waited for; where it is not, threads are slower than none."""
-    first, rest = files[:FIRST], files[FIRST:]
+    read = partial(_read_image, nc=nc, polygons=polygons)
     began = time.perf_counter()
-    yield from (_read_image(file, nc, polygons) for file in first)
-    if time.perf_counter() - began < SLOW * len(first):
-        yield from (_read_image(file, nc, polygons) for file in rest)
+    yield from map(read, files[:FIRST])
+    if time.perf_counter() - began < SLOW * FIRST:
+        yield from map(read, files[FIRST:])
         return
     with ThreadPoolExecutor(8) as pool:
-        yield from pool.map(lambda file: _read_image(file, nc, polygons), rest)
+        yield from pool.map(read, files[FIRST:])
 
 
 def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
@@ -116,12 +115,9 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
-    path = label_file(file)
-    labelled = _is_there(path)
-    if polygons and labelled:
-        labels, outlines = read_polygons(path, nc)
-        return ImageFile(file, (width, height), labels, labelled, outlines)
-    return ImageFile(file, (width, height), read_labels(path, nc) if labelled else NO_LABELS, labelled)
+    found = read_labels(label_file(file), nc, polygons=polygons)
+    labels, outlines = found or (np.zeros((0, 5), np.float32), ())
+    return ImageFile(file, (width, height), labels, found is not None, outlines)
 
 
 def orientation(image: Image.Image) -> int | None:
@@ -151,65 +147,43 @@ def turned(kind: str) -> bool:
     return found is not None and found.shape[:2] == (1, 2)
 
 
-def _is_there(path: Path) -> bool:
-    """Whether anything lies at the path of a label file. A folder closed to us is an error."""
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise DataError(f"cannot read the labels at {path}: {error.strerror}") from error
-    return True
+def read_labels(path: Path, nc: int, *, polygons: bool = False) -> tuple[np.ndarray, tuple[np.ndarray, ...]] | None:
+    """Labels of one file, sorted; of equal classes and boxes the first stays, as upstream does. None without the file.
 
+    Args:
+        polygons: every label must be a polygon.
 
-def read_labels(path: Path, nc: int) -> np.ndarray:
-    """Labels of one file as float32 `[n, 5]`: class, cx, cy, w, h in 0..1; duplicates are dropped, as upstream does.
+    Returns:
+        float32 `[n, 5]`: class, cx, cy, w, h in 0..1; and with `polygons` that of each, float32 `[points, 2]`.
 
     Raises:
         DataError: naming the file (which may be a folder or a link to nothing), the line, and what is wrong with it.
     """
-    rows = [_box(_values(words, where, nc)) for words, where in _lines(path)]
-    if not rows:
-        return NO_LABELS
-    found = np.stack(rows)
-    return found[_unique(found)]
-
-
-def read_polygons(path: Path, nc: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Labels of one file as `read_labels` gives them, and the polygon of each, float32 `[points, 2]` in 0..1.
-
-    Of polygons with equal classes and boxes the first stays, as upstream does.
-
-    Raises:
-        DataError: as `read_labels`; also for a line that holds a box.
-    """
-    rows, polygons = [], []
-    for words, where in _lines(path):
-        values = _values(words, where, nc)
-        if len(values) == 5:
-            raise DataError(
-                f"{where}: a box, and a network for segmentation needs outlines; expected a class and a polygon "
-                "x1 y1 x2 y2 x3 y3 ..."
-            )
-        rows.append(_box(values))
-        polygons.append(values[1:].reshape(-1, 2))
-    if not rows:
-        return NO_LABELS, ()
-    found = np.stack(rows)
-    kept = _unique(found)
-    return found[kept], tuple(polygons[index] for index in kept)
-
-
-def _lines(path: Path) -> Iterator[tuple[list[str], str]]:
-    """The words of each line that is not empty, and where it stands."""
-    expected = "expected a text file with one object a line, or no file for an image without objects"
+    rows: list[np.ndarray] = []
+    outlines: list[np.ndarray] = []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; {expected}") from error
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
+            return None
+        expected = "expected a text file with one object a line, or no file for an image without objects"
+        raise DataError(f"cannot read the labels {path}: {error.strerror}; {expected}") from error
     for number, line in enumerate(lines, 1):
-        if words := line.split():
-            yield words, f"{path}, line {number}"
+        if not (words := line.split()):
+            continue
+        values = _values(words, f"{path}, line {number}", nc)
+        if polygons and len(values) == 5:
+            raise DataError(
+                f"{path}, line {number}: a box, and a network for segmentation needs outlines; expected a class and a "
+                "polygon x1 y1 x2 y2 x3 y3 ..."
+            )
+        rows.append(_box(values))
+        outlines.append(values[1:].reshape(-1, 2))
+    if not rows:
+        return np.zeros((0, 5), np.float32), ()
+    found = np.stack(rows)
+    kept = _unique(found)
+    return found[kept], tuple(outlines[index] for index in kept) if polygons else ()
 
 
 def _unique(rows: np.ndarray) -> np.ndarray:
@@ -246,18 +220,22 @@ def _box(values: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Let the process' standard error go nowhere within the block; keep the block to the decoding itself."""
+    """Let the process' standard error go nowhere within the block, where FFmpeg and libpng write about damaged files.
+
+    Keep the block to the decoding itself; we say in one line what is wrong.
+    """
     try:
         kept = os.dup(STDERR)
     except OSError:  # it is closed
         yield
         return
-    try:
-        os.dup2(_nowhere(), STDERR)
-        yield
-    finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(kept, STDERR)
+            os.close(kept)
 
 
 def decode(path: str) -> np.ndarray | None:
@@ -270,8 +248,3 @@ def decode(path: str) -> np.ndarray | None:
             return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except (OSError, cv2.error):
         return None
-
-
-@cache
-def _nowhere() -> int:
-    return os.open(os.devnull, os.O_WRONLY)

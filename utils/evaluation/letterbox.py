@@ -17,7 +17,7 @@ from torch import Tensor
 
 from utils.core.device import full_float32, sent
 
-FILL = (114, 114, 114)  # the grey that upstream trains with
+FILL = 114  # the grey that upstream trains with
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,22 @@ def placed(size: tuple[int, int], fit: tuple[int, int], shape: tuple[int, int]) 
     return Letterbox((height, width), (new_height / height, new_width / width), (pad_x, pad_y))
 
 
-def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
+def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
     """Resize to fit into `fit`, keeping the aspect ratio, and pad to `shape`.
 
     Args:
-        image: uint8 `[H, W, 3]`.
+        image: uint8 `[H, W, 3]` BGR.
         fit, shape: see `placed`.
 
     Returns:
-        The image uint8 `[*shape, 3]`, centred on grey, and where it lies.
+        The image as networks take it, uint8 `[3, *shape]` RGB, centred on grey, and where it lies.
     """
-    box = placed((image.shape[0], image.shape[1]), fit, shape)
-    (height, width), (top, left) = box.resized, box.corner
-    bottom, right = shape[0] - height - top, shape[1] - width - left
-    return cv2.copyMakeBorder(_resized(image, box), top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL), box
-
-
-def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -> tuple[np.ndarray, Letterbox]:
-    """The same as the network takes it: uint8 `[3, *shape]` RGB of a BGR image, written once."""
     box = placed((image.shape[0], image.shape[1]), fit, shape)
     (height, width), (top, left) = box.resized, box.corner
     bottom, right = top + height, left + width
     planes: np.ndarray = np.empty((3, *shape), np.uint8)
-    planes[:, :top] = planes[:, bottom:] = FILL[0]
-    planes[:, top:bottom, :left] = planes[:, top:bottom, right:] = FILL[0]
+    planes[:, :top] = planes[:, bottom:] = FILL
+    planes[:, top:bottom, :left] = planes[:, top:bottom, right:] = FILL
     planes[:, top:bottom, left:right] = _resized(image, box)[..., ::-1].transpose(2, 0, 1)
     return planes, box
 
@@ -127,7 +119,7 @@ def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device
         with full_float32():
             resized = rows @ pixels.float() @ columns.T
         pixels = resized.round_().clamp_(0, 255).byte()
-    result = torch.full((1, 3, *shape), FILL[0], dtype=torch.uint8, device=device)
+    result = torch.full((1, 3, *shape), FILL, dtype=torch.uint8, device=device)
     result[0, :, top : top + height, left : left + width] = pixels
     return result, box
 

@@ -109,24 +109,21 @@ def averages(scores: ClassScores) -> Averages:
     return Averages(ap, ap50, precision, recall)
 
 
-def _of_class(scores: ClassScores, i: int) -> Averages:
-    return Averages(
-        float(np.mean(scores.ap[i])), float(scores.ap[i, 0]), float(scores.precision[i]), float(scores.recall[i])
-    )
-
-
 def per_class_results(
     scores: ClassScores, masks: ClassScores | None, data: DataConfig, images: int, single_cls: bool
 ) -> tuple[ClassResult, ...]:
     """The classes that have labels; `masks` are the scores of masks."""
+
+    def of(part: ClassScores, i: int) -> Averages:
+        ap = part.ap[i]
+        return Averages(float(np.mean(ap)), float(ap[0]), float(part.precision[i]), float(part.recall[i]))
+
     return tuple(
         ClassResult(
-            id=int(scores.classes[i]), name="object" if single_cls else data.names[int(scores.classes[i])],
-            images=images, instances=int(scores.labels[i]), precision=float(scores.precision[i]),
-            recall=float(scores.recall[i]), ap50=float(scores.ap[i, 0]), ap=float(np.mean(scores.ap[i])),
-            masks=_of_class(masks, i) if masks else None,
+            id=int(label), name="object" if single_cls else data.names[int(label)], images=images,
+            instances=int(scores.labels[i]), **vars(of(scores, i)), masks=of(masks, i) if masks else None,
         )
-        for i in range(len(scores.classes))
+        for i, label in enumerate(scores.classes)
     )  # fmt: skip
 
 

@@ -60,7 +60,9 @@ def check_readable(files: Sequence[Path]) -> None:
 
 def target_names(files: Sequence[Path]) -> list[str]:
     """What each drawing is called: as its source, with a number where that name would be taken twice."""
-    wished = [f"{file.stem}{_suffix(file)}" for file in files]
+    suffixes = [file.suffix.lower() for file in files]
+    suffixes = [".mp4" if one in VIDEOS else one if one in WRITTEN else ".png" for one in suffixes]
+    wished = [f"{file.stem}{suffix}" for file, suffix in zip(files, suffixes, strict=True)]
     order = sorted(range(len(files)), key=lambda index: wished[index] != files[index].name)  # who has it keeps it
     found = dict(zip(order, distinct_names(wished[index] for index in order), strict=True))
     return [found[index] for index in range(len(files))]
@@ -99,11 +101,6 @@ def frames(video: Any) -> Iterator[np.ndarray]:
         if not good:
             return
         yield frame
-
-
-def _suffix(file: Path) -> str:
-    suffix = file.suffix.lower()
-    return ".mp4" if suffix in VIDEOS else suffix if suffix in WRITTEN else ".png"
 
 
 def _can_be_read(file: Path) -> bool:

@@ -13,7 +13,7 @@ from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference
 from utils.reports import detections, figures
-from utils.reports.schema import Report, Row, Sample
+from utils.reports.schema import Report, Sample
 from utils.reports.tables import cells, headers, remarks
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ def page(report: Report) -> str:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         headers=headers(report),
-        rows=[(row, cells(report, row), _tones(report, row)) for row in report.rows],
+        rows=[
+            (row, cells(report, row), {2: _tone(report.difference(row)), 5: _tone(report.mask_difference(row))})
+            for row in report.rows
+        ],  # the styles of the differences by column: of boxes, and of masks
         remarks=remarks(report),
         charts=charts,
         samples=[_sample(sample) for sample in report.samples],
@@ -63,11 +66,6 @@ def page(report: Report) -> str:
             **{name: ", ".join(sorted(values)) for name, values in versions.items()},
         },
     )
-
-
-def _tones(report: Report, row: Row) -> dict[int, str]:
-    """The styles of a row's AP differences, by column: of boxes, and of masks."""
-    return {2: _tone(report.difference(row)), 5: _tone(report.mask_difference(row))}
 
 
 def _tone(difference: Difference | None) -> str:

@@ -27,7 +27,7 @@ def test_data_yaml(folder):
     assert data.names == {0: "cat", 1: "dog", 2: "owl"}
     assert data.nc == 3
     assert data.splits["val"] == (str(folder / "images/val"),)
-    assert data.annotations == folder / "annotations/instances_val.json"
+    assert data.annotations_of("val") == folder / "annotations/instances_val.json"
     assert data.annotations_of("test") is None
     assert not data.is_coco
     with pytest.raises(DataError, match=r"has no 'test:' entry; it has train, val"):
@@ -63,10 +63,10 @@ def test_coco_form(tmp_path):
                                 test="test-dev2017.txt", names=names))  # fmt: skip
     assert data.is_coco
     assert set(data.splits) == {"val"}  # the lists that were not downloaded are not offered
-    assert data.annotations is None
+    assert data.annotations_of("val") is None
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations/instances_val2017.json").write_text("{}")
-    assert data.annotations == tmp_path / "annotations/instances_val2017.json"
+    assert data.annotations_of("val") == tmp_path / "annotations/instances_val2017.json"
 
 
 @pytest.mark.parametrize(

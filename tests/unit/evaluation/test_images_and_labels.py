@@ -46,9 +46,9 @@ def test_labels(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("1 0.5 0.5 0.25 1\n\n0 0.1 0.2 0.5 0.2 0.5 0.6 0.1 0.6\n1 0.5 0.5 0.25 1\n")
     expected = [[0, 0.3, 0.4, 0.4, 0.4], [1, 0.5, 0.5, 0.25, 1]]
-    np.testing.assert_allclose(read_labels(file, 2), expected, atol=1e-6)
+    np.testing.assert_allclose(read_labels(file, 2)[0], expected, atol=1e-6)
     file.write_text("\n")
-    assert read_labels(file, 2).shape == (0, 5)
+    assert read_labels(file, 2)[0].shape == (0, 5)
 
 
 BAD_LABELS = {
@@ -77,7 +77,7 @@ def test_labels_are_sorted_and_each_is_there_once(tmp_path):
     rows = np.random.default_rng(0).integers(0, 3, (200, 5)) / np.array([1, 4, 4, 4, 4], np.float32)
     file = tmp_path / "a.txt"
     file.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
-    np.testing.assert_array_equal(read_labels(file, 3), np.unique(rows.astype(np.float32), axis=0))
+    np.testing.assert_array_equal(read_labels(file, 3)[0], np.unique(rows.astype(np.float32), axis=0))
 
 
 @pytest.mark.parametrize("slow", [60.0, 0.0])  # a disk that counts as fast: one after the other; slow: in threads

@@ -7,15 +7,23 @@ import pytest
 import torch
 from known_images import MIXED
 
-from utils.evaluation.letterbox import boxes_to_image, boxes_to_input, letterbox, letterboxed_planes, rectangular_shapes
+from utils.evaluation.letterbox import (
+    boxes_to_image,
+    boxes_to_input,
+    letterbox_on,
+    letterboxed_planes,
+    placed,
+    rectangular_shapes,
+)
 
 
 @pytest.mark.parametrize("size", [*MIXED, (640, 427), (333, 500)])
 def test_letterbox_centres_the_image_on_grey(size):
     image = np.full((size[1], size[0], 3), 255, np.uint8)
-    result, box = letterbox(image, (64, 64), (96, 64))
-    assert result.shape == (96, 64, 3)
-    rows, columns = np.where((result != 114).all(2))
+    planes, box = letterboxed_planes(image, (64, 64), (96, 64))
+    assert planes.shape == (3, 96, 64)
+    assert planes.flags.c_contiguous
+    rows, columns = np.where((planes != 114).all(0))
     assert columns.max() - columns.min() + 1 == round(box.ratio[1] * size[0])
     assert rows.max() - rows.min() + 1 == round(box.ratio[0] * size[1])
     assert abs(columns.min() - box.pad[0]) <= 0.5
@@ -25,16 +33,16 @@ def test_letterbox_centres_the_image_on_grey(size):
 
 def test_letterbox_keeps_the_pixels_of_a_image_that_fits():
     image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
-    result, box = letterbox(image, (64, 64), (64, 64))
-    np.testing.assert_array_equal(result[8:56], image)
+    planes, box = letterboxed_planes(image, (64, 64), (64, 64))
+    np.testing.assert_array_equal(planes[:, 8:56], image[..., ::-1].transpose(2, 0, 1))
     assert box.shapes == ((48, 64), ((1.0, 1.0), (0.0, 8.0)))
 
 
 def test_letterbox_into_a_rectangle_that_the_network_prescribes():
     """A static 32×64 input: the height decides for this image, and not the longer side."""
     image = np.full((50, 60, 3), 255, np.uint8)
-    result, box = letterbox(image, (32, 64), (32, 64))
-    assert result.shape == (32, 64, 3)
+    planes, box = letterboxed_planes(image, (32, 64), (32, 64))
+    assert planes.shape == (3, 32, 64)
     assert box.ratio == pytest.approx((0.64, 38 / 60))
 
 
@@ -42,7 +50,7 @@ def test_boxes_to_the_input_and_back():
     rng = np.random.default_rng(0)
     boxes, shapes, owner, expected = [], [], [], []
     for index, (width, height) in enumerate(MIXED):
-        _, box = letterbox(np.zeros((height, width, 3), np.uint8), (64, 64), (64, 96))
+        box = placed((height, width), (64, 64), (64, 96))
         fractions = np.concatenate([rng.uniform(0.3, 0.7, (3, 2)), rng.uniform(0, 0.3, (3, 2))], 1).astype(np.float32)
         boxes.append(boxes_to_input(fractions, box))
         shapes.append(box.shapes)
@@ -70,12 +78,35 @@ def test_rectangular_shapes_are_the_smallest_that_hold_the_group():
         assert shape[1] >= int(width * 64 / max(width, height))
 
 
-@pytest.mark.parametrize("size", [(48, 64), (64, 48), (64, 64), (33, 61), (200, 90), (7, 11)])
-@pytest.mark.parametrize("shape", [(64, 64), (64, 96)])
-def test_planes_are_the_letterboxed_image(size, shape):
-    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-    expected, box = letterbox(image, (64, 64), shape)
-    planes, same = letterboxed_planes(image, (64, 64), shape)
-    assert same == box
-    assert planes.flags.c_contiguous
-    np.testing.assert_array_equal(planes, expected[..., ::-1].transpose(2, 0, 1))
+def picture(height, width):
+    """Soft and hard edges, another pattern in each channel."""
+    generator = np.random.default_rng(height + width)
+    image = generator.integers(0, 256, (height, width, 3), np.uint8)
+    image[: height // 2] = np.linspace(0, 255, width).astype(np.uint8)[None, :, None] // np.array([1, 2, 3], np.uint8)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        ((480, 640), (640, 640)),  # as it is, with bars
+        ((1080, 1920), (640, 640)),  # smaller, by no whole number
+        ((1280, 960), (640, 640)),  # smaller, by two
+        ((100, 70), (640, 640)),  # larger
+        ((333, 500), (320, 416)),
+        ((3, 500), (64, 64)),  # a row is left of it
+        ((1, 1), (32, 64)),
+    ],
+)
+def test_pixels_by_torch_are_opencvs(size, shape):
+    image = picture(*size)
+    expected, box = letterboxed_planes(image, shape, shape)
+    found, same = letterbox_on(image, shape, torch.device("cpu"))
+    assert (same, found.shape, found.dtype) == (box, (1, 3, *shape), torch.uint8)
+    apart = np.abs(found[0].numpy().astype(int) - expected)
+    assert apart.max() <= 1
+    assert (apart > 0).mean() < 0.1
+    top, left = (round(side - 0.1) for side in box.pad[::-1])
+    inside = np.zeros(shape, bool)
+    inside[top : top + box.resized[0], left : left + box.resized[1]] = True
+    assert (found[0].numpy()[:, ~inside] == 114).all()

@@ -126,7 +126,7 @@ def test_images_of_one_name_in_two_folders_have_their_own_ids(tmp_path):
     ]
     first["file_name"] = f"here/{first['file_name']}"
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"has the name of several images of .*, and is none of them: here/"):
+    with pytest.raises(DataError, match="unclear which"):
         known.evaluate(replace(CONFIG, save_json=True), out_dir=tmp_path)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.evaluation.letterbox import letterbox
+from utils.evaluation.letterbox import placed
 from utils.evaluation.mask_pixels import patches
 from utils.evaluation.masks import GivenMasks, Masks
 
@@ -26,7 +26,7 @@ def made(boxes, seed=0):
 def probability(masks, number, box):
     """The sigmoid of a mask's sum at the middles of the image's pixels, float64 `[H, W]`, sampled by torch."""
     height, width = box.original
-    left, top = (np.floor(pad) for pad in box.pad)  # where `letterbox` puts the image
+    left, top = (np.floor(pad) for pad in box.pad)  # where it lies
     x = ((np.arange(width) + 0.5) * box.ratio[1] + left) / SIZE[1] * 2 - 1
     y = ((np.arange(height) + 0.5) * box.ratio[0] + top) / SIZE[0] * 2 - 1
     grid = torch.from_numpy(np.stack(np.meshgrid(x, y), 2))[None]
@@ -41,7 +41,7 @@ def probability(masks, number, box):
 def test_masks_are_the_bilinear_sigmoid_above_one_half_in_their_boxes(original):
     masks = made(PLACES)
     height, width = original
-    _, box = letterbox(np.zeros((*original, 3), np.uint8), SIZE, SIZE)
+    box = placed(original, SIZE, SIZE)
     chosen = torch.tensor([2, 0, 3])
     found = list(patches(masks, 0, chosen, box.shapes))
     assert len(found) == 3

@@ -12,7 +12,7 @@ from known_masks import write_outlined_set
 from utils.core.errors import DataError
 from utils.evaluation.batch import Batch
 from utils.evaluation.dataset import load_data, make_loader
-from utils.evaluation.images import read_labels, read_polygons
+from utils.evaluation.images import read_labels
 from utils.evaluation.letterbox import Letterbox
 from utils.evaluation.mask_truth import PackedMasks, on_grid, packed_truth
 
@@ -71,15 +71,16 @@ def test_a_polygon_lies_where_the_letterbox_puts_it():
 def test_polygons_are_read_with_the_boxes_that_a_detector_gets(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("1 0.5 0.5 0.7 0.5 0.6 0.9\n\n0 0.1 0.1 0.3 0.1 0.3 0.4 0.1 0.4\n1 0.6 0.9 0.7 0.5 0.5 0.5\n")
-    labels, polygons = read_polygons(file, 2)
-    np.testing.assert_array_equal(labels, read_labels(file, 2))
+    labels, polygons = read_labels(file, 2, polygons=True)
+    np.testing.assert_array_equal(labels, read_labels(file, 2)[0])
     np.testing.assert_allclose(labels, [[0, 0.2, 0.25, 0.2, 0.3], [1, 0.6, 0.7, 0.2, 0.4]], atol=1e-6)
     assert [one.tolist() for one in polygons] == [  # of two with one box the first stays
         np.array(rows, np.float32).tolist()
         for rows in ([[0.1, 0.1], [0.3, 0.1], [0.3, 0.4], [0.1, 0.4]], [[0.5, 0.5], [0.7, 0.5], [0.6, 0.9]])
     ]
     file.write_text("")
-    assert (read_polygons(file, 2)[0].shape, read_polygons(file, 2)[1]) == ((0, 5), ())
+    labels, polygons = read_labels(file, 2, polygons=True)
+    assert (labels.shape, polygons) == ((0, 5), ())
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,11 @@ def test_polygons_are_read_with_the_boxes_that_a_detector_gets(tmp_path):
 def test_a_box_is_no_outline(tmp_path, lines, number):
     file = tmp_path / "a.txt"
     file.write_text(lines)
-    assert len(read_labels(file, 1))
+    assert len(read_labels(file, 1)[0])
     with pytest.raises(
         DataError, match=rf"a\.txt, line {number}: a box, and a network for segmentation needs outlines"
     ):
-        read_polygons(file, 1)
+        read_labels(file, 1, polygons=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
