@@ -52,13 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 # What each command writes into its run folder.
 WRITTEN = {
     QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
-    SensitiveOptions: (
-        "state.json",
-        "parts/*.pt",
-        "summary-sensitive-analysis.json",
-        "*.png",
-        "recipe.yaml",
-    ),
+    SensitiveOptions: ("state.json", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
     CalibrateOptions: ("calibration.json", "recipe.yaml"),
     EvalOptions: ("report.json", "*_predictions.json"),
 }

@@ -8,7 +8,6 @@ import random
 import time
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ from torch import nn
 
 import qat
 from models.quantize import placement, recipe_fields, recipe_fit
-from models.quantize.partial_forward import State
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core.errors import RecipeError
 from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions, merged_recipe
 from utils.jobs.sensitivity.report import write_recipe
-from utils.jobs.sensitivity.screening import Screened
-from utils.jobs.sensitivity.search import Search
 
 NUMBERS = [
     "'3'",
@@ -401,42 +397,3 @@ def test_a_scale_that_the_network_has_not():
     chosen = Recipe().replace(calibration_scales={"model.1.q": "mse"})
     with pytest.raises(RecipeError, match=r"calibration\.scales holds 'model\.1\.q', which is no scale .* model\.1\.p"):
         recipe_fit.check(placement.plan(chain(), chosen), chosen)
-
-
-class _Pair:
-    """Two units; each alone in float regains a half of what INT8 lost."""
-
-    class Unit:
-        def __init__(self, name: str) -> None:
-            self.name, self.convolutions, self.patterns = name, (name,), (name,)
-            self.in_float, self.alone = State(weights=frozenset("ab") - {name}), State(weights=frozenset(name))
-
-    def __init__(self) -> None:
-        self.all = (self.Unit("a"), self.Unit("b"))
-
-    def in_float(self, paths: Any) -> State:
-        return State(weights=frozenset("ab") - set(paths))
-
-    def union(self, units: Any) -> Any:
-        return self.Unit("+".join(unit.name for unit in units))
-
-
-def test_a_search_with_any_budget_leaves_something_in_int8():
-    ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
-    everything = State(weights=frozenset("ab"))
-    screening = SimpleNamespace(
-        run=lambda *_: True, found=lambda units, _: {unit.name: Screened(1, 1.0, 0.5, 0.5) for unit in units}
-    )
-    confirming = SimpleNamespace(
-        run=lambda _, states: ({name: ap[s.weights] for name, s in states.items()}, True), resampled=lambda _: {}
-    )
-    options = SensitiveOptions(granularity="quantizer", float_budget=1.0, target_drop=0.0)
-    found = Search(
-        options,
-        _Pair(),
-        screening,
-        confirming,
-        lambda units: {u.name: {"macs": 0.5 * (u.name.count("+") + 1), "engine_time": None} for u in units},
-    ).run(SimpleNamespace(everything=everything), [])
-    assert len(found.names) == 1
-    assert found.ap == pytest.approx(0.4)
