@@ -58,7 +58,7 @@ WRITTEN = {
 }
 
 
-OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher", "patience")
+OF_TRAINING = ("hyp", "epochs", "iters", "lr", "train", "supervision", "supervision_stride", "teacher")
 
 
 def _options(args: argparse.Namespace, kind: type[Options]) -> Options:

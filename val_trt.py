@@ -24,7 +24,7 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_files
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, MASK_AP_NMS_IOU
-from utils.jobs.dependencies import need_for, need_to_draw
+from utils.jobs.dependencies import need_for
 from utils.jobs.file_options import TASKS, FileOptions
 
 DETECTIONS = ("save_txt", "save_conf", "save_json")
@@ -35,8 +35,8 @@ IDLE = {
     "study": (DETECTIONS, "with --task study, which writes no detections"),
 }  # fmt: skip
 # ... for --source, which ends where evaluation begins.
-OF_EVALUATION = (*DETECTIONS, "task", "limit", "rect", "single_cls", "upsample_masks", "overlap", "nvjpeg",
-                 "contexts", "verbose", "batch_size", "workers")  # fmt: skip
+OF_EVALUATION = (*DETECTIONS, "task", "limit", "rect", "single_cls", "upsample_masks", "overlap",
+                 "verbose", "batch_size", "workers")  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -99,14 +99,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--overlap", action="store_true",
         help="let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too",
     )  # fmt: skip
-    parser.add_argument(
-        "--infStreams", dest="contexts", type=bounded("infStreams"), default=1, metavar="N",
-        help="contexts of an engine with a small static batch, side by side (default: 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nvjpeg", action="store_true",
-        help="let the GPU decode JPEGs: faster; pixels, and with them AP, differ a little from OpenCV's",
-    )  # fmt: skip
     add_device(parser)
     add_run_dir(parser, "runs/val_trt")
     return parser
@@ -141,7 +133,7 @@ def draw(options: FileOptions, source: str) -> int:
 
     files = check_source(source)
     check_readable(files)
-    need_to_draw(options.engine_file)
+    need_for(options.engine_file)
     if options.exist_ok:
         targets = [Path(options.project) / options.name / name for name in target_names(files)]
         refuse_overwrite(targets, [*files, options.engine_file, options.data], "choose another --name or --project")

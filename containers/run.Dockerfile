@@ -14,15 +14,14 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 WORKDIR /opt/overlay
-COPY install_dependencies.sh interrupts.py ./
+COPY install_dependencies.sh ./
 COPY requirements/ requirements/
 COPY scripts/lib.sh scripts/environment.py scripts/
-COPY utils/core/ utils/core/
 # hadolint ignore=DL3013
 RUN PYTHON=python3 ./install_dependencies.sh --system --runtime && \
     if [ "$TENSORRT" != none ]; then python3 -m pip install "$TENSORRT"; fi
 
-COPY val_trt.py LICENSE NOTICE ./
+COPY val_trt.py interrupts.py LICENSE NOTICE ./
 COPY models/ models/
 COPY utils/ utils/
 COPY scripts/ scripts/

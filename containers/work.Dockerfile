@@ -22,10 +22,9 @@ RUN apt-get update && \
 
 WORKDIR /opt/overlay
 # What decides what is installed; a change elsewhere builds on the same packages.
-COPY install_dependencies.sh interrupts.py ./
+COPY install_dependencies.sh ./
 COPY requirements/ requirements/
 COPY scripts/lib.sh scripts/environment.py scripts/
-COPY utils/core/ utils/core/
 # A torch of the base that is new enough stays (--system). TensorRT is installed by name: a build sees no GPU.
 # hadolint ignore=DL3013
 RUN PYTHON=python3 ./install_dependencies.sh --system && \

@@ -16,16 +16,13 @@ import interrupts
 interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
 
 import argparse
-from collections.abc import Sequence
 
 from utils.cli import add_device, run_program
 from utils.jobs.dependencies import need, need_tensorrt
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "check_engine_setup.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser("check_engine_setup.py", description=__doc__)
     parser.add_argument("data", metavar="DATA", help="dataset's YAML")
     parser.add_argument("--generate-graph", action="store_true", help="is graphviz there too?")
     add_device(parser)
@@ -35,14 +32,13 @@ def make_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Check, and print the typing."""
     from utils.evaluation.data_yaml import load_data
-    from utils.trt import tensorrt_api
+    from utils.trt import layer_graph, tensorrt_api
     from utils.trt.decision import check_target
-    from utils.trt.layer_graph import program
 
     load_data(args.data).paths("val")
     need_tensorrt()
     if args.generate_graph:
-        program()
+        layer_graph.program()
     need("torch")
     tensorrt_api.use_device(args.device)
     api = tensorrt_api.load()
@@ -51,9 +47,5 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    return run_program(make_parser(), main, argv)
-
-
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run_program(make_parser(), main))

@@ -1,16 +1,7 @@
 # shellcheck shell=bash
-# Shell functions that the scripts share. Source this file from bash, after `set -euo pipefail`:
-#
-#     . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lib.sh"
-#
-#     setup_environment --dev      # install_dependencies.sh into $OVERLAY_VENV, whose python is $PYTHON then
-#     setup_checkout               # upstream in $YOLOV9_CHECKOUT, patched with what lies here
-#     setup_demo_set               # the demo set in $OVERLAY_BUILD/digits; then $DEMO_DATA is its data.yaml
-#     run_part "unit tests" CMD... # says what runs and how long it took, keeps its exit status
-#
-# All of them say what they do, reuse what is there already, and end the script with one line when they fail.
-# OVERLAY_ROOT is this repository. OVERLAY_BUILD (default: build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT (build/yolov9)
-# can be set beforehand.
+# Shell functions that the scripts share. Source this file from bash, after `set -euo pipefail`. The functions say what
+# they do, use again what is there already, and end the script with one line when they fail. OVERLAY_ROOT is this
+# repository; OVERLAY_BUILD (default: build/), OVERLAY_VENV (.venv/) and YOLOV9_CHECKOUT (build/yolov9) can be set beforehand.
 
 OVERLAY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 OVERLAY_BUILD=${OVERLAY_BUILD:-$OVERLAY_ROOT/build}
@@ -30,18 +21,15 @@ die() { # EXIT_CODE MESSAGE
   exit "$code"
 }
 
-# The interpreter to start from: $PYTHON, else python3. Sets PYTHON, or ends the script. MAXIMUM: the last 3.x that will do.
+# Set PYTHON, the interpreter to start from: itself, else python3. MAXIMUM: the last 3.x that will do.
 find_python() { # [MAXIMUM]
-  local maximum=${1:-99} wanted version
+  local version wanted="3.10 or newer"
+  if [ $# = 1 ]; then wanted="3.10 to 3.$1"; fi
   PYTHON=${PYTHON:-python3}
-  wanted="Python 3.10 or newer"
-  [ "$maximum" = 99 ] || wanted="Python 3.10 to 3.$maximum"
-  version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
-    die 2 "$PYTHON does not run; $wanted is needed (PYTHON=/path/to/python3 chooses one)"
-  case $version in
-    3.1[0-9]) [ "${version#3.}" -le "$maximum" ] && return ;;
-  esac
-  die 2 "$PYTHON is Python $version; $wanted is needed (PYTHON=/path/to/python3 chooses one)"
+  version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version="not there"
+  if ! [[ $version =~ ^3\.([0-9]+)$ ]] || ((BASH_REMATCH[1] < 10 || BASH_REMATCH[1] > ${1:-99})); then
+    die 2 "$PYTHON is $version; Python $wanted is needed (PYTHON=/path/to/python3 chooses one)"
+  fi
 }
 
 # Is there an NVIDIA GPU that this machine's driver answers for (or a Jetson)?
@@ -54,11 +42,8 @@ run_part() { # NAME COMMAND...
   shift
   say "$name"
   "$@" || status=$?
-  if [ "$status" = 0 ]; then
-    say "$name: done in $((SECONDS - started)) s"
-  else
-    say "$name: failed after $((SECONDS - started)) s (exit code $status)"
-  fi
+  [ "$status" != 0 ] || say "$name: done in $((SECONDS - started)) s"
+  [ "$status" = 0 ] || say "$name: failed after $((SECONDS - started)) s (exit code $status)"
   return "$status"
 }
 

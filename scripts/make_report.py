@@ -39,7 +39,6 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.input_files import check_file, check_files
 from utils.core.output_paths import refuse_overwrite
-from utils.core.run_folder import held
 from utils.core.shown import printable
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
 from utils.jobs.dependencies import need, need_for
@@ -105,8 +104,10 @@ def main(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not Path(run).is_dir():
             check_file(run, "give run folders, or their report.json")
+    from utils.core.run_folder import held
     from utils.reports import files
-    from utils.reports.files import PAGE_NAME, load, merged, write_all
+    from utils.reports.files import PAGE_NAME, merged, write_all
+    from utils.reports.schema import Report
     from utils.reports.tables import terminal_table
 
     first = Path(args.runs[0])
@@ -115,7 +116,7 @@ def main(args: argparse.Namespace) -> int:
     own = (folder / files.JSON_NAME).resolve() in [path.resolve() for path in read]
     name = files.MERGED_NAME if own else files.JSON_NAME
     refuse_overwrite(files.planned(folder, name), [*read, *(args.compare or ()), args.data])
-    report = merged([load(run) for run in args.runs])
+    report = merged([Report.load(path) for path in read])
     report.title = args.title or report.title
     report.notes += [note for note in args.note if note not in report.notes]
     if args.compare:

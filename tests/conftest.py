@@ -30,12 +30,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 LONGEST = """
     demo graphs_strong graphs_weak files_of_1_0
     sensitive_program rtx_builds export gelan_c evaluation input_forms distributed resume networks
-    qat_program accuracy segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
+    qat_program segmentation_evaluation reparameterization mask_forms export_networks demo_masks forms
     segmenters quickstart hostile_resume hostile_files setup_on_upstream hostile_recipes
     check_masks start_up val_trt segmentation_networks fused_network hostile_output
-    compare_placement fork_server install_dependencies engine_programs patch_killed interrupts
+    benchmark_programs fork_server install_dependencies engine_programs patch_killed interrupts
     benchmark calibration segmentation_loop patch_yolov9 page pages_in_a_browser finetune fused_cuda loop
-    recipe_fields upstream_shims overwriting build_apart tune
+    upstream_shims overwriting build_apart tune
 """
 
 

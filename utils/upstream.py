@@ -186,6 +186,8 @@ def _check_computes(path: str | Path, model: Any) -> None:
     masks = head.nm if type(head).__name__ in WITH_MASKS else 0
     if outputs[0].shape[1] != 4 + head.nc + masks:
         raise CheckpointError(f"{path} gives {outputs[0].shape[1]} rows, expected {4 + head.nc + masks}; {AGAIN}")
+    if masks and outputs[1].shape[1] != masks:
+        raise CheckpointError(f"{path} gives {outputs[1].shape[1]} prototypes, expected {masks}; {AGAIN}")
     strides = [side / one.shape[-1] for one in maps[: len(model.stride)]]
     for stride in (model.stride, head.stride):
         if stride.tolist() != strides:

@@ -5,27 +5,23 @@ reports, are in `utils/jobs/`.
 
     rules.py           THE table: upstream module class → what is quantized, what shares a scale, why
     recipe.py          what the user decides: calibration, training, what stays in float
-                       recipe_fields.py: what each entry may hold; recipe_fit.py: does it fit a network
     flow.py            the statements of the rules: parsed, and their operations on tensors
     graph.py           the network as operations on tensors, read along the rules
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
-    float_convolutions.py  what the recipe leaves in float, and why
     modules.py         the quantized stand-ins that apply() puts in
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
     quantizer.py       ours: amax, a switch, a scale that training can put in
     fake_quantize.py   the arithmetic of rounding, and its gradients
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
-    calibration.py     statistics once, then max | percentile | mse | entropy from the same pass
-    finetune.py        QAT: the float network supervises the quantized one
+    calibration.py     statistics once, then max | percentile | mse | entropy from the same pass; ranges, for reports
+    finetune.py        QAT: the float network supervises the quantized one; the learning rate of each step
     supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers
     shared_batch.py    the same of a batch that several processes share
-    learned_ranges.py  ranges as parameters
-    schedule.py        the learning rate of each step
+    learned_ranges.py  ranges of activations as parameters
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known
-    ranges.py          amax of every scale, for reports
 
     >>> from models.quantize import Recipe, apply, calibrate, plan
     >>> from utils import upstream
@@ -33,7 +29,7 @@ reports, are in `utils/jobs/`.
     >>> apply(model, plan(model, Recipe()))
     >>> statistics = calibrate(model, batches, Recipe().calibration)  # float images [B, 3, H, W] in 0..1
 
-`finetune.Finetuner` trains it, `checkpoint.save` and `checkpoint.load` keep it, as in `utils/jobs/quantize_session.py`.
+`finetune.Finetuner` trains it, `checkpoint.save` and `checkpoint.load` keep it, as in `utils/jobs/quantize.py`.
 
 Names are imported when they are used, so that `recipe` costs no import of torch.
 """
@@ -52,7 +48,7 @@ _HOME = {
     "describe": "placement",
     "quantizers_off": "placement",
     "calibrate": "calibration",
-    "tensor_ranges": "ranges",
+    "tensor_ranges": "calibration",
     "QuantizedCheckpoint": "checkpoint",
 }
 __all__ = [*_HOME, "__version__"]

@@ -1,9 +1,8 @@
 """The one door to quantizers: modules that round a tensor to INT8 and back ("fake quantization").
 
-The default, `torch`, is a small module of our own (`quantizer.py`) on torch's operators. The two libraries that NVIDIA
-made for this are adapters: their `TensorQuantizer` holds amax and the switches, and the arithmetic is that of
-`fake_quantize.py` for all three, so that checkpoints and results are the same bit for bit. They are there for users
-whose own code works on these libraries' modules. Each is imported when it is asked for, which takes modelopt seconds.
+The default, `torch`, is a small module of our own (`quantizer.py`) on torch's operators. NVIDIA's pytorch-quantization
+is there for users whose own code works on its modules: its `TensorQuantizer` holds amax and the switches, and the
+arithmetic is that of `fake_quantize.py` too, so that checkpoints and results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -75,31 +74,7 @@ def quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @cache
 def _factory(library: str) -> Callable[[int | None], nn.Module]:
-    factories = {"torch": lambda: TensorQuantizer, "modelopt": _modelopt, "pytorch-quantization": _pytorch_quantization}
-    return factories[library]()
-
-
-def _modelopt() -> Callable[[int | None], nn.Module]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about optional plugins
-            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
-            from modelopt.torch.quantization.config import QuantizerAttributeConfig
-            from modelopt.torch.quantization.nn import TensorQuantizer, register_quant_backend
-    except ImportError as error:
-        raise DependencyError(
-            f"--quantizer modelopt cannot be imported ({error}); pip install nvidia-modelopt==0.47.0 huggingface_hub, "
-            "or leave --quantizer out: the default does not need it"
-        ) from error
-    name = "torch-fake-quantize"
-    register_quant_backend(name, lambda inputs, quantizer: rounded_by(quantizer, inputs))
-
-    def make(axis: int | None) -> nn.Module:
-        return TensorQuantizer(
-            QuantizerAttributeConfig(num_bits=INT8.bits, axis=axis, narrow_range=False, backend=name)
-        )
-
-    return make
+    return TensorQuantizer if library == "torch" else _pytorch_quantization()
 
 
 def _pytorch_quantization() -> Callable[[int | None], nn.Module]:

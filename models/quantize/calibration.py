@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize import backend
-from models.quantize.placement import quantizers_off, scale_key
-from models.quantize.recipe import Calibration, parse_method
+from models.quantize.modules import QuantConv2d
+from models.quantize.placement import quantizers_off
+from models.quantize.recipe import Calibration
 from models.quantize.shared_batch import placeholder
 from utils.core import distributed
 from utils.core.device import full_float32
@@ -130,25 +131,6 @@ class Statistics:
         found = torch.minimum(found, largest).float()
         return {name: found[index] for index, name in enumerate(names)}
 
-    def settled(self, settings: Calibration) -> dict[str, Tensor]:
-        """Find amax of every scale by the method of `settings`, and of its exceptions by their own methods."""
-        amax = self.amax(settings.method, settings.percentile, settings.median_limit)
-        for text in set(settings.scales.values()):
-            other = self.amax(*parse_method(text), settings.median_limit)
-            for name, method in settings.scales.items():
-                if method == text:
-                    amax[scale_key(name)] = other[scale_key(name)]
-        return amax
-
-    def limited(self, amax: dict[str, Tensor], settings: Calibration) -> int:
-        """How many of these ranges the median image limits."""
-        exceptions = {scale_key(name): method for name, method in settings.scales.items()}
-        return sum(
-            exceptions.get(name, settings.method) != "max"
-            and float(value) >= self.histograms[name].limit(settings.median_limit) * (1 - 1e-6)  # float32
-            for name, value in amax.items()
-        )
-
 
 def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress: bool = True) -> Statistics:
     """Run the float network over at most `limit` batches and count magnitudes at every activation quantizer.
@@ -234,14 +216,44 @@ def calibrate(
 
 def settle(model: nn.Module, statistics: Statistics, settings: Calibration) -> None:
     """Set every activation scale by the method of `settings`, and say how many ranges the median image limits."""
-    amax = statistics.settled(settings)
+    amax = statistics.amax(settings.method, settings.percentile, settings.median_limit)
     load(model, amax)
-    limited = statistics.limited(amax, settings)
+    if settings.method == "max":
+        return
+    histograms, limit = statistics.histograms, settings.median_limit
+    limited = sum(float(value) >= histograms[name].limit(limit) * (1 - 1e-6) for name, value in amax.items())  # float32
     if limited:
         logger.info(
             "calibration: %d of %d ranges are at most %g times the largest magnitude of the median image, since a few "
-            "images have far larger ones (calibration.median_limit)", limited, len(amax), settings.median_limit,
+            "images have far larger ones (calibration.median_limit)", limited, len(amax), limit,
         )  # fmt: skip
+
+
+def tensor_ranges(model: Any) -> list[dict[str, Any]]:
+    """List the ranges of a network, for reports, one row for each scale.
+
+    Returns:
+        rows of `name`, `kind` ('activation' or 'weight'), `amax` (the largest), `min` and `max` of amax over channels,
+        `channels` (1 for activations), and `tensors` (how many share it).
+    """
+    shared = model.quantization_plan.scales
+    names = {key: key.replace("/", ".") for key in model.activation_quantizers}
+    found = [
+        (names[key], "activation", quantizer, len(shared.get(names[key], ("",))))
+        for key, quantizer in model.activation_quantizers.items()
+    ]
+    found += [
+        (name, "weight", module.weight_quantizer, 1)
+        for name, module in model.named_modules()
+        if isinstance(module, QuantConv2d) and "weight_quantizer" in module._modules
+    ]
+    rows = []
+    for name, kind, quantizer, tensors in found:
+        amax = backend.get_amax(quantizer).flatten()
+        low, high = float(amax.min()), float(amax.max())
+        rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
+                     "tensors": tensors})  # fmt: skip
+    return rows
 
 
 def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:

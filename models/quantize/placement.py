@@ -3,6 +3,9 @@
 The network is read once with symbols instead of tensors, along the statements of `rules.py`, into a list of operations
 in order. A convolution in INT8 asks for its input; going backwards, operations pass that on (rules.py says how), and
 tensors that an operation only moves are joined into one scale by union-find.
+
+A convolution of that list is upstream's, with activation; the nn.Conv2d inside, whose path is longer by `.conv`, is
+what the recipe's patterns match and what `Plan` names.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from models.quantize import backend, modules, rules
-from models.quantize.float_convolutions import choose_convolutions, inside_unknown, is_unit, weight_path, why_float
 from models.quantize.graph import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
+from utils.core.errors import RecipeError
+from utils.core.module_patterns import first_match, matches
+from utils.core.shown import shown
 from utils.core.tasks import IMAGES
 
 logger = logging.getLogger(__name__)
@@ -55,8 +61,6 @@ class Plan:
         flows: modules that run as flows → their statements.
         unknown: modules without a rule → their class.
         results: name of the tensor that each top-level layer gives to others; '' for the head.
-        left_in_float: paths of the convolutions that the recipe leaves in float, and no others: a file says so, and
-            the verifier takes a convolution that something else left in float for a mistake.
     """
 
     tensors: tuple[QuantizedTensor, ...]
@@ -66,7 +70,6 @@ class Plan:
     flows: dict[str, rules.Flow]
     unknown: dict[str, str]
     results: tuple[str, ...]
-    left_in_float: tuple[str, ...]
 
     @property
     def scales(self) -> dict[str, tuple[str, ...]]:
@@ -83,7 +86,10 @@ class Plan:
 
     @property
     def float_convolutions(self) -> dict[str, str]:
-        """Convolutions that stay in float → why."""
+        """Convolutions that the recipe leaves in float → why.
+
+        A file names them, and the verifier takes a convolution that something else left in float for a mistake.
+        """
         return {path: why for path, why in self.convolutions.items() if why != "int8"}
 
 
@@ -95,51 +101,36 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         QatError: the network is not fused.
     """
     graph = read(model)
-    convolutions = choose_convolutions(model, graph, recipe)
+    convolutions = _choose_convolutions(model, graph, recipe)
     consumers = _consumers(graph)
     wanted = _wanted(graph, convolutions, consumers, recipe.add)
     scale_of = _shared_scales(graph, wanted)
     of_image = _image_consumers(graph, convolutions, wanted)
     tensors = []
-    for operation in graph.operations:
-        rounded = operation in of_image or all(_has_site(source) for source in operation.inputs)
-        for value in operation.outputs:
-            if value in wanted and not value.opaque:
-                redundant = operation.kind == "move" and rounded
-                tensors.append(
-                    QuantizedTensor(
-                        value.name,
-                        value.owner,
-                        value.variable,
-                        scale_of[value].name,
-                        redundant,
-                        tuple(consumers[value]),
-                    )
-                )
     if of_image:
         image = next(value for value in of_image[0].inputs if _is_image(value))
         paths = tuple(operation.path for operation in of_image)
-        tensors.insert(0, QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, paths))
-    lacking = [
-        operation.path
-        for operation in graph.operations
-        if operation.kind == "conv" and convolutions[operation.path] == "int8" and operation.inputs[0].opaque
-    ]
-    inside = inside_unknown(model, graph, recipe)
-    states = {weight_path(model, path): state for path, state in convolutions.items()} | inside
+        tensors.append(QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, paths))
+    for operation in graph.operations:
+        rounded = operation in of_image or all(_has_site(source) for source in operation.inputs)
+        redundant = operation.kind == "move" and rounded
+        for value in operation.outputs:
+            if value in wanted and not value.opaque:
+                scale, readers = scale_of[value].name, tuple(consumers[value])
+                tensors.append(QuantizedTensor(value.name, value.owner, value.variable, scale, redundant, readers))
+    inside = _inside_unknown(model, graph, recipe)
+    fallback = [path for path, state in inside.items() if state == "int8"]
+    for operation in graph.operations:
+        if operation.kind == "conv" and convolutions[operation.path] == "int8" and operation.inputs[0].opaque:
+            fallback.append(_weight_path(model, operation.path))
     return Plan(
         tensors=tuple(tensors),
-        convolutions=states,
-        image_consumers=tuple(
-            weight_path(model, operation.path) if operation.kind == "conv" else operation.path for operation in of_image
-        ),
-        fallback=tuple(
-            [path for path, state in inside.items() if state == "int8"] + [weight_path(model, path) for path in lacking]
-        ),
+        convolutions={_weight_path(model, path): state for path, state in convolutions.items()} | inside,
+        image_consumers=tuple(_weight_path(model, one.path) if one.kind == "conv" else one.path for one in of_image),
+        fallback=tuple(fallback),
         flows=graph.flows,
         unknown=graph.unknown,
         results=tuple(value.name if isinstance(value, Value) else "" for value in graph.results),
-        left_in_float=tuple(path for path in states if why_float(model, graph, path, recipe)),
     )
 
 
@@ -151,7 +142,7 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     """
     scales = nn.ModuleDict({scale_key(name): backend.create(library=library) for name in plan.scales})
     for path, module in list(model.named_modules()):
-        if is_unit(module):
+        if _is_unit(module):
             _replace(model, path, modules.ConvUnit.take_over(module))
     for path, statements in plan.flows.items():
         _replace(model, path, modules.FlowModule.take_over(model.get_submodule(path), statements))
@@ -176,6 +167,22 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     model.quantization_plan = plan
     for path, name in plan.unknown.items():
         logger.warning("%s is a %s, which has no row in rules.py: only its convolutions are quantized", path, name)
+
+
+def check(plan: Plan, recipe: Recipe) -> None:
+    """Refuse a recipe that quantizes nothing.
+
+    Raises:
+        RecipeError: see above; the message names the recipe's key.
+    """
+    if len(plan.float_convolutions) == len(plan.convolutions):
+        causes = [f"the recipe's float is {shown(list(recipe.float))}"] if recipe.float else []
+        if recipe.head != "int8":
+            causes.append(f"the recipe's head is {recipe.head}")
+        raise RecipeError(
+            f"{' and '.join(causes) or 'the network has no convolution that can be quantized'}: all "
+            f"{len(plan.convolutions)} convolutions would stay in float; leave at least one to INT8"
+        )
 
 
 @contextmanager
@@ -216,19 +223,79 @@ def needs(model: nn.Module, recipe: Recipe) -> dict[str, frozenset[str]]:
     an input that no rule describes.
     """
     graph = read(model)
-    convolutions = choose_convolutions(model, graph, recipe)
+    convolutions = _choose_convolutions(model, graph, recipe)
     consumers = _consumers(graph)
     inputs = {operation.path: operation.inputs for operation in graph.operations}
     found = {
-        path: frozenset({f"{path}.input"}) for path, s in inside_unknown(model, graph, recipe).items() if s == "int8"
+        path: frozenset({f"{path}.input"}) for path, s in _inside_unknown(model, graph, recipe).items() if s == "int8"
     }
     for path in (path for path, state in convolutions.items() if state == "int8"):
         alone = {other: "int8" if other == path else "" for other in convolutions}
         wanted = _wanted(graph, alone, consumers, recipe.add)
-        weight = weight_path(model, path)
+        weight = _weight_path(model, path)
         own = {f"{weight}.input"} if any(value.opaque for value in inputs[path]) else set()
         found[weight] = frozenset({value.name for value in wanted if not value.opaque} | own)
     return found
+
+
+def _choose_convolutions(model: Any, graph: Graph, recipe: Recipe) -> dict[str, str]:
+    """Path of each convolution of the graph → 'int8' or why it stays in float.
+
+    Raises:
+        RecipeError: a pattern of the recipe's `float` matches no convolution.
+    """
+    states = {
+        operation.path: _why_float(model, graph, _weight_path(model, operation.path), recipe) or "int8"
+        for operation in graph.operations
+        if operation.kind == "conv"
+    }
+    paths = [*(_weight_path(model, path) for path in states), *_inside_unknown(model, graph, recipe)]
+    for pattern in recipe.float:
+        if not any(matches(pattern, path) for path in paths):
+            raise RecipeError(
+                f"the recipe's float holds {pattern!r}, which matches no convolution of the network; it may hold "
+                f"paths such as {next(iter(states), 'model.0')}, and glob patterns of them"
+            )
+    return states
+
+
+def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | None:
+    """Why the recipe leaves the convolution whose weight lies at `path` in float; None if it does not.
+
+    A head's last convolutions are those without an activation, and those whose result nothing in the network reads: the
+    prototypes of masks come from a convolution with one.
+    """
+    if ".".join(path.split(".")[:2]) in graph.unused:
+        return "nothing leads from it to the head"
+    pattern = first_match(recipe.float, path)
+    if pattern is not None:
+        return f"the recipe's float pattern {pattern}"
+    if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
+        return None
+    around, _, last = path.rpartition(".")
+    inner = last == "conv" and _is_unit(model.get_submodule(around)) and around not in graph.ends
+    return None if inner and recipe.head == "last-conv-float" else f"the recipe's head: {recipe.head}"
+
+
+def _inside_unknown(model: nn.Module, graph: Graph, recipe: Recipe) -> dict[str, str]:
+    """Path of each convolution inside a module without a rule → 'int8' or why it stays in float."""
+    return {
+        name: _why_float(model, graph, name, recipe) or "int8"
+        for path in graph.unknown
+        for name, module in model.get_submodule(path).named_modules(prefix=path)
+        if isinstance(module, nn.Conv2d)
+    }
+
+
+def _weight_path(model: nn.Module, path: str) -> str:
+    """Path of the nn.Conv2d of a convolution of the graph."""
+    return path if isinstance(model.get_submodule(path), nn.Conv2d) else f"{path}.conv"
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Whether a module is upstream's fused convolution with activation."""
+    rule = rules.find(module)
+    return rule is not None and rule.kind == "conv" and not isinstance(module, nn.Conv2d)
 
 
 def _consumers(graph: Graph) -> dict[Value, list[str]]:

@@ -1,136 +1,125 @@
-"""What the user decides about a quantization, as frozen dataclasses that validate themselves once.
+"""What the user decides about a quantization: frozen pydantic models, which say their bounds and check themselves.
 
 A recipe is a YAML file with any of these keys (missing ones keep their default):
 
-    calibration: {method: percentile, percentile: 99.999, median_limit: 4, batches: 25, scales: {model.4.cv1: mse}}
+    calibration: {method: percentile, percentile: 99.999, median_limit: 4, batches: 25}
     finetune: {epochs: 10, iters: 200, lr: auto, supervision: task, train: all}
     head: int8                          # int8 | last-conv-float | float
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 
-`recipe_fields.py` says what each of them may hold, `utils/core/module_patterns.py` what a pattern names.
-`calibration.method: auto` tries the methods and keeps the best (`utils/jobs/calibrate.py`); `calibration.scales` are
-exceptions from the method, by the name of the scale in placement.txt: max, mse, entropy, or a percentile such as
-'percentile 99.9'.
+`utils/core/module_patterns.py` says what a pattern names. Bounds lie far outside what helps: they stand against slips.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from models.quantize import recipe_fields
-from models.quantize.recipe_fields import ADD_OPTIONS, AUTO, CALIBRATION_METHODS, HEAD_OPTIONS
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
 from utils.core.errors import RecipeError
+from utils.core.input_files import read_yaml
+from utils.core.removed import removed
+from utils.core.strict_model import StrictModel, plain, validate
 
-__all__ = [
-    "ADD_OPTIONS", "AUTO", "CALIBRATION_METHODS", "HEAD_OPTIONS", "QUANTIZERS", "Calibration", "Finetune", "Recipe",
-    "parse_method",
-]  # fmt: skip
+QUANTIZERS = ("torch", "pytorch-quantization")  # see backend.py
+AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
+Method = Literal["max", "percentile", "mse", "entropy", "auto"]
+Train = Literal["all", "ranges"]
+Supervision = Literal["task", "layers"]
+CALIBRATION_METHODS = get_args(Method)[:-1]  # those that 'auto' compares
 
-QUANTIZERS = ("torch", "modelopt", "pytorch-quantization")  # see backend.py
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How amax is found from statistics of the activations.
-
-    Raises:
-        RecipeError: a value that `recipe_fields` does not allow.
-    """
-
-    method: str = "percentile"
-    percentile: float = 99.999  # of the magnitudes; used by method 'percentile'
-    batches: int = 25
-    scales: dict[str, str] = field(default_factory=dict)  # name of a scale → the method that it has instead
-    median_limit: float = 4.0  # amax is at most so many times the largest magnitude of the median image; 0: no limit
-
-    def __post_init__(self) -> None:
-        _settle(self, recipe_fields.CALIBRATION.read("calibration", vars(self)))
+# Keys that only recipes of 1.0 have → the value that every file of 1.0 holds, and that asks for nothing.
+OF_1_0: dict[str, dict[str, Any]] = {
+    "calibration": {"scales": {}},
+    "finetune": {"weight_ranges": "fixed", "features": 0.0, "patience": 0},
+}
 
 
-def parse_method(text: str) -> tuple[str, float]:
-    """'mse' or 'percentile 99.9' → method and percentile (which only method 'percentile' reads).
-
-    Raises:
-        RecipeError: it is neither a method nor a percentile between 50 and 100.
-    """
-    name, _, number = recipe_fields.Method().read("a calibration method", text).partition(" ")
-    return name, float(number or 100)
+def _number(value: Any) -> Any:
+    """PyYAML takes 1e-6, which has no dot, for a text; for YAML 1.2 and for people it is a number."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) else value
 
 
-@dataclass(frozen=True)
-class Finetune:
-    """Quantization-aware training under supervision by the float network.
-
-    Raises:
-        RecipeError: a value that `recipe_fields` does not allow.
-    """
-
-    epochs: int = 10
-    iters: int = 200  # optimizer steps an epoch, at most: an epoch is one pass over the images
-    lr: str | float | dict[int, float] = AUTO  # of weights, highest; or rates from an epoch (0-based) on, as they are
-    bias_rate: float = 10.0  # times lr
-    range_rate: float = 500.0  # times lr, of the logarithm of amax
-    train: str = "all"  # all | ranges
-    ranges: str = "learned"  # of activations: learned | fixed
-    weight_ranges: str = "fixed"  # learned | fixed
-    supervision: str = "task"  # task | layers, see supervision.py
-    supervision_stride: int = 1  # of the supervision by layers: every n-th top-level layer is compared
-    features: float = 0.0  # weight of the head's inputs in the task loss
-    held_out: int = 200  # training images that choose the best state, a tenth of the split at most
-    grad_clip: float = 10.0  # largest gradient norm
-    patience: int = 0  # epochs without a better state before it stops; 0: never
-    collapse: float = 0.5  # stop when AP falls below this fraction of the PTQ AP
-
-    def __post_init__(self) -> None:
-        _settle(self, recipe_fields.FINETUNE.read("finetune", vars(self)))
-        if self.train == "ranges" and "learned" not in (self.ranges, self.weight_ranges):
-            raise RecipeError(
-                "finetune.train is ranges, but finetune.ranges and finetune.weight_ranges are fixed: nothing trains"
-            )
+Number = Annotated[float, BeforeValidator(_number)]
+Factor = Annotated[Number, Field(gt=0, le=1_000_000)]
+Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that turns a float network into a particular quantized one.
+class Calibration(StrictModel):
+    """How amax is found from statistics of the activations."""
 
-    Raises:
-        RecipeError: a value that `recipe_fields` does not allow.
-    """
+    method: Method = "percentile"
+    percentile: Number = Field(default=99.999, gt=50, le=100)  # of the magnitudes; used by method 'percentile'
+    batches: int = Field(default=25, ge=1, le=1_000_000)
+    median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
 
-    calibration: Calibration = field(default_factory=Calibration)
-    finetune: Finetune = field(default_factory=Finetune)
-    head: str = "int8"
-    add: str = "both"
-    float: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        plain = {key: getattr(self, key) for key in ("head", "add", "float")}
-        _settle(self, recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, plain))
+class Finetune(StrictModel):
+    """Quantization-aware training under supervision by the float network."""
+
+    epochs: int = Field(default=10, ge=0, le=10_000)
+    iters: int = Field(default=200, ge=1, le=1_000_000)  # optimizer steps an epoch, at most: an epoch is one pass
+    lr: Annotated[Number, Field(gt=0, lt=1)] | Literal["auto"] = "auto"  # of weights, highest
+    bias_rate: Factor = 10.0  # times lr
+    range_rate: Factor = 500.0  # times lr, of the logarithm of amax
+    train: Train = "all"
+    ranges: Literal["learned", "fixed"] = "learned"  # of activations
+    supervision: Supervision = "task"  # see supervision.py
+    supervision_stride: int = Field(default=1, ge=1, le=1000)  # by layers: every n-th is compared
+    held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most a tenth
+    grad_clip: Factor = 10.0  # largest gradient norm
+    collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP
+
+    @field_validator("lr", mode="before")
+    @classmethod
+    def _one_rate(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            raise ValueError(f"one rate, or auto; lr by epoch {removed('finetune.lr by epoch')}")
+        if isinstance(value, str) and value != AUTO and _number(value) is value:
+            raise ValueError("a learning rate, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _something_trains(self) -> Finetune:
+        if self.train == "ranges" and self.ranges == "fixed":
+            raise ValueError("ranges: learned, since train is ranges and nothing else would train")
+        return self
+
+
+class Recipe(StrictModel):
+    """Everything that turns a float network into a particular quantized one."""
+
+    calibration: Calibration = Calibration()
+    finetune: Finetune = Finetune()
+    head: Literal["int8", "last-conv-float", "float"] = "int8"
+    add: Literal["both", "residual"] = "both"
+    float: tuple[Pattern, ...] = Field(default=(), strict=False)  # YAML and JSON have lists
 
     @classmethod
-    def from_dict(cls, content: Any) -> Recipe:
-        """Build a recipe from a mapping; missing keys keep their default.
+    def from_dict(cls, content: Any, source: str | Path = "the recipe") -> Recipe:
+        """Build a recipe from a mapping that `source` holds; missing keys keep their default.
 
         Raises:
             RecipeError: it is no mapping, or holds an unknown key or a value that the entry may not hold.
         """
-        values = recipe_fields.Section(recipe_fields.RECIPE).read(recipe_fields.WHOLE, content)
-        for key, section in (("calibration", Calibration), ("finetune", Finetune)):
-            if key in values:
-                values[key] = section(**values[key])
-        return cls(**values)
+        content = _without_keys_of_1_0(content, only_neutral=True)
+        return validate(cls, content, source, RecipeError)
 
     @classmethod
     def from_stored(cls, content: Any) -> Recipe:
-        """Build the recipe that a checkpoint or a run holds: ranges had no limit when that had no key yet.
+        """Build the recipe that a checkpoint or a run holds, which may be one of 1.0.
+
+        What only 1.0 could do is left out, since it says how the ranges and weights were found. Before 1.0 ranges had
+        no limit, and no key for it.
 
         Raises:
             RecipeError: see `from_dict`.
         """
+        content = _without_keys_of_1_0(content, only_neutral=False)
         recipe = cls.from_dict(content)
         limited = "median_limit" in content.get("calibration", {})
         return recipe if limited else recipe.replace(calibration_median_limit=0.0)
@@ -144,33 +133,38 @@ class Recipe:
         """
         if path is None:
             return cls()
-        from utils.core import plain_yaml
-
-        try:
-            content = plain_yaml.parse(Path(path))
-        except (OSError, ValueError) as error:  # of a path with a NUL too
-            raise RecipeError(f"--recipe {path}: {getattr(error, 'strerror', None) or error}") from error
-        try:
-            return cls.from_dict(content)
-        except RecipeError as error:
-            raise RecipeError(f"--recipe {path}: {error}") from error
+        return cls.from_dict(read_yaml(path, "--recipe takes a recipe's YAML", RecipeError), f"--recipe {path}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and texts: what YAML and JSON hold, and `from_dict` takes."""
-        return {**asdict(self), "float": list(self.float)}
+        return dict(plain(self))
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with fields replaced; those of sections as `calibration_method=...`, `finetune_epochs=...`."""
-        direct = {key: value for key, value in changes.items() if key in {entry.name for entry in fields(self)}}
-        for section in ("calibration", "finetune"):
-            prefix = f"{section}_"
-            inner = {key.removeprefix(prefix): value for key, value in changes.items() if key.startswith(prefix)}
-            if inner:
-                direct[section] = replace(direct.get(section, getattr(self, section)), **inner)
-        return replace(self, **direct)
+        """A copy with fields replaced; those of sections as `calibration_method=...`, `finetune_epochs=...`.
+
+        Raises:
+            RecipeError: a value that the entry may not hold.
+        """
+        content = self.to_dict()
+        for name, value in changes.items():
+            section, _, key = name.partition("_")
+            if section in ("calibration", "finetune") and key:
+                content[section][key] = value
+            else:
+                content[name] = plain(value) if isinstance(value, StrictModel) else value
+        return self.from_dict(content)
 
 
-def _settle(values: Any, checked: Mapping[str, Any]) -> None:
-    """Give a frozen dataclass that is being made its fields in their types: a number as float, a list as tuple."""
-    for name, value in checked.items():
-        object.__setattr__(values, name, value)
+def _without_keys_of_1_0(content: Any, *, only_neutral: bool) -> Any:
+    """A copy of a recipe's content without the keys of `OF_1_0`, or without those that ask for nothing."""
+    if not isinstance(content, Mapping):
+        return content
+    left = dict(content)
+    for section, keys in OF_1_0.items():
+        entries = content.get(section)
+        if not isinstance(entries, Mapping):
+            continue
+        left[section] = {k: v for k, v in entries.items() if k not in keys or (only_neutral and v != keys[k])}
+        if not only_neutral and isinstance(entries.get("lr"), Mapping):
+            del left[section]["lr"]
+    return left

@@ -12,12 +12,11 @@ more time than the overlap would.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.quantize.supervision import SMALLEST_VARIANCE, SMALLEST_WEIGHT, layer_loss, task_loss, task_terms
+from models.quantize.supervision import SMALLEST_VARIANCE, SMALLEST_WEIGHT, layer_loss
 from utils.core import distributed
 
 
@@ -63,15 +62,6 @@ def placeholder(images: Tensor) -> tuple[Tensor, bool]:
     if len(images):
         return images, True
     return images.new_zeros((1, *images.shape[1:])), False
-
-
-def part_of_task_loss(student: Any, teacher: Any, classes: int, *, counts: bool) -> Tensor:
-    """What this process's images add to `supervision.task_loss` of the whole batch, a float32 scalar."""
-    if distributed.world().size == 1:
-        return task_loss(student, teacher, classes)
-    distance, weight = task_terms(student, teacher, classes)
-    whole = distributed.all_sum(weight.detach() * counts)
-    return distance * counts / whole.clamp(min=SMALLEST_WEIGHT)
 
 
 def part_of_layer_loss(

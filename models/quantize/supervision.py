@@ -51,14 +51,6 @@ def supervised_layers(count: int, stride: int) -> list[int]:
     return sorted({*range(0, count - 1, stride), count - 2, count - 1})
 
 
-def head_inputs(model: nn.Module) -> list[int]:
-    """Indices of the top-level layers that the head reads."""
-    layers = top_layers(model)
-    sources = getattr(layers[-1], "f", -1)
-    last = len(layers) - 1
-    return sorted({last + one if one < 0 else one for one in ([sources] if isinstance(sources, int) else sources)})
-
-
 def task_terms(student: Any, teacher: Any, classes: int) -> tuple[Tensor, Tensor]:
     """Distance of the student's head from the teacher's, and what it is relative to; two float32 scalars.
 
@@ -121,12 +113,6 @@ def _mean_squares(factors: Tensor, maps: Tensor) -> Tensor:
     """Mean squares over pixels of products of `[B, n, anchors]` and `[B, n, pixels]`, `[B, anchors]`."""
     products = maps @ maps.transpose(1, 2) / maps.shape[2]
     return (factors * (products @ factors)).sum(1)
-
-
-def task_loss(student: Any, teacher: Any, classes: int) -> Tensor:
-    """`task_terms` as one number, which does not depend on how many objects there are; float32 scalar."""
-    distance, weight = task_terms(student, teacher, classes)
-    return distance / weight.clamp(min=SMALLEST_WEIGHT)
 
 
 def layer_loss(student: Sequence[Sequence[Tensor]], teacher: Sequence[Sequence[Tensor]]) -> Tensor:

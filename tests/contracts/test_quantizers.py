@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 
 import numpy as np
@@ -10,15 +11,15 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from quantizer_libraries import LIBRARIES, out_of_reach
 from torch import nn
 
 from models.quantize import backend
 from models.quantize.fake_quantize import float16_scale
 from models.quantize.quantizer import put_scale
+from models.quantize.recipe import QUANTIZERS
 from utils.core.errors import DependencyError, InputError
 
-pytestmark = pytest.mark.parametrize("library", LIBRARIES)
+pytestmark = pytest.mark.parametrize("library", QUANTIZERS)
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) * 2
 
 
@@ -175,18 +176,7 @@ def test_unknown_library_and_one_that_is_not_installed(library, monkeypatch):
     if library == "torch":  # it is always there
         return
     backend._factory.cache_clear()
-    package = {"modelopt": "modelopt.torch.quantization.config", "pytorch-quantization": "pytorch_quantization.nn"}[
-        library
-    ]
-    monkeypatch.setitem(__import__("sys").modules, package, None)
+    monkeypatch.setitem(sys.modules, "pytorch_quantization.nn", None)
     with pytest.raises(DependencyError, match="cannot be imported"):
         backend.create(None, library)
     backend._factory.cache_clear()
-
-
-def test_only_what_cannot_be_installed_is_skipped(library):
-    assert library in ("torch", "modelopt", "pytorch-quantization")
-    assert out_of_reach("2.4.0+cu121", installed=False)
-    assert not out_of_reach("2.4.0+cu121", installed=True)
-    assert not out_of_reach("2.8.0", installed=False)
-    assert not out_of_reach("2.11.0+cpu", installed=False)

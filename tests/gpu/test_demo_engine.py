@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,14 +39,6 @@ def test_accuracy(demo_engine, demo_data, by_onnx_runtime, batch):
     assert found.ap == pytest.approx(ort.ap, abs=0.003)
     assert found.ap50 == pytest.approx(ort.ap50, abs=0.003)
     assert found.ap == pytest.approx(pytorch["ap"], abs=0.005)
-
-
-def test_accuracy_with_jpegs_decoded_by_nvjpeg(demo_engine, demo_data):
-    with open_runner(demo_engine, "cuda:0") as runner:
-        found, usual = (evaluate(runner, demo_data, replace(CONFIG, nvjpeg=on), progress=False) for on in (True, False))
-    print(f"AP: {found.ap:.4f} by nvJPEG, {usual.ap:.4f} by OpenCV")
-    assert found.images == usual.images == 500
-    assert found.ap == pytest.approx(usual.ap, abs=0.005)
 
 
 def images(batch):

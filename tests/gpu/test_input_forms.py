@@ -12,7 +12,7 @@ import torch
 
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
-from utils.evaluation.device_letterbox import letterbox_on
+from utils.evaluation.letterbox import letterbox_on
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
 from utils.onnx_graph.cleanup import set_metadata

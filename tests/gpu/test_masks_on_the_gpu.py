@@ -41,9 +41,7 @@ def test_overlaps_are_those_of_the_cpu(monkeypatch, upsampled):
     for device in ("cpu", "cuda:0"):
         masks, truth, found, labels = made(counts, device)
         if upsampled:
-            wide = (
-                truth.unpacked(torch.device("cpu")).view(-1, 160, 160).repeat_interleave(4, 1).repeat_interleave(4, 2)
-            )
+            wide = truth.unpacked().view(-1, 160, 160).repeat_interleave(4, 1).repeat_interleave(4, 2)
             masks, truth = replace(masks, upsampled=True), PackedMasks.pack(wide.numpy())
         results.append([one.cpu() for one in mask_overlaps(masks, truth, found, labels)])
     for expected, one in zip(*results, strict=True):

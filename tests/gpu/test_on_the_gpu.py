@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 
 from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import Prediction
-from utils.evaluation.arrivals import ahead
 from utils.evaluation.batch import Batch
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.statistics import Statistics
+from utils.evaluation.prefetch import on_device
 from utils.jobs.open import open_runner
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
@@ -126,7 +126,7 @@ def test_batches_that_are_copied_ahead_arrive_whole():
         for number in range(9)
     ]
     seen = []
-    for batch in ahead(iter(batches), torch.device("cuda:0")):
+    for batch in on_device(iter(batches), torch.device("cuda:0")):
         number = int(batch.paths[0])
         assert batch.images.is_cuda
         assert bool((batch.images == number).all())

@@ -1,4 +1,4 @@
-"""Contexts side by side, copies during runs, PyTorch beside engines, and a network that computes ahead, on a GPU."""
+"""Contexts of a benchmark, copies during runs, PyTorch beside engines, and a network that computes ahead, on a GPU."""
 
 from __future__ import annotations
 
@@ -97,22 +97,6 @@ def test_pytorch_beside_an_engine(demo_engine, graphs):
         with torch.inference_mode():
             expected = model(images)[0]
         assert (execution.buffers["output0"].float() - expected).abs().max() < 0.02
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_contexts_side_by_side_find_the_same(demo_onnx, demo_data, tmp_path, overlap):
-    """An engine for 4 images, of which the loop gives 32 at a time to one, two and three contexts."""
-    cache = demo_onnx.with_name("gpu-tests.timing.cache")
-    config = BuildConfig(batch=(4, 4, 4), timing_cache=cache, timing_iterations=1, optimization_level=2, progress=False)
-    engine = build(demo_onnx, tmp_path / "four.engine", config).path
-    found = []
-    for contexts in (1, 2, 3):
-        with open_runner(engine, "cuda:0", contexts) as runner:
-            for _ in range(2):  # the second with CUDA graphs from the first batch on
-                found.append(evaluate(runner, demo_data, EvalConfig(imgsz=320, overlap=overlap), progress=False))
-    print([f"{one.ap:.5f}, {one.ms['inference']:.3f} ms an image" for one in found])
-    assert {one.ap for one in found} == {found[0].ap}
-    assert {one.images for one in found} == {500}
 
 
 @pytest.mark.parametrize("streams", [0, 2])

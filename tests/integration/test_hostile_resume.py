@@ -177,16 +177,6 @@ class TestNothingIsLeftOut:
         assert resume("quantize", tmp_path / "exp") == 0
         assert "--ptq-only" in report_of(tmp_path / "exp")["command"]
 
-    @pytest.mark.usefixtures("blank_plots")
-    def test_epochs_that_were_asked_for_on_resume(self, start, tmp_path):
-        words = ("--no-eval-origin", "--no-eval-ptq", "--epochs", "1")
-        assert start("quantize", *words) == 0
-        killed(
-            lambda: qat.main(["quantize", "--resume", str(tmp_path / "exp"), "--epochs", "2"]), (Finetuner, "run_epoch")
-        )
-        assert resume("quantize", tmp_path / "exp") == 0
-        assert len(report_of(tmp_path / "exp")["history"]) == 2
-
 
 @pytest.mark.usefixtures("blank_plots")
 class TestAnotherRunInTheSameFolder:

@@ -112,47 +112,45 @@ def test_a_run_that_dies_continues_to_the_same_end(moment, whole, data, small_we
     assert_equal_runs(tmp_path / "exp", whole)
 
 
-def test_sigkill_during_an_epoch(whole, data, small_weights, tmp_path, checkout):
-    words = ["quantize", "--weights", small_weights, "--data", data, "--project", tmp_path, *SMALL_RUN, *LONGER]
+def started(data: Path, weights: Path, tmp_path: Path, checkout: Path, *words: str) -> subprocess.Popen:
+    """The program in a process group of its own, which writes tmp_path/log."""
+    common = ["quantize", "--weights", weights, "--data", data, "--project", tmp_path, *SMALL_RUN, *words]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "qat.py", *map(str, words)], cwd=checkout, stdout=log, stderr=log, start_new_session=True
+        return subprocess.Popen(
+            [sys.executable, "qat.py", *map(str, common)], cwd=checkout, stdout=log, stderr=log, start_new_session=True
         )
-        weights = tmp_path / "exp/weights"
-        deadline = time.monotonic() + 200
-        while not list(weights.glob("qat_ep_0*")) and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 200
+    while not condition() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+
+
+def test_sigkill_during_an_epoch(whole, data, small_weights, tmp_path, checkout):
+    process = started(data, small_weights, tmp_path, checkout, *LONGER)
+    weights = tmp_path / "exp/weights"
+    wait_for(lambda: list(weights.glob("qat_ep_0*")), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert not list(weights.glob("qat_best*"))
     assert resume(tmp_path / "exp") == 0
     assert_equal_runs(tmp_path / "exp", whole)
 
 
-def test_ctrl_c_in_a_process_of_its_own(data, small_weights, tmp_path, checkout):
-    # a worker process, since the signal reaches those too
-    words = ["quantize", "--weights", small_weights, "--data", data, "--project", tmp_path, *SMALL_RUN]
-    words += ["--workers", "1", "--epochs", "1000"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "qat.py", *map(str, words)], cwd=checkout, stdout=log, stderr=log, start_new_session=True
-        )
-        deadline = time.monotonic() + 200
-        while (
-            "QAT epoch 0" not in (tmp_path / "log").read_text()
-            and time.monotonic() < deadline
-            and process.poll() is None
-        ):
-            time.sleep(0.05)
-        for _ in range(10):  # Python drops one that arrives while it forks a worker, so a user would press it again
-            os.killpg(process.pid, signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(3)
-                break
-            if "interrupted" in (tmp_path / "log").read_text():  # it heard, and is still on its way out
-                break
-        assert process.wait(30) == 130, (tmp_path / "log").read_text()
-    text = (tmp_path / "log").read_text()
+def test_ctrl_c_says_how_to_resume(data, small_weights, tmp_path, checkout):
+    log = tmp_path / "log"  # a worker process, since the signal reaches those too
+    process = started(data, small_weights, tmp_path, checkout, "--workers", "1", "--epochs", "1000")
+    wait_for(lambda: "QAT epoch 0" in log.read_text(), process)
+    for _ in range(10):  # Python drops one that arrives while it forks a worker, so a user would press it again
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3)
+            break
+        if "interrupted" in log.read_text():  # it heard, and is still on its way out
+            break
+    assert process.wait(30) == 130, log.read_text()
+    text = log.read_text()
     assert f"--resume {tmp_path / 'exp'}" in text
     ignored = "Exception ignored in" in text  # Python's own words when Ctrl-C hits one of its fork handlers
     assert ignored or "Traceback" not in text
@@ -165,36 +163,16 @@ def test_a_finished_run_is_only_shown_again(whole, capsys):
     out = capsys.readouterr().out
     assert "the run is finished" in out
     assert "best: " in out
+    assert qat.main(["quantize", "--resume", "--project", str(whole.parent)]) == 0  # the last one there
+    assert str(whole) in capsys.readouterr().out
     assert {name: (whole / "weights" / name).stat().st_mtime_ns for name in checkpoints(whole)} == before
 
 
-def test_more_epochs_begin_a_leg_of_their_own_that_dies_and_continues_to_the_same_end(
-    data, small_weights, tmp_path, monkeypatch
-):
-    for name in ("whole", "dies"):
-        assert quantize(small_weights, data, tmp_path / name, "--epochs", "1") == 0
-    before = report_of(tmp_path / "whole/exp")["history"]
-    assert resume(tmp_path / "whole/exp", "--epochs", "3") == 0
-    with monkeypatch.context() as patch:
-        at_call(patch, Finetuner, "_step", 4)  # in the second epoch of the new leg
-        with pytest.raises(Killed):
-            resume(tmp_path / "dies/exp", "--epochs", "3")
-    assert resume(tmp_path / "dies/exp") == 0
-    assert_equal_runs(tmp_path / "dies/exp", tmp_path / "whole/exp")
-    history = report_of(tmp_path / "whole/exp")["history"]
-    assert history[:1] == before
-    assert history[1]["lr"] > history[0]["lr"] / 2, "a warm-up begins again"
-
-
-def test_resume_alone_finds_the_last_run(whole, capsys):
-    assert qat.main(["quantize", "--resume", "--project", str(whole.parent)]) == 0
-    assert str(whole) in capsys.readouterr().out
-
-
 def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights):
-    assert resume(whole, "--batch-size", "3") == 2
-    assert "--batch-size is 3 here and 2 in the run" in capsys.readouterr().err
-    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2") == 0
+    for words in (["--batch-size", "3"], ["--epochs", "3"], ["--lr", "1e-4"]):
+        assert resume(whole, *words) == 2
+        assert f"error: {words[0]} is " in capsys.readouterr().err
+    assert resume(whole, "--weights", str(small_weights), "--batch-size", "2", *LONGER) == 0
 
 
 def test_no_run_to_resume(tmp_path, capsys):
@@ -203,19 +181,16 @@ def test_no_run_to_resume(tmp_path, capsys):
     assert qat.main(["quantize", "--resume", "--project", str(tmp_path)]) == 2
 
 
-def test_other_weights_under_the_same_name_are_refused(data, small_weights, tmp_path, capsys):
+@pytest.mark.parametrize("change", ["other weights", "no checkpoint"])
+def test_files_that_have_changed_or_are_gone_are_named(change, data, small_weights, tmp_path, capsys):
     weights = tmp_path / "gelan-digits.pt"
     weights.write_bytes(small_weights.read_bytes())
     assert quantize(weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
-    content = torch.load(weights, weights_only=False)
-    content["epoch"] = 12345
-    torch.save(content, weights)
+    if change == "other weights":
+        content = torch.load(weights, weights_only=False)
+        torch.save({**content, "epoch": 12345}, weights)
+    else:
+        weights = tmp_path / "exp/weights/ptq_gelan-digits.pt"
+        weights.unlink()
     assert resume(tmp_path / "exp") == 2
-    assert "has changed since" in capsys.readouterr().err
-
-
-def test_a_checkpoint_that_was_deleted_is_named(data, small_weights, tmp_path, capsys):
-    assert quantize(small_weights, data, tmp_path, "--ptq-only", "--no-eval-origin", "--no-eval-ptq") == 0
-    (tmp_path / "exp/weights/ptq_gelan-digits.pt").unlink()
-    assert resume(tmp_path / "exp") == 2
-    assert "is gone" in capsys.readouterr().err
+    assert str(weights) in capsys.readouterr().err

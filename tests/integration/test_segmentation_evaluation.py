@@ -67,7 +67,7 @@ def test_the_truth_is_upstreams_to_the_bit(tmp_path, rect, imgsz):
             theirs[path] = labels[labels[:, 0] == index, 1:], wide[0][labels[:, 0] == index] > 0.5
     count = 0
     for batch in make_loader(data, "val", imgsz=imgsz, batch_size=7, rect=rect, workers=0, mask_stride=4):
-        ours = batch.masks.unpacked(torch.device("cpu")).unflatten(1, batch.masks.shape)
+        ours = batch.masks.unpacked().unflatten(1, batch.masks.shape)
         for index, path in enumerate(batch.paths):
             their_labels, their_masks = theirs[path]
             mine = batch.labels[:, 0] == index
@@ -124,7 +124,7 @@ def test_upsampled_masks_are_upstreams_other_definition(tmp_path, val_program, m
 def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path, val_program):
     """What goes into COCO's JSON; of more detections than OpenCV resizes at a time."""
     from utils.evaluation.detector import Detector
-    from utils.evaluation.mask_files import image_pixels
+    from utils.evaluation.mask_pixels import image_pixels
 
     samples = write_outlined_set(tmp_path, 6, ((90, 40), (33, 70)))
     data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, 160)

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 import export_qat
 import qat
 import val_trt
-from models.quantize import calibration, checkpoint, placement
+from models.quantize import calibration, checkpoint
 from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
@@ -350,21 +350,6 @@ class TestCalibrate:
         assert report["rows"][0]["ap"] == pytest.approx(found["chosen_ap"], abs=1e-9)
         stored = checkpoint.load(Path(report["rows"][0]["file"])).recipe
         assert stored.calibration == Recipe.from_file(swept / "recipe.yaml").calibration
-
-    def test_a_scale_that_another_method_suits_gets_it(self, few, demo_weights):
-        model = upstream.fuse(upstream.load_float(demo_weights).model)
-        placement.apply(model, placement.plan(model, Recipe()))
-        batches = [torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-        statistics = calibration.calibrate(model, batches, Recipe().replace(calibration_method="max").calibration)
-        good = statistics.amax("max")
-        spoilt = {key: value * (50 if key == "model/1" else 1) for key, value in good.items()}
-        ranges = {text: spoilt if text == "max" else good for text in calibrate.METHODS}
-        calibration.load(model, spoilt)
-        found = calibrate._exceptions(model, ranges, "max", batches)
-        assert found == {"model.1": "percentile 99.9"}  # the first of those with the good range
-        settings = Recipe().replace(calibration_method="max", calibration_scales={"model.1": "mse"}).calibration
-        assert statistics.settled(settings)["model/1"] == statistics.amax("mse")["model/1"]
-        assert statistics.settled(settings)["model/0"] == good["model/0"]
 
 
 class TestMistakes:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-SLOW = {"modelopt", "seaborn", "pandas", "requests", "matplotlib.pyplot", "scipy", "torch._dynamo", "sympy", "sklearn"}
+SLOW = {"seaborn", "pandas", "requests", "matplotlib.pyplot", "scipy", "torch._dynamo", "sympy", "sklearn"}
 START = """
 import sys
 import torch

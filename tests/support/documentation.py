@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PYTHON_PROGRAMS = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data/demo/*.py")]
+    for pattern in ("*.py", "scripts/*.py", "benchmarks/*.py", "data/demo/*.py")
+    for path in ROOT.glob(pattern)
     if 'if __name__ == "__main__"' in (text := path.read_text(encoding="utf-8"))
     and ("-> argparse.ArgumentParser" in text or path.name == "run_upstream.py")  # the others serve our scripts only
 )
@@ -40,7 +41,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 FILE = re.compile(
-    r"(?<![\w./-])(?:\./)?((?:docs|models/quantize|models/reparam|utils|scripts|tests|requirements|data/demo)/[\w./-]*"
+    r"(?<![\w./-])(?:\./)?((?:docs|models/quantize|models/reparam|utils|scripts|benchmarks|tests|requirements|data/demo)/[\w./-]*"
     r"(?:\.(?:py|sh|md|txt|pt|png)|/))(?![\w*])"
 )
 AS_TRAINED = re.compile(r"((?<!_)qat\.py|benchmark_trt\.(?:py|sh)) [^\n]*?(?<![\w-])(yolov9-[tsmce](?:-dseg)?\.pt)")
@@ -108,8 +109,9 @@ def _wrong_command(words: list[str], *, whole: bool) -> Iterator[str]:
     if words[0] == "python":
         words = words[1:]
     program, arguments = _program(words[0]), words[1:]
-    if program in SHELL_PROGRAMS:
+    if program in SHELL_PROGRAMS or program.startswith("benchmarks/"):  # what follows is for another program
         arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if program in SHELL_PROGRAMS:
         unknown = [word for word in arguments if word.startswith("--") and word not in shell_flags(program)]
     elif program == PASSES_ON:
         unknown = []
@@ -193,8 +195,7 @@ def all_flags() -> frozenset[str]:
     for program in SHELL_PROGRAMS:
         found |= shell_flags(program)
     for program in PYTHON_PROGRAMS:
-        if program != "scripts/environment.py":  # the installation's own
-            found |= python_flags(program)
+        found |= python_flags(program)
     return frozenset(found)
 
 

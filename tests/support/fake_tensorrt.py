@@ -56,6 +56,8 @@ def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
     trt.Severity = enum.IntEnum("Severity", severities)
     for name in ("ILogger", "IProfiler", *(("IProgressMonitor",) if major >= 10 else ())):
         setattr(trt, name, type(name, (), {"__init__": lambda self: setattr(self, "initialised", True)}))
+    trt.Logger = type("Logger", (trt.ILogger,), {"WARNING": 2, "log": lambda self, severity, text: None})
+    trt.Logger.__init__ = lambda self, severity: trt.ILogger.__init__(self)
     trt.init_libnvinfer_plugins = lambda log, namespace: trt.calls.append(("plugins", namespace)) or True
     trt.IBuilderConfig = _Config
     trt.Builder = lambda log: _Builder(trt, log)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.jobs.compare_placement.variants import random_network
 from utils.onnx_graph.qdq_view import Context
 
 __all__ = ["TINY", "convolutions_in", "narrow", "random_network", "save_float", "save_quantized", "tiny_with"]
@@ -79,6 +78,18 @@ def save_float(path: Path, model: nn.Module) -> Path:
     return path
 
 
+def random_network(config: Path | Mapping[str, Any], nc: int | None = None, seed: int = 0) -> nn.Module:
+    """Upstream's network with batch norms that have seen data, unfused, so that activations keep their magnitude."""
+    torch.manual_seed(seed)
+    model = upstream.build_model(config, nc)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    model.names = {index: f"class {index}" for index in range(model.model[-1].nc)}
+    return model
+
+
 def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgsz: int = 96) -> Path:
     """A checkpoint as `qat.py quantize` writes it, calibrated on two random images."""
     recipe = recipe or Recipe()
@@ -86,7 +97,7 @@ def save_quantized(path: Path, weights: Path, recipe: Recipe | None = None, imgs
     model = upstream.fuse(source.model)
     placement.apply(model, placement.plan(model, recipe))
     torch.manual_seed(1)
-    settings = replace(recipe.calibration, method="max")
+    settings = recipe.replace(calibration_method="max").calibration
     calibrate(model, [torch.rand(2, 3, imgsz, imgsz)], settings, progress=False)
     checkpoint.save(
         path, model, recipe=recipe, names=source.names, nc=source.nc, stride=source.stride, yaml=source.yaml,

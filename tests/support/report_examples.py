@@ -6,8 +6,6 @@ from utils.core.resampled import Resampled
 from utils.reports.schema import Row
 
 NASTY = '<script>alert("x")</script>'
-ROW_KEYS = ["stage", "file", "ap", "ap50", "precision", "recall", "seconds", "device", "versions"]
-ROW_KEYS += ["size_bytes", "ms_per_image", "measured_on", "ap_with", "ap_resampled", "ap_difference_error"]
 
 
 def make_row(stage: str = "float", **changes) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from utils.runners.pytorch import TorchRunner
 CPU = torch.device("cpu")
 CLASSES, BINS = 2, 4
 FORMS: dict[str, dict[str, Any]] = {
-    "task": {}, "layers": {"supervision": "layers"}, "features": {"features": 0.5}, "ranges only": {"train": "ranges"},
+    "task": {}, "layers": {"supervision": "layers"}, "ranges only": {"train": "ranges"},
     "masks": {"network": segmenter},
     "layers and masks": {"supervision": "layers", "network": segmenter},
 }  # fmt: skip
@@ -91,7 +90,7 @@ def trained(sizes: list[int], changes: dict[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in changes.items() if name != "network"}
     network = changes.get("network", toy)
     student, _ = calibrated([3, 3], network)
-    tuner = Finetuner(student, copy.deepcopy(network()), replace(Finetune(), grad_clip=1e6, **settings), device=CPU)
+    tuner = Finetuner(student, copy.deepcopy(network()), Finetune(grad_clip=1e6, **settings), device=CPU)
     steps: list[list[Tensor]] = []
     optimizer_step = tuner.optimizer.step
 

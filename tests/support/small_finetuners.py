@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from small_networks import Network
@@ -12,6 +13,7 @@ from torch import Tensor
 from models.quantize import backend, calibration, placement
 from models.quantize.finetune import Finetuner
 from models.quantize.recipe import Calibration, Finetune, Recipe
+from models.quantize.supervision import SMALLEST_WEIGHT, task_terms
 
 CPU = torch.device("cpu")
 
@@ -29,7 +31,7 @@ def quantized(teacher: Network, factor: float = 1.0) -> Network:
     """A copy with quantizers, calibrated; ranges of activations are too large by `factor`."""
     student = copy.deepcopy(teacher)
     placement.apply(student, placement.plan(student, Recipe()))
-    calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration("max", batches=2))
+    calibration.calibrate(student, [one.float() / 255 for one in images(2)], Calibration(method="max", batches=2))
     for quantizer in student.activation_quantizers.values():
         backend.set_amax(quantizer, backend.get_amax(quantizer) * factor)
     return student
@@ -37,6 +39,12 @@ def quantized(teacher: Network, factor: float = 1.0) -> Network:
 
 def make(teacher: Network, factor: float = 1.0, **settings: object) -> Finetuner:
     return Finetuner(quantized(teacher, factor), teacher, Finetune(**settings), device=CPU)
+
+
+def task_loss(student: Any, teacher: Any, classes: int) -> Tensor:
+    """The task loss of a batch, as a training step computes it."""
+    distance, weight = task_terms(student, teacher, classes)
+    return distance / weight.clamp(min=SMALLEST_WEIGHT)
 
 
 def parts(tuner: Finetuner) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:

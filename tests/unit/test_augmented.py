@@ -10,9 +10,8 @@ import torch
 
 from utils import upstream
 from utils.evaluation import dataset as dataset_module
-from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.dataset import make_loader
+from utils.evaluation.dataset import SeededImages, make_loader
 from utils.jobs.inputs import image_batches
 
 COUNT = 11

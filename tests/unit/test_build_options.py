@@ -12,10 +12,9 @@ from utils.trt.build_config import BuildConfig
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import benchmark_trt
 import build_engine
-import compare_placement
 
 
-@pytest.mark.parametrize("program", [build_engine, benchmark_trt, compare_placement], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("program", [build_engine, benchmark_trt], ids=lambda one: one.__name__)
 def test_every_program_that_builds_takes_them(program):
     words = ["--tactic-sources-off", "CUBLAS", "CUDNN", "--optimization-level", "4", "--timing-iterations", "7"]
     words += ["--max-aux-streams", "0", "--tune", "2.5", "--build-limit", "3"]

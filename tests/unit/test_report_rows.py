@@ -21,7 +21,7 @@ from utils.jobs.file_options import FileOptions
 from utils.jobs.report_rows import lost_by_qat, make_row, warn_of_a_cut_curve
 from utils.reports.files import merged
 from utils.reports.schema import Report
-from utils.reports.tables import difference, terminal_table
+from utils.reports.tables import terminal_table
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -66,8 +66,8 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
     (other,) = evaluate_file.run(options, "command").rows
     assert (other.stage, other.ap_with) == ("ONNX", mark)
     assert other.ap == pytest.approx(row.ap, abs=1e-6)
-    usual = replace(row, stage="float", ap_with="")
-    assert (difference(other, usual) == "-") == bool(mark)
+    usual = row.model_copy(update={"stage": "float", "ap_with": ""})
+    assert (other.difference(usual) is None) == bool(mark)
 
 
 def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_path):
@@ -79,7 +79,7 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     options = FileOptions(str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=3, workers=0,
                           device="cpu", project=str(tmp_path))  # fmt: skip
     evaluate_file.run(options, "command")
-    both = merged([Report("eval", [row]), Report.load(tmp_path / "exp/report.json")])
+    both = merged([Report(command="eval", rows=[row]), Report.load(tmp_path / "exp/report.json")])
     assert both.difference(both.rows[1]) == Difference(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
     assert "+0.0000 ± 0.0000" in terminal_table(both)
 
@@ -110,7 +110,7 @@ def test_samples_of_a_run_are_those_of_the_report_page(known):
         expected = samples.collect({"float": runner, "PTQ": runner}, data, imgsz=64)
     assert found == expected
     assert len(found) == 4
-    assert Report("command", samples=found).samples[0].predictions["float"]
+    assert Report(command="command", samples=found).samples[0].predictions["float"]
 
 
 def test_it_is_told_when_ptq_has_the_higher_ap():
@@ -119,7 +119,10 @@ def test_it_is_told_when_ptq_has_the_higher_ap():
     assert lost_by_qat([ptq, worse]) == (
         "PTQ has the higher AP on these validation images (QAT -0.0100 ± 0.0010 against it): runs/PTQ.pt"
     )
-    noisy = replace(worse, ap_resampled=resampled(0.76, 0.70, 0.73))
-    unknown = replace(worse, ap_resampled="")
-    swapped = [replace(worse, stage="PTQ"), replace(ptq, stage="QAT")]
+    noisy = example("QAT", ap=0.73, ap_resampled=resampled(0.76, 0.70, 0.73))
+    unknown = example("QAT", ap=0.73)
+    swapped = [
+        example("PTQ", ap=0.73, ap_resampled=worse.ap_resampled),
+        example("QAT", ap=0.74, ap_resampled=ptq.ap_resampled),
+    ]
     assert {lost_by_qat(rows) for rows in ([ptq, noisy], [ptq, unknown], [ptq], [worse], swapped)} == {""}

@@ -4,8 +4,6 @@ errors.py           typed errors that say the fix
 files.py            files that appear whole or not at all, hashes, run folders
 run_folder.py       a run folder belongs to one program while that lives
 input_files.py      files that a user names: regular ones of a sensible size; YAML and JSON
-bounded_yaml.py     PyYAML's safe reader without what takes it minutes
-plain_yaml.py       YAML of plain values, duplicates refused
 output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 checkpoints.py      the one reader of PyTorch files; no code of theirs is run
@@ -16,7 +14,6 @@ shown.py            a value in a message
 bounds.py           bounds of the numbers that a user can give
 arguments.py        types for argparse
 console.py          standard output and error: closed ends, any locale
-made_ahead.py       items that are made before they are asked for
 late_modules.py     modules that are imported when something of them is asked for
 light_torchvision.py  torchvision without torch's compiler
 log_levels.py       how much a part of the program says
@@ -25,7 +22,6 @@ shared_memory.py    how many loading processes it has room for
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks
 input_form.py       in which form a network takes images
-shapes_only.py      a network run on shapes, without torch's compiler
 head_outputs.py     what a network returns, as the tensors that matter
 thresholds.py       confidence and NMS IoU, of AP and of what is looked at
 number_types.py     the integers that quantizers round to

@@ -56,9 +56,6 @@ BOUNDS = {
     "seed": Bounds(0, 2**31 - 1),  # NumPy takes 32 bits, and each epoch adds to it
     "epochs": Bounds(0, 10_000),
     "iters": Bounds(1, 1_000_000),
-    "patience": Bounds(0, 10_000),
-    "supervision_stride": Bounds(1, 1000),
-    "calib_batches": Bounds(1, 1_000_000),
     "num_image": Bounds(1, LARGEST_COUNT),
     "limit": Bounds(1, LARGEST_COUNT),
     "max_det": Bounds(1, 30_000),  # NMS looks at no more candidates
@@ -80,13 +77,6 @@ BOUNDS = {
     "nms_instances": Bounds(1, 64),
     "queue_delay": Bounds(0, 60_000_000),  # microseconds
     "lr": Bounds(0, 1, whole=False, open_="both"),
-    "rate_factor": Bounds(0, 1_000_000, whole=False, open_="least"),  # times the learning rate of weights
-    "features": Bounds(0, 1000, whole=False),  # weight of a part of the loss
-    "held_out": Bounds(1, LARGEST_COUNT),
-    "grad_clip": Bounds(0, 1_000_000, whole=False, open_="least"),  # gradient norm
-    "collapse": Bounds(0, 1, whole=False, open_="most"),  # of the PTQ AP
-    "percentile": Bounds(50, 100, whole=False, open_="least"),
-    "median_limit": Bounds(0, 1_000_000, whole=False),  # times the median image's largest magnitude
     "build_limit": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "tune": Bounds(0, 10_080, whole=False, open_="least"),  # minutes; a week
     "budget": Bounds(0, 1_000_000, whole=False, open_="least"),  # minutes

@@ -91,18 +91,26 @@ def read_text(
 
 
 def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a YAML file, plain values only.
+    """The content of a YAML file, plain values only; a key that stands twice is refused, where PyYAML takes the last.
 
     Raises:
         InputError: of the kind `error`: it cannot be read, or is no valid YAML.
     """
     import yaml
 
-    from utils.core.bounded_yaml import BoundedLoader
+    class UniqueKeys(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if (key.tag, str(key.value)) in seen:
+                    where = f"line {key.start_mark.line + 1}"
+                    raise yaml.YAMLError(f"{where}: the key {str(key.value)[:80]} stands twice; leave one out")
+                seen.add((key.tag, str(key.value)))
+            return dict(super().construct_mapping(node, deep))
 
     text = read_text(path, expected, error, limit=LARGEST_YAML)
     try:
-        return yaml.load(text, BoundedLoader)
+        return yaml.load(text, UniqueKeys)
     except RecursionError:
         raise error(f"{path} is not valid YAML for us: it is nested too deeply") from None
     except yaml.YAMLError as problem:

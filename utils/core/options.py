@@ -15,45 +15,61 @@ unless the text names one itself. `model_fields_set` holds the names of the opti
 from __future__ import annotations
 
 import argparse
+import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from utils.core.errors import InputError
+from utils.core.output_paths import folder_name
 from utils.core.strict_model import StrictModel, validate
 
 Kind = TypeVar("Kind", bound="Options")
+IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
+MAY_BE_EMPTY = ("--device", "--title", "--note", "--resume")
 ImageSize = Annotated[int, Field(ge=1, le=8192)]  # pixels; a batch of one takes 0.8 GB as float32
 BatchSize = Annotated[int, Field(ge=1, le=4096)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=100_000_000)]
+Workers = Annotated[int, Field(ge=0, le=256)]
+Count = Annotated[int, Field(ge=1, le=100_000_000)]  # of images: more than any dataset has
+FolderName = Annotated[str, AfterValidator(folder_name)]
 
 
 @dataclass(frozen=True)
 class Argument:
-    """How a field stands on the command line: its flags (none: positional), its group, and argparse's keywords."""
+    """How a field stands on the command line.
+
+    Attributes:
+        flags: none of a positional argument.
+        group: its title, perhaps with a description behind a colon.
+        recipe: the recipe's entry that it stands for, such as `finetune.epochs`.
+        keywords: for argparse.
+    """
 
     flags: tuple[str, ...]
     group: str
+    recipe: str
     keywords: Mapping[str, Any]
 
 
-def option(default: Any, text: str, *flags: str, group: str = "", positional: bool = False, **keywords: Any) -> Any:
+def option(
+    default: Any, text: str, *flags: str, group: str = "", recipe: str = "", positional: bool = False, **keywords: Any
+) -> Any:
     """A field of an options class.
 
     Args:
         default: `...` for an option that must be given.
         text: for `-h`.
         flags: `--name-of-the-field` if none are given.
-        group: title of the group in `-h`, perhaps with a description behind a colon.
-        keywords: metavar, nargs and const are argparse's; bounds such as ge and le are pydantic's.
+        group, recipe: see `Argument`.
+        keywords: metavar, nargs, const and action are argparse's; bounds such as ge and le are pydantic's.
     """
-    own: dict[str, Any] = {key: keywords.pop(key) for key in ("metavar", "nargs", "const") if key in keywords}
-    argument = Argument(flags if flags or positional else ("",), group, own)
+    own: dict[str, Any] = {key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action") if key in keywords}
+    argument = Argument(flags if flags or positional else ("",), group, recipe, own)
     return Field(default, description=text, json_schema_extra={"argument": argument}, **keywords)  # type: ignore[dict-item]
 
 
@@ -77,6 +93,11 @@ class Options(StrictModel):
             InputError: a value does not fit, or the options contradict each other.
         """
         return validate(cls, values, "options")
+
+    @classmethod
+    def arguments(cls) -> dict[str, Argument]:
+        """Each field's name, and how it stands on the command line."""
+        return {name: argument_of(field) for name, field in cls.model_fields.items()}
 
     @classmethod
     def flag(cls, name: str) -> str:
@@ -104,6 +125,41 @@ class Options(StrictModel):
         self.reject_unused([name for name in type(self).model_fields if name not in {*used, "debug"}], why)
 
 
+class DeviceOptions(Options):
+    """`--device`, as upstream takes it."""
+
+    device: str = option("", "'cpu', or a CUDA device such as 0 (default: 0 if there is one)", metavar="D")
+
+
+class RunFolderOptions(Options):
+    """`--project --name --exist-ok`: where results go."""
+
+    project: str = option("runs", "results go to PROJECT/NAME", metavar="DIR")
+    name: FolderName = option("exp", "name of the run folder (default: exp, exp2, ...)")
+    exist_ok: bool = option(False, "write into an existing PROJECT/NAME")
+
+
+def project_option(default: str) -> Any:
+    """`--project` with another default."""
+    return option(default, "results go to PROJECT/NAME", metavar="DIR")
+
+
+def data_option() -> Any:
+    """`--data`: a dataset's YAML in upstream's form."""
+    return option("data/coco.yaml", "dataset's YAML", metavar="FILE")
+
+
+def refuse_empty(refuse: Callable[[str], object], words: Sequence[str]) -> None:
+    """Call `refuse` with a message if an argument is empty: as a path it would mean the working folder."""
+    for before, word in zip(["", *words], words, strict=False):
+        flag, equals, value = word.partition("=")
+        if word and not (flag.startswith("--") and equals and not value):
+            continue
+        name = flag if word else before if before.startswith("-") else ""
+        if name not in MAY_BE_EMPTY:
+            refuse(f"argument {name}: it is empty; give a value, or leave it out" if name else "an argument is empty")
+
+
 def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
     """The flags of a field; its name for a positional argument."""
     flags = argument_of(field).flags or (name,)
@@ -125,6 +181,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
             title, _, about = argument.group.partition(": ")
             groups[argument.group] = parser.add_argument_group(title, about or None)
         keywords: dict[str, Any] = {"help": _help(field), **_kind(field), **argument.keywords}
+        if keywords.get("action") == "append":
+            del keywords["nargs"]
         if argument.flags:
             keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
         groups[argument.group].add_argument(*flags_of(name, field), **keywords)
@@ -153,7 +211,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
 def _of_one(inner: Any, metadata: list[Any]) -> dict[str, Any]:
     if get_origin(inner) is Literal:
         return {"choices": get_args(inner)}
-    return {"type": _parser_of(Annotated[tuple([inner, *metadata])] if metadata else inner)}
+    kind = operator.getitem(Annotated, (inner, *metadata)) if metadata else inner
+    return {"type": _parser_of(kind)}
 
 
 def _without_none(annotation: Any) -> Any:

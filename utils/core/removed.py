@@ -10,6 +10,13 @@ _PROFILE = "use --profile with the layer times of an engine (scripts/inspect_eng
 # What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
 # have it), one value of an option ('--flag value'), or a key of a file ('section.key').
 REMOVED: dict[str, str] = {
+    "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
+    "--quantizer modelopt": "use --quantizer torch, which gives the same results",
+    "calibration.scales": "use calibration.method, which all scales have",
+    "finetune.lr by epoch": "use one rate, or auto",
+    "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",
+    "finetune.features": "leave it out; the task loss alone was as good",
+    "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
     "--measure": "use perf_analyzer (docs/triton.md)",
     "--concurrency": "use perf_analyzer (docs/triton.md)",
     "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
@@ -19,6 +26,8 @@ REMOVED: dict[str, str] = {
     "qat.py sensitive --optimization-level": _PROFILE,
     "qat.py sensitive --max-aux-streams": _PROFILE,
     "qat.py sensitive --timing-cache": _PROFILE,
+    "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
+    "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
 }
 
 

@@ -12,6 +12,7 @@ Strict means that `true` is no number, `"3"` is no integer, and NaN is no number
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -50,32 +51,39 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
     """The first error of a validation as one line: key, value, what is expected."""
     first = problem.errors(include_url=False)[0]
     location, kind = first["loc"], first["type"]
-    key = ".".join(str(part) for part in location if not _is_branch(part))
+    holders = list(_holders(model, location))
+    parts = [part for part, holder in zip(location, holders, strict=False) if not _is_branch(part, holder)]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     if kind == "extra_forbidden":
-        return _unknown_key(model, location, key)
+        return _unknown_key(holders[-2], key, str(location[-1]))
     if kind == "missing":
         return f"the key {key} is missing"
-    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{key or 'the content'} is {shown(first['input'])}; expected {expected}"
+    expected = re.sub(r"^(Value error, )?((Input|String|List|Tuple|Keys) should (be|have) )?", "", first["msg"])
+    expected = expected.replace("a valid tuple", "a list")
+    if kind == "model_type":
+        expected = f"a mapping with the keys {', '.join(holders[-1].model_fields)}"
+    value = "empty" if first["input"] is None else shown(first["input"])  # as YAML writes it
+    return f"{key or 'the content'} is {value}; expected {expected}"
 
 
-def _unknown_key(model: type[BaseModel], location: tuple[int | str, ...], key: str) -> str:
+def _unknown_key(model: type[BaseModel], key: str, name: str) -> str:
     if hint := removed(key):
         return f"{key} {hint}"
-    known = _keys_at(model, location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, 1)
+    known = list(model.model_fields)
+    close = difflib.get_close_matches(name, known, 1)
     return f"there is no key {shown(key).strip(chr(39))}; " + (
         f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
     )
 
 
-def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys that a nested model has, by the location of an error inside `model`."""
-    for part in path:
+def _holders(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[type[BaseModel]]:
+    """The model that each part of an error's location is a key of, and the one that lies there, or around it."""
+    yield model
+    for part in location:
         field = model.model_fields.get(str(part))
         inner = next(_models_in(field.annotation), None) if field else None
         model = inner or model  # an index or the branch of a union is no step down
-    return list(model.model_fields)
+        yield model
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -85,9 +93,11 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(inner)
 
 
-def _is_branch(part: int | str) -> bool:
+def _is_branch(part: int | str, holder: type[BaseModel]) -> bool:
     """Whether pydantic put the name of a union's branch into a location, such as `float` or `dict[int,float]`."""
-    return isinstance(part, str) and (part in ("float", "int", "str", "bool") or "[" in part)
+    if not isinstance(part, str) or part in holder.model_fields:
+        return False
+    return part in ("float", "int", "str", "bool") or "[" in part
 
 
 def plain(model: BaseModel) -> Mapping[str, Any]:

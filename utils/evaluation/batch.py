@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from utils.core.light_torchvision import torchvision
-from utils.evaluation.letterbox import Letterbox, boxes_to_image
+from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.mask_truth import PackedMasks
 from utils.evaluation.per_image import PerImage
 
@@ -18,32 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class EncodedImage(NamedTuple):
-    """One image that a GPU will decode, see `nvjpeg.py`.
-
-    Attributes:
-        content: of its file, uint8 `[bytes]`.
-        box: where it will lie in the input.
-        shape: (height, width) of the input.
-    """
-
-    content: Tensor
-    box: Letterbox
-    shape: tuple[int, int]
-
-
 class Item(NamedTuple):
     """One image of a dataset.
 
     Attributes:
-        image: uint8 `[3, H, W]` RGB, letterboxed, or still encoded; None when it cannot be decoded.
+        image: uint8 `[3, H, W]` RGB, letterboxed; None when it cannot be decoded.
         labels: float32 `[n, 6]`: 0, class, and cxcywh as fractions of the input.
         path: of the image.
         shapes: where the original lies in the input, as `Letterbox.shapes` says it.
         masks: of the labels, where a network for segmentation is evaluated.
     """
 
-    image: Tensor | EncodedImage | None
+    image: Tensor | None
     labels: Tensor
     path: str
     shapes: Any
@@ -51,32 +37,16 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Jpegs:
-    """Images of a batch that a GPU will decode.
-
-    Attributes:
-        files: the content of each file, uint8 `[bytes]`.
-        boxes: where each will lie in the input.
-        positions: of each in the batch.
-    """
-
-    files: PerImage
-    boxes: tuple[Letterbox, ...]
-    positions: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Batch:
     """A batch, which is empty where not one of its images could be decoded.
 
     Attributes:
-        images: uint8 `[B, 3, H, W]` RGB; before a GPU has decoded `jpegs`, only the others, in their order.
+        images: uint8 `[B, 3, H, W]` RGB.
         labels: float32 `[n, 6]`: image in the batch, class, cxcywh as fractions of the input; images in their order.
         paths, shapes: of each image, see `Item`.
         masks: of the labels, in their order; None for detection.
         truth: the labels of each image, float32 `[m, 5]`: class, xyxy in pixels of the original; None where an image
             is put together of several, which have no original.
-        jpegs: images that a GPU will decode; None without such.
     """
 
     images: Tensor
@@ -85,7 +55,6 @@ class Batch:
     shapes: tuple[Any, ...] = ()
     masks: PackedMasks | None = None
     truth: PerImage | None = None
-    jpegs: Jpegs | None = None
 
     @classmethod
     def empty(cls) -> Batch:
@@ -100,10 +69,6 @@ class Batch:
         truth = None if self.truth is None else PerImage(self.truth.flat.pin_memory(), self.truth.counts)
         return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory(), truth=truth)
 
-    def with_images(self, images: Tensor) -> Batch:
-        """The same with all of its images decoded, and elsewhere."""
-        return replace(self, images=images, jpegs=None)
-
 
 def collate(items: Sequence[Any]) -> Batch:
     """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
@@ -113,22 +78,11 @@ def collate(items: Sequence[Any]) -> Batch:
     images, labels, paths, shapes, masks = zip(*good, strict=True)
     for position, rows in enumerate(labels):
         rows[:, 0] = position
-    pixels, jpegs = _stacked(images)
+    pixels = default_collate(images)  # in a loading process right into the memory that it shares
     packed = None if masks[0] is None else PackedMasks.together(masks)
     together = PerImage.of(labels)
     truth = None if None in shapes else _in_originals(together, pixels.shape[2:], shapes)
-    return Batch(pixels, together.flat, tuple(paths), tuple(shapes), packed, truth, jpegs)
-
-
-def _stacked(images: Sequence[Tensor | EncodedImage]) -> tuple[Tensor, Jpegs | None]:
-    """The letterboxed images in one tensor, and the encoded ones."""
-    plain = [one for one in images if not isinstance(one, EncodedImage)]
-    encoded = {position: one for position, one in enumerate(images) if isinstance(one, EncodedImage)}
-    if not encoded:
-        return default_collate(plain), None  # in a loading process right into the memory that it shares
-    files, boxes, shapes = zip(*encoded.values(), strict=True)
-    pixels = default_collate(plain) if plain else torch.zeros((0, 3, *shapes[0]), dtype=torch.uint8)
-    return pixels, Jpegs(PerImage.of(files), boxes, tuple(encoded))
+    return Batch(pixels, together.flat, tuple(paths), tuple(shapes), packed, truth)
 
 
 def _in_originals(labels: PerImage, size: Sequence[int], shapes: Sequence[Any]) -> PerImage:

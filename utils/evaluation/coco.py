@@ -1,19 +1,25 @@
-"""COCO's side of evaluation: ids of images and categories, and pycocotools' own AP."""
+"""COCO's side of evaluation: predictions as JSON with the annotations' ids, and pycocotools' own AP."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from utils.core.errors import DataError
-from utils.evaluation.coco_annotations import read_annotations
+import numpy as np
+
+from utils.core.errors import DataError, DependencyError, QatError
+from utils.core.files import atomic_path
+from utils.core.input_files import read_json
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.mask_files import check_encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +31,14 @@ STATISTICS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
               "ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large")  # fmt: skip
 
 
-class CocoGroundTruth:
-    """The ids that predictions are written with, and the annotations to compare them with, if there are any.
+class CocoEvaluation:
+    """Predictions in COCO's form, and the annotations to compare them with, if there are any.
 
     Attributes:
         file: the annotations, or None: then a category is its class id, and an image its number or name.
         category_ids: category id of each class.
+        results: COCO's list of `image_id`, `category_id`, `bbox` (left, top, width, height in pixels) and `score`; of a
+            segmentation network with a `segmentation`, too, as run lengths.
     """
 
     def __init__(self, data: DataConfig, split: str, *, single_cls: bool = False, masks: bool = False) -> None:
@@ -40,16 +48,59 @@ class CocoGroundTruth:
             DataError: the annotations cannot be read, or lack a category that the dataset names.
             DependencyError: masks cannot be written.
         """
-        if masks:
-            check_encoder()
+        installed = importlib.util.find_spec("pycocotools") is not None
+        if masks and not installed:
+            raise DependencyError(
+                "writing masks as COCO JSON needs pycocotools; install it with: pip install pycocotools"
+            )
         self.file = data.annotations_of(split)
+        self.results: list[dict[str, Any]] = []
         self._single_cls = single_cls
-        self._content = read_annotations(self.file, masks=masks) if self.file else {}
+        self._content: dict[str, Any] = {}
+        self._coco: Any = None  # pycocotools' index of the content
         self._ids: dict[str, dict[PurePath, int]] = {}  # by name without folder and suffix, by path
-        for image in self._content.get("images", ()):
+        if self.file:
+            self._content = read_json(self.file, "expected COCO's annotations", DataError)
+        with self._in_one_line():
+            if self.file:
+                self._read(installed, masks)
+            self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
+
+    @contextlib.contextmanager
+    def _in_one_line(self) -> Iterator[None]:
+        """Turn whatever annotations of another form make pycocotools (and us) raise into one `DataError`."""
+        try:
+            yield
+        except QatError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise DataError(f"{self.file}: pycocotools cannot read these annotations: {reason}") from error
+
+    def _read(self, installed: bool, masks: bool) -> None:
+        """Fill in what pycocotools relies on, and let it read boxes and masks now, not after the evaluation."""
+        annotations = self._content["annotations"]
+        for number, annotation in enumerate(annotations, 1):
+            annotation["id"] = number  # pycocotools takes the id 0 for "no match"
+            annotation.setdefault("iscrowd", 0)
+            annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
+        np.array([annotation["bbox"] for annotation in annotations], float).reshape(len(annotations), 4)
+        self._content.setdefault("info", {})  # loadRes copies both
+        self._content.setdefault("licenses", [])
+        for image in self._content["images"]:
             file = PurePath(image["file_name"])
             self._ids.setdefault(file.stem, {})[file] = image["id"]
-        self.category_ids = COCO_CATEGORIES if data.is_coco else self._categories(data)
+        if not installed:
+            return
+        from pycocotools.coco import COCO
+
+        self._coco = COCO()
+        self._coco.dataset = self._content
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._coco.createIndex()
+        for annotation in annotations if masks else ():
+            if annotation["image_id"] in self._coco.imgs:
+                annotation["segmentation"] = self._coco.annToRLE(annotation)
 
     def _categories(self, data: DataConfig) -> list[int]:
         if not self.file:
@@ -97,34 +148,46 @@ class CocoGroundTruth:
             if other != path:
                 raise DataError(f"{other} and {path} have one name, and {self.file} tells images by it; rename one")
 
-    def evaluate(
-        self, results: list[dict[str, Any]], paths: Sequence[str], iou_type: str, heading: str = ""
-    ) -> dict[str, float] | None:
+    def add(self, path: str, found: Tensor, masks: Sequence[dict[str, Any]] | None = None) -> None:
+        """Remember one image's detections `[n, 6]`: xyxy in pixels, score, class; and run lengths of their masks."""
+        image_id = self.image_id(path)
+        for index, (x1, y1, x2, y2, score, label) in enumerate(found.tolist()):
+            bbox = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+            category = self.category_ids[int(label)]
+            entry = {"image_id": image_id, "category_id": category, "bbox": bbox, "score": round(score, 5)}
+            self.results.append(entry if masks is None else {**entry, "segmentation": masks[index]})
+
+    def save(self, path: Path) -> None:
+        """Write all results; `path` appears only when it is complete."""
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(self.results), encoding="utf-8")
+
+    def evaluate(self, paths: Sequence[str], iou_type: str, heading: str = "") -> dict[str, float] | None:
         """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.
 
         Args:
             iou_type: what it compares, `bbox` or `segm`.
             heading: a line of the log in front of the statistics.
+
+        Raises:
+            DataError: pycocotools cannot read the annotations.
         """
         if not self.file:
             logger.info("pycocotools: no annotations for this split, so only the predictions were written")
             return None
-        if importlib.util.find_spec("pycocotools") is None:
+        if self._coco is None:
             logger.warning("pycocotools is not installed (pip install pycocotools); only the predictions were written")
             return None
-        if not results:
+        if not self.results:
             return dict.fromkeys(STATISTICS, 0.0)
-        from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            truth = COCO()
-            truth.dataset = self._content
-            truth.createIndex()
+        with self._in_one_line(), contextlib.redirect_stdout(printed):
+            results = self.results
             if iou_type != "bbox":  # the areas of results with boxes would be those of the boxes
                 results = [{key: value for key, value in one.items() if key != "bbox"} for one in results]
-            evaluator = COCOeval(truth, truth.loadRes(results), iou_type)
+            evaluator = COCOeval(self._coco, self._coco.loadRes(results), iou_type)
             evaluator.params.imgIds = [self.image_id(path) for path in paths]
             evaluator.params.useCats = int(not self._single_cls)
             evaluator.evaluate()

@@ -7,14 +7,55 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from utils.core.errors import DataError
 from utils.core.input_files import read_yaml
-from utils.core.shown import shown
+from utils.core.strict_model import StrictModel, validate
 
 SPLITS = ("train", "val", "test")
 COCO_CLASSES = 80
+
+
+def _by_id(names: Any) -> Any:
+    """Class names as a mapping from 0 on; each may be a number, which YAML makes of a text such as 7 or yes."""
+    if isinstance(names, (list, tuple)):
+        names = dict(enumerate(names))
+    if not isinstance(names, Mapping) or not names:
+        raise ValueError("a name for each class")
+    if not all(isinstance(name, (str, int, float)) for name in names.values()):
+        raise ValueError("a text for each class")
+    if set(names) != set(range(len(names))):
+        raise ValueError(f"the keys 0 to {len(names) - 1}")
+    return {number: str(names[number]) for number in range(len(names))}
+
+
+def _entries(split: Any) -> Any:
+    return split if isinstance(split, list) else [split] if split else []
+
+
+FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+Split = Annotated[list[Annotated[FilePath, Field(min_length=1)]], BeforeValidator(_entries)]
+
+
+class DataYaml(StrictModel, extra="ignore"):  # upstream's files have `download` too, others `roboflow` and the like
+    """A data.yaml as it is written: a split is a folder of images, a list of images, or several of them."""
+
+    names: Annotated[dict[int, str], BeforeValidator(_by_id)]
+    nc: float | None = None
+    path: FilePath | None = None
+    train: Split = Field(default_factory=list)
+    val: Split = Field(default_factory=list)
+    test: Split = Field(default_factory=list)
+
+    @field_validator("nc")
+    @classmethod
+    def _agrees(cls, nc: float | None, known: ValidationInfo) -> float | None:
+        if nc is not None and nc != len(known.data.get("names", ())):
+            raise ValueError(f"the number of names, {len(known.data.get('names', ()))}")
+        return nc
 
 
 @dataclass(frozen=True)
@@ -78,12 +119,11 @@ def load_data(path: str | Path) -> DataConfig:
         DataError: the file is missing or is no such YAML, names and nc disagree, or val's images are not there.
     """
     file = Path(path)
-    content = _read(file)
-    names = _names(content, file)
-    entries = {split: _entry(content, split, file) for split in SPLITS if content.get(split)}
+    content = validate(DataYaml, read_yaml(file, "--data takes a dataset's YAML", DataError), file, DataError)
+    entries = {split: tuple(paths) for split in SPLITS if (paths := getattr(content, split))}
     if "val" not in entries and "train" not in entries:
         raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of images")
-    root = _root(content.get("path"), file, entries)
+    root = _root(content.path, file, entries)
     splits = {split: found for split, paths in entries.items() if (found := _resolve(root, paths))}
     missing = {
         split: next(one for one in paths if not _resolve(root, (one,)))
@@ -92,58 +132,17 @@ def load_data(path: str | Path) -> DataConfig:
     }
     if "val" in missing:
         raise DataError(_not_found(file, "val", missing["val"], root))
-    is_coco = len(names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
-    return DataConfig(file, root, names, splits, is_coco, missing)
+    is_coco = len(content.names) == COCO_CLASSES and entries.get("val", ("",))[0].endswith("val2017.txt")
+    return DataConfig(file, root, content.names, splits, is_coco, missing)
 
 
 def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
     return f"{file}: {split} images {entry!r} not found in {root}; correct 'path:' or '{split}:'"
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    content = read_yaml(file, "--data takes a dataset's YAML", DataError)
-    if not isinstance(content, Mapping):
-        raise DataError(f"{file} is no dataset's YAML: expected keys such as path, train, val and names")
-    root = content.get("path")
-    if root is not None and not _is_path(root):
-        raise DataError(f"{file}: 'path:' is {shown(root)}; expected the folder that train and val count from")
-    return content
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _names(content: Mapping[str, Any], file: Path) -> dict[int, str]:
-    given = content.get("names")
-    if isinstance(given, (list, tuple)):
-        given = dict(enumerate(given))
-    if not isinstance(given, Mapping) or not given:
-        raise DataError(f"{file} has no class names; expected 'names:' with one name per class")
-    odd = next((key for key, name in given.items() if not isinstance(name, (str, int, float))), None)
-    if odd is not None:
-        raise DataError(f"{file}: class {shown(odd)} is named {shown(given[odd])}; expected a text")
-    if sorted(given, key=str) != sorted(range(len(given)), key=str):
-        raise DataError(f"{file}: the keys of 'names:' must be 0 to {len(given) - 1}, found {shown(list(given))}")
-    nc = content.get("nc", len(given))
-    if isinstance(nc, bool) or nc != len(given):
-        raise DataError(f"{file} says nc: {shown(nc)} and gives {len(given)} names; they must agree")
-    return {key: str(given[key]) for key in range(len(given))}
-
-
-def _entry(content: Mapping[str, Any], split: str, file: Path) -> tuple[str, ...]:
-    value = content[split]
-    entries = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not all(_is_path(entry) and entry for entry in entries):
-        raise DataError(
-            f"{file}: '{split}:' is {shown(value)}; expected a folder, a list of images, or several of them"
-        )
-    return entries
-
-
-def _root(given: Any, file: Path, entries: Mapping[str, tuple[str, ...]]) -> Path:
+def _root(given: str | None, file: Path, entries: Mapping[str, tuple[str, ...]]) -> Path:
     """The first candidate in which any split is found, else the first that exists, else upstream's."""
-    relative = Path(str(given)) if given else Path()
+    relative = Path(given) if given else Path()
     checkout = Path(__file__).resolve().parents[2]
     bases = [checkout, Path.cwd(), file.resolve().parent]
     candidates = list(dict.fromkeys((base / relative).resolve() for base in bases))

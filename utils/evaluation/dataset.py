@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from utils.core import distributed
 from utils.core.errors import DataError
 from utils.core.shared_memory import end_when_it_is_full, loading_processes
-from utils.evaluation.augmented import SeededImages
-from utils.evaluation.batch import Batch, EncodedImage, Item, collate
+from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.evaluation.images import ImageFile, find_images, read_images
+from utils.evaluation.images import ImageFile, decode, find_images, read_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_input, letterboxed_planes, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
-from utils.evaluation.nvjpeg import read_jpeg
-from utils.evaluation.quiet_decoders import decode
-from utils.evaluation.shares import OrNothing, ShareOfBatches
+from utils.evaluation.shares import ShareOfBatches
 
+UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
 AT_LEAST = 8  # of a dataset, where several batches are given as one: so that workers can share them
 
 __all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
@@ -48,7 +43,6 @@ class ImageDataset(Dataset[Item]):
         left_out: one line for each of the others.
         shapes: input (height, width) for each image.
         mask_stride: of the grid of the labels' masks; None without masks.
-        nvjpeg: a GPU decodes JPEGs, see `nvjpeg.py`.
     """
 
     def __init__(
@@ -64,7 +58,6 @@ class ImageDataset(Dataset[Item]):
         limit: int | None = None,
         keep: Callable[[str], bool] | None = None,
         mask_stride: int | None = None,
-        nvjpeg: bool = False,
         progress: bool = False,
     ) -> None:
         """Read sizes and labels; see `make_loader` for the arguments. `limit` takes so many, evenly spread.
@@ -78,7 +71,7 @@ class ImageDataset(Dataset[Item]):
         if limit is not None and limit < len(files):
             files = [files[i] for i in np.linspace(0, len(files) - 1, max(limit, 1)).astype(int)]
         self.images, self.left_out = read_images(files, nc, polygons=mask_stride is not None, progress=progress)
-        self.mask_stride, self.nvjpeg = mask_stride, nvjpeg
+        self.mask_stride = mask_stride
         self.fit = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
         self.single_cls = single_cls
         if rect:
@@ -95,36 +88,74 @@ class ImageDataset(Dataset[Item]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
-        """The image, letterboxed or for a GPU to decode, and its labels."""
-        encoded = read_jpeg(self.images[index].path, self.fit, self.shapes[index]) if self.nvjpeg else None
-        return self._by_opencv(index) if encoded is None else self._item(index, encoded, encoded.box)
-
-    def by_opencv(self, paths: Sequence[str]) -> Batch:
-        """The images of these paths, which have one shape, as a batch without encoded ones."""
-        chosen = set(paths)
-        return collate([self._by_opencv(index) for index, entry in enumerate(self.images) if entry.path in chosen])
-
-    def _by_opencv(self, index: int) -> Item:
-        image = decode(self.images[index].path)
-        if image is None:
-            return Item(None, torch.zeros((0, 6)), self.images[index].path, None)
-        pixels, box = letterboxed_planes(image, self.fit, self.shapes[index])
-        return self._item(index, torch.from_numpy(pixels), box)
-
-    def _item(self, index: int, image: Tensor | EncodedImage, box: Letterbox) -> Item:
-        """An image with its labels."""
+        """The image, letterboxed, and its labels."""
         entry, shape = self.images[index], self.shapes[index]
+        image = decode(entry.path)
+        if image is None:
+            return Item(None, torch.zeros((0, 6)), entry.path, None)
+        pixels, box = letterboxed_planes(image, self.fit, shape)
         labels = torch.zeros((len(entry.labels), 6))
         if len(entry.labels):
             labels[:, 1:] = torch.from_numpy(self._labels(entry, shape, box))
         masks = None if self.mask_stride is None else packed_truth(entry.polygons, box, shape, self.mask_stride)
-        return Item(image, labels, entry.path, box.shapes, masks)
+        return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
 
     def _labels(self, entry: ImageFile, shape: tuple[int, int], box: Letterbox) -> np.ndarray:
         height, width = shape
         xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
         classes = np.zeros_like(entry.labels[:, :1]) if self.single_cls else entry.labels[:, :1]
         return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)
+
+
+class SeededImages(Dataset[Any]):
+    """Items of an augmenting dataset that depend on a seed, the pass over them and their index, and on nothing else.
+
+    Upstream's augmentation draws from the generators of `random` and NumPy. Those of a worker process go on from image
+    to image, so that what an image becomes would depend on the number of workers. Here they are seeded for each image.
+
+    Attributes:
+        seed: of a pass over the images, see `begin`.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.seed = 0
+
+    def begin(self, generator: torch.Generator) -> None:
+        """Choose the seed of the pass that begins, without drawing: the order of the images comes from `generator` too.
+
+        The generator goes on with every pass, and so does the seed.
+        """
+        ahead = torch.Generator()
+        ahead.set_state(generator.get_state())
+        self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=ahead))
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """The dataset's item; without image where one that it is made of cannot be decoded."""
+        with _seeded(self.seed, index):
+            try:
+                return self._dataset[index]
+            except AssertionError as error:
+                if not str(error).startswith(UNDECODABLE):
+                    raise
+                return Item(None, torch.zeros((0, 6)), "", None)
+
+
+@contextmanager
+def _seeded(*entropy: int) -> Iterator[None]:
+    """Seed `random` and NumPy's global generator; afterwards they go on where they were."""
+    before = random.getstate(), np.random.get_state()
+    state = np.random.SeedSequence(entropy).generate_state(4)
+    random.seed(int.from_bytes(state.tobytes(), "little"))
+    np.random.seed(state)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 class ShapeBatches(Sampler[list[int]]):
@@ -173,7 +204,6 @@ def make_loader(
     limit: int | None = None,
     keep: Callable[[str], bool] | None = None,
     mask_stride: int | None = None,
-    nvjpeg: bool = False,
     progress: bool = False,
     share: bool = False,
 ) -> DataLoader[Any]:
@@ -190,7 +220,6 @@ def make_loader(
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds.
         mask_stride: also give masks of the labels, which must be polygons, on a grid of so many pixels.
-        nvjpeg: leave JPEGs encoded, for a GPU to decode, see `nvjpeg.py`; without `augment`.
         share: of several processes, each loads its part of every batch, see `shares.py`; otherwise all of it.
 
     Raises:
@@ -202,8 +231,8 @@ def make_loader(
     paths = data.paths(split)
     dataset: Dataset[Any]
     if augment:
-        if rect or limit is not None or mask_stride is not None or nvjpeg or not isinstance(imgsz, int):
-            raise ValueError("augmented images are square, not limited in number, decoded by OpenCV, and without masks")
+        if rect or limit is not None or mask_stride is not None or not isinstance(imgsz, int):
+            raise ValueError("augmented images are square, not limited in number, and without masks")
         from utils import upstream
 
         dataset = SeededImages(
@@ -215,7 +244,7 @@ def make_loader(
     else:
         dataset = ImageDataset(
             paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
-            mask_stride=mask_stride, nvjpeg=nvjpeg, progress=progress and distributed.is_main(),
+            mask_stride=mask_stride, progress=progress and distributed.is_main(),
         )  # fmt: skip
         pixels = max(map(math.prod, dataset.shapes))
     generator = torch.Generator().manual_seed(seed)
@@ -227,9 +256,8 @@ def make_loader(
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
         largest = min(batch_size, len(dataset))
-    collate_items: Callable[[Sequence[Any]], Batch] = collate
     if share and distributed.world().size > 1:
-        batches, collate_items = ShareOfBatches(batches), OrNothing(collate_items)
+        batches = ShareOfBatches(batches)
     sharing = 1 if share else distributed.world().size  # each with batches of its own, or a part of the same
     workers, each = loading_processes(min(workers, _cores(), len(batches)), largest * 3 * pixels, sharing)
     return _Loader(
@@ -237,7 +265,7 @@ def make_loader(
         batch_sampler=batches,
         num_workers=workers,
         prefetch_factor=each or None,
-        collate_fn=collate_items,
+        collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
         generator=generator,
@@ -245,29 +273,12 @@ def make_loader(
 
 
 class _Loader(DataLoader[Any]):
-    """Ctrl-C reaches the workers too: it is left to the main process, and waits there until they have started."""
+    """A loader that gives augmented images new seeds for each pass."""
 
     def __iter__(self) -> Any:
         if isinstance(self.dataset, SeededImages):
             self.dataset.begin(self.generator)
-        with _interrupt_held_back():
-            return super().__iter__()
-
-
-@contextmanager
-def _interrupt_held_back() -> Iterator[None]:
-    """Raise KeyboardInterrupt for a Ctrl-C at the end of the block: inside, Python would drop it where it forks."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # where signals do not arrive
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
-    if pressed:
-        raise KeyboardInterrupt
+        return super().__iter__()
 
 
 def _cores() -> int:
@@ -275,17 +286,9 @@ def _cores() -> int:
 
 
 def _start_worker(_: int) -> None:
-    """One thread, no ear for Ctrl-C, an end where no batch can be handed over, no word if the main process has gone."""
+    """Initialise a loader worker: one thread, ignore SIGINT, end when a batch cannot be handed over."""
     import cv2
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.excepthook = _tell_unless_left
     end_when_it_is_full()
     cv2.setNumThreads(0)
-
-
-def _tell_unless_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's own hook but for errors of the thread that hands batches over: the main process says why it has gone."""
-    beside = threading.current_thread() is not threading.main_thread()
-    if not (beside and issubclass(kind, (ConnectionError, EOFError))):
-        sys.__excepthook__(kind, error, trace)

@@ -15,10 +15,9 @@ from torch import Tensor
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
-from utils.evaluation.given_masks import GivenMasks
 from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.masks import AnyMasks, Masks
+from utils.evaluation.masks import AnyMasks, GivenMasks, Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.evaluation.per_image import PerImage
 from utils.runners.feeds import as_feed
@@ -147,9 +146,9 @@ class Detector:
         min_batch, max_batch = self._batch
         found: dict[str, Tensor] = {}
         parts = images.split(max_batch or len(images))
-        feeds = ({self._input.name: _filled_up(part, min_batch)} for part in parts)
         first = 0
-        for part, raw in zip(parts, self._runner.infer_each(feeds), strict=True):
+        for part in parts:
+            raw = self._runner.infer({self._input.name: _filled_up(part, min_batch)})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
             if len(part) == len(images) and not kept:

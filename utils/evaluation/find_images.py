@@ -13,14 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from utils.core.errors import DataError, no_file
-from utils.core.input_files import MEBIBYTE, is_regular, read_text
+from utils.core.input_files import is_regular
 
 logger = logging.getLogger(__name__)
 
 SUFFIXES = frozenset(
     {".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
 )  # what upstream reads
-LARGEST_LIST = 512 * MEBIBYTE
 
 
 def find_images(paths: Iterable[str]) -> list[str]:
@@ -124,7 +123,10 @@ def unlabelled(split: str, first: str) -> DataError:
 
 def _read_list(path: Path) -> list[str]:
     """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
-    text = read_text(path, "expected a list of images", DataError, limit=LARGEST_LIST)
+    try:
+        text = path.read_text(encoding="utf-8", errors="ignore")
+    except OSError as error:
+        raise DataError(f"cannot read the list of images {path}: {error.strerror}") from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     in_working_folder = bool(lines) and not os.path.exists(path.parent / lines[0]) and os.path.exists(lines[0])
     base = Path.cwd() if in_working_folder else path.parent

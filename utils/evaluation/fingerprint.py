@@ -8,7 +8,6 @@ check_unchanged(state.dataset, Fingerprint.of(...), run)   # raises DataError, w
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import itertools
 import json
@@ -19,17 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from utils.core.errors import CheckpointError, DataError, InputError, no_file
-from utils.core.input_files import check_file, is_regular
+from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.images import find_images, label_file
 
 DIGEST = 4  # bytes; a change goes unseen once in 4e9
-LARGEST = 1 << 28  # bytes of a fingerprint, unpacked: millions of images
-SMALL = 8 << 20  # bytes that any text may hold, unpacked
-PACKED = 32  # further ones for each of the text's: COCO has 3, long names of images that are alike in size and time 26
 CHUNK = 256  # images that a thread reads at a time
-NO_LABEL = ""
 
 Marks = dict[str, tuple[str, str]]  # image → digest of its size and time; digest of its label's content
 
@@ -77,16 +71,14 @@ class Fingerprint:
             ValueError: the text is none.
         """
         try:
-            most = min(SMALL + PACKED * len(text), LARGEST)  # read as JSON, a byte takes up to 30 bytes of memory
-            unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), most)
-            content = json.loads(unpacked.decode("utf-8", "surrogatepass"))
+            content = json.loads(zlib.decompress(base64.b64decode(text)).decode("utf-8", "surrogatepass"))
             splits = {
-                str(split): {str(name): (str(image), str(label)) for name, (image, label) in marks.items()}
+                split: {name: (image, label) for name, (image, label) in marks.items()}
                 for split, marks in content["splits"].items()
             }
-            files = {str(flag): (str(path), str(digest)) for flag, (path, digest) in content["files"].items()}
+            files = {flag: (path, digest) for flag, (path, digest) in content["files"].items()}
             return cls([str(name) for name in content["classes"]], splits, files)
-        except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, zlib.error, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("it is no fingerprint of a dataset") from error
 
     def changes(self, now: Fingerprint) -> list[str]:
@@ -125,27 +117,23 @@ def check_unchanged(saved: str, now: Fingerprint, run: Path) -> None:
 
 
 def _split_changes(split: str, before: Marks, now: Marks) -> Iterator[str]:
-    removed = sorted(before.keys() - now.keys())
-    added = sorted(now.keys() - before.keys())
     common = sorted(before.keys() & now.keys())
-    changed = [name for name in common if before[name][0] != now[name][0]]
-    labels = [name for name in common if before[name][1] != now[name][1]]
-    if removed:
-        yield f"{_images(removed, 'was', 'were')} removed from {split}, {_example(removed)}"
-    if added:
-        yield f"{_images(added, 'was', 'were')} added to {split}, {_example(added)}"
-    if changed:
-        yield f"{_images(changed, 'has', 'have')} another size or time in {split}, {_example(changed)}"
-    if labels:
-        yield f"{_images(labels, 'has', 'have')} other labels in {split}, {_example(labels)}"
-
-
-def _images(names: list[str], one: str, several: str) -> str:
-    return f"1 image {one}" if len(names) == 1 else f"{len(names)} images {several}"
-
-
-def _example(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"such as {names[0]}"
+    changes = [
+        (sorted(before.keys() - now.keys()), "was", "were", f"removed from {split}"),
+        (sorted(now.keys() - before.keys()), "was", "were", f"added to {split}"),
+        (
+            [name for name in common if before[name][0] != now[name][0]],
+            "has",
+            "have",
+            f"another size or time in {split}",
+        ),
+        ([name for name in common if before[name][1] != now[name][1]], "has", "have", f"other labels in {split}"),
+    ]
+    for names, one, several, what in changes:
+        if len(names) == 1:
+            yield f"1 image {one} {what}, {names[0]}"
+        elif names:
+            yield f"{len(names)} images {several} {what}, such as {names[0]}"
 
 
 def _marks(data: DataConfig, split: str) -> Marks:
@@ -166,25 +154,21 @@ def _marks_of(files: list[str]) -> list[tuple[str, str] | None]:
 
 
 def _mark(file: str) -> tuple[str, str] | None:
-    """The marks of an image; None when there is none."""
+    """The marks of an image, an empty one for no label; None when there is no image."""
     try:
         status = os.stat(file)
     except OSError:
         return None
-    label = label_file(file)
-    if not is_regular(label) and os.path.exists(label):  # opening a pipe waits for ever
-        raise DataError(no_file(label, f"expected the labels of {file}"))
+    image, label = _digest(f"{status.st_size} {status.st_mtime_ns}".encode()), label_file(file)
     try:
-        content = label.read_bytes()
+        return image, _digest(label.read_bytes())
     except FileNotFoundError:
-        return _digest(f"{status.st_size} {status.st_mtime_ns}".encode()), NO_LABEL
+        return image, ""
     except OSError as error:
         raise DataError(f"cannot read {label}: {error.strerror}; expected the labels of {file}") from error
-    return _digest(f"{status.st_size} {status.st_mtime_ns}".encode()), _digest(content)
 
 
 def _read(path: str | Path, flag: str) -> bytes:
-    check_file(path, f"{flag} takes a regular file")
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Reading the sizes and labels of a split's images, in upstream's layout.
+"""Reading images, their sizes and their labels, in upstream's layout.
 
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
 image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. An image without a label file shows no object.
@@ -12,11 +12,10 @@ from __future__ import annotations
 import io
 import logging
 import os
-import stat
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from utils.core.errors import DataError, no_file
+from utils.core.errors import DataError
 from utils.evaluation.find_images import SUFFIXES, label_file
 from utils.evaluation.find_images import find_images as find_images
 
@@ -34,9 +33,8 @@ logger = logging.getLogger(__name__)
 
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
-BROKEN = (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError,
-          ValueError, struct.error, Image.DecompressionBombError)  # fmt: skip
 NO_LABELS: np.ndarray = np.zeros((0, 5), np.float32)
+STDERR = 2  # the decoders write to the descriptor, past Python's sys.stderr
 _ORIENTATION = 0x0112  # EXIF's tag
 _TRANSPOSING = (5, 6, 7, 8)  # orientations that swap width and height
 
@@ -107,9 +105,6 @@ def _read_all(files: Sequence[str], nc: int, polygons: bool) -> Iterator[ImageFi
 
 
 def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
-    problem = _not_a_file(file)
-    if problem:
-        return f"{file}: {problem}"
     try:
         with Image.open(file) as image:  # reads the header only
             width, height = image.size
@@ -117,7 +112,7 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not an image, or damaged"
-    except BROKEN as error:  # Pillow's readers of damaged files raise whatever they run into
+    except Exception as error:  # noqa: BLE001 - Pillow's readers of damaged files raise whatever they run into
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
@@ -167,15 +162,6 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _not_a_file(path: str) -> str:
-    """Why `path` cannot be opened as a file, '' if it can: to open a pipe is to wait for its writer."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return "" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-
-
 def read_labels(path: Path, nc: int) -> np.ndarray:
     """Labels of one file as float32 `[n, 5]`: class, cx, cy, w, h in 0..1; duplicates are dropped, as upstream does.
 
@@ -217,8 +203,6 @@ def read_polygons(path: Path, nc: int) -> tuple[np.ndarray, tuple[np.ndarray, ..
 def _lines(path: Path) -> Iterator[tuple[list[str], str]]:
     """The words of each line that is not empty, and where it stands."""
     expected = "expected a text file with one object a line, or no file for an image without objects"
-    if _not_a_file(str(path)):
-        raise DataError(no_file(path, expected))
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -258,3 +242,36 @@ def _box(values: np.ndarray) -> np.ndarray:
     points = values[1:].reshape(-1, 2)
     low, high = points.min(0), points.max(0)
     return np.concatenate([values[:1], (low + high) / 2, high - low])
+
+
+@contextmanager
+def quiet_decoders() -> Iterator[None]:
+    """Let the process' standard error go nowhere within the block; keep the block to the decoding itself."""
+    try:
+        kept = os.dup(STDERR)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        os.dup2(_nowhere(), STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+
+
+def decode(path: str) -> np.ndarray | None:
+    """The image as BGR uint8 `[H, W, 3]`, turned as its EXIF orientation says; None when it cannot be decoded."""
+    import cv2
+
+    try:
+        data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path on every system
+        with quiet_decoders():
+            return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+    except (OSError, cv2.error):
+        return None
+
+
+@cache
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY)

@@ -6,13 +6,16 @@ import json
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
 from utils.core.shown import shown
 from utils.core.tasks import DETECTIONS
+from utils.evaluation.mask_truth import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
@@ -47,53 +50,35 @@ class InputPlan:
             InputError: the network takes no images, or has another static size than was asked for, or a larger size or
                 batch than the options can ask for.
         """
-        plan = cls._wanted(runner, imgsz, batch_size, rect)
-        for name, found in (*(("imgsz", side) for side in plan.imgsz), ("batch_size", plan.batch_size)):
+        batch, _, height, width = fixed_sizes(runner)
+        wanted_batch, (_, largest) = batch_size, batch_range(runner)
+        if batch is not None and batch != batch_size:
+            logger.info("the network has a static batch of %d, which is used instead of %d", batch, batch_size)
+            batch_size = batch
+        elif largest is not None and batch_size > largest:
+            logger.info("the engine takes up to %d images at a time; using that instead of %d", largest, batch_size)
+            batch_size = largest
+        if height is None and width is None:
+            size = _dynamic_size(runner, imgsz)
+        else:
+            size, spec = (height or width or 0, width or height or 0), image_input(runner)
+            if imgsz is not None and imgsz not in size:
+                raise InputError(
+                    f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size"
+                )
+            if rect:
+                raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
+        for name, found in (("imgsz", size[0]), ("imgsz", size[1]), ("batch_size", batch_size)):
             if found not in BOUNDS[name]:
                 raise InputError(
                     f"the {name.replace('_', ' ')} of the network is {shown(found)} (by its input, or by 'imgsz' or "
                     f"'stride' of its metadata); expected {BOUNDS[name]}; export it for such a size"
                 )
-        limited = fixed_sizes(runner)[0] is not None or plan.batch_size < batch_size
-        if not limited or rect or runner.device.type != "cuda" or runner.task.prototypes:  # masks take much memory
-            return plan
-        return replace(plan, together=plan._fitting())
-
-    def _fitting(self) -> int:
-        """How many batches are within the limits of what is read as one."""
-        images = min(TOGETHER_PIXELS // (self.imgsz[0] * self.imgsz[1]), TOGETHER_IMAGES)
-        return max(images // self.batch_size, 1)
-
-    @classmethod
-    def _wanted(cls, runner: Runner, imgsz: int | None, batch_size: int, rect: bool) -> InputPlan:
-        """`of` before the check that the sizes are sensible."""
-        spec = image_input(runner)
-        batch, _, height, width = fixed_sizes(runner)
-        min_shape, max_shape = _limits(runner)
-        if batch is not None and batch != batch_size:
-            logger.info("the network has a static batch of %d, which is used instead of %d", batch, batch_size)
-        if batch is None and max_shape is not None and batch_size > max_shape[0]:
-            logger.info(
-                "the engine takes up to %d images at a time; using that instead of %d", max_shape[0], batch_size
-            )
-            batch_size = max_shape[0]
-        if height is None and width is None:
-            side = imgsz or max(runner.imgsz or (640,))
-            rounded = math.ceil(side / runner.stride) * runner.stride
-            if rounded != side:
-                logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
-            if min_shape and max_shape and not takes_size(runner, rounded):
-                raise InputError(
-                    f"--imgsz {rounded} was asked for, and the engine takes {min_shape[2]}x{min_shape[3]} to "
-                    f"{max_shape[2]}x{max_shape[3]}; build one for that size"
-                )
-            return cls((rounded, rounded), batch or batch_size)
-        fixed = (height or width or 0, width or height or 0)
-        if imgsz is not None and imgsz not in fixed:
-            raise InputError(f"--imgsz {imgsz} was asked for, and the network takes {spec}; export it for that size")
-        if rect:
-            raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        return cls(fixed, batch or batch_size)
+        together = 1
+        limited = batch is not None or batch_size < wanted_batch
+        if limited and not rect and runner.device.type == "cuda" and not runner.task.prototypes:  # masks take memory
+            together = max(min(TOGETHER_PIXELS // (size[0] * size[1]), TOGETHER_IMAGES) // batch_size, 1)
+        return cls(size, batch_size, together)
 
     def describe(self, rect: bool) -> str:
         """The plan in words, such as 'batch 32, 640x640'."""
@@ -104,26 +89,39 @@ class InputPlan:
         return f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
 
 
+def _dynamic_size(runner: Runner, imgsz: int | None) -> tuple[int, int]:
+    side = imgsz or max(runner.imgsz or (640,))
+    rounded = math.ceil(side / runner.stride) * runner.stride
+    if rounded != side:
+        logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
+    if not takes_size(runner, rounded):
+        low, high = _limits(runner)
+        raise InputError(
+            f"--imgsz {rounded} was asked for, and the engine takes {low[2]}x{low[3]} to {high[2]}x{high[3]}; build "
+            "one for that size"
+        )
+    return rounded, rounded
+
+
+def _limits(runner: Runner) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Smallest and largest batch, channels, height and width of an engine; nothing for a file without limits."""
+    low, high = runner.limits.get(image_input(runner).name, ((), ()))
+    return (runner.input_form.nchw(low), runner.input_form.nchw(high)) if low else ((), ())
+
+
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
     """Batch, channels, height and width, None where several sizes go: an engine's profile may allow only one."""
-    min_shape, max_shape = _limits(runner)
+    low, high = _limits(runner)
     shape = runner.input_form.nchw(image_input(runner).shape)
-    if min_shape is None or max_shape is None:
+    if not low:
         return shape
-    return tuple(
-        low if size is None and low == high else size
-        for size, low, high in zip(shape, min_shape, max_shape, strict=True)
-    )
+    return tuple(a if size is None and a == b else size for size, a, b in zip(shape, low, high, strict=True))
 
 
 def takes_size(runner: Runner, side: int) -> bool:
     """Whether a network of dynamic size takes images of `side` pixels, a multiple of its stride."""
-    min_shape, max_shape = _limits(runner)
-    return (
-        min_shape is None
-        or max_shape is None
-        or all(a <= side <= b for a, b in zip(min_shape[2:], max_shape[2:], strict=True))
-    )
+    low, high = _limits(runner)
+    return all(a <= side <= b for a, b in zip(low[2:], high[2:], strict=True))
 
 
 def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
@@ -132,24 +130,20 @@ def check_shapes(runner: Runner, shapes: Iterable[tuple[int, int]]) -> None:
     Raises:
         InputError: it has not.
     """
-    min_shape, max_shape = _limits(runner)
-    if min_shape is None or max_shape is None:
-        return
-    for height, width in sorted(set(shapes)):
-        if not (min_shape[2] <= height <= max_shape[2] and min_shape[3] <= width <= max_shape[3]):
+    low, high = _limits(runner)
+    for height, width in sorted(set(shapes)) if low else ():
+        if not (low[2] <= height <= high[2] and low[3] <= width <= high[3]):
             raise InputError(
-                f"rectangular inference needs {height}x{width}, and the engine takes {min_shape[2]}x{min_shape[3]} to "
-                f"{max_shape[2]}x{max_shape[3]}; build one with a wider range of --imgsz, or leave out --rect"
+                f"rectangular inference needs {height}x{width}, and the engine takes {low[2]}x{low[3]} to "
+                f"{high[2]}x{high[3]}; build one with a wider range of --imgsz, or leave out --rect"
             )
 
 
-def _limits(runner: Runner) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Smallest and largest batch, channels, height and width of an engine."""
-    found = runner.limits.get(image_input(runner).name)
-    if found is None:
-        return None, None
-    form = runner.input_form
-    return form.nchw(found[0]), form.nchw(found[1])
+def batch_range(runner: Runner) -> tuple[int, int | None]:
+    """Smallest and largest number of images that the network takes at a time; None for any."""
+    low, high = _limits(runner)
+    fixed = image_input(runner).shape[0]
+    return (low[0], high[0]) if low else (fixed or 1, fixed)
 
 
 def image_input(runner: Runner) -> TensorSpec:
@@ -211,8 +205,6 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     Raises:
         InputError: the input's size is no multiple of the prototypes', or upsampled masks of a network without any.
     """
-    from utils.evaluation.mask_truth import USUAL_STRIDE
-
     task = runner.task
     if not task.prototypes or (has_nms(runner) and not gives_masks(runner)):
         if upsampled:
@@ -226,8 +218,6 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     shape = next(spec.shape for spec in runner.outputs if spec.name == name)
     height, width = shape[2:]
     if height is None or width is None:
-        import torch
-
         spec = image_input(runner)
         shape = runner.input_form.own((batch_range(runner)[0], 3, *imgsz))
         black = torch.full(shape, 0, dtype=getattr(torch, spec.dtype))
@@ -260,12 +250,3 @@ def output_names(runner: Runner) -> dict[str, str]:
             )
         found[task.prototypes] = task.prototypes if task.prototypes in maps else maps[0]
     return found
-
-
-def batch_range(runner: Runner) -> tuple[int, int | None]:
-    """Smallest and largest number of images that the network takes at a time; None for any."""
-    min_shape, max_shape = _limits(runner)
-    fixed = image_input(runner).shape[0]
-    if min_shape is None or max_shape is None:
-        return fixed or 1, fixed
-    return min_shape[0], max_shape[0]

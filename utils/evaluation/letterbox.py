@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
+import cv2
 import numpy as np
+import torch
+from torch import Tensor
 
-from utils.core.device import sent
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from utils.core.device import full_float32, sent
 
 FILL = (114, 114, 114)  # the grey that upstream trains with
 
@@ -77,8 +78,6 @@ def letterbox(image: np.ndarray, fit: tuple[int, int], shape: tuple[int, int]) -
     Returns:
         The image uint8 `[*shape, 3]`, centred on grey, and where it lies.
     """
-    import cv2
-
     box = placed((image.shape[0], image.shape[1]), fit, shape)
     (height, width), (top, left) = box.resized, box.corner
     bottom, right = shape[0] - height - top, shape[1] - width - left
@@ -98,13 +97,53 @@ def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int
 
 
 def _resized(image: np.ndarray, box: Letterbox) -> np.ndarray:
-    import cv2
-
     height, width = box.resized
     if (height, width) == box.original:
         return image
     method = cv2.INTER_LINEAR if height > box.original[0] or width > box.original[1] else cv2.INTER_AREA
     return cv2.resize(image, (width, height), interpolation=method)
+
+
+def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Letterbox]:
+    """Letterbox with torch's operators, where the network is: the image is uploaded as it was decoded.
+
+    OpenCV's INTER_AREA and INTER_LINEAR are linear and separable: an image is multiplied by a matrix from each side.
+    Pixels are OpenCV's but for the last bit, because OpenCV rounds INTER_LINEAR's weights to 11 bits. The evaluation
+    keeps OpenCV, since its AP is to be that of upstream's pixels.
+
+    Args:
+        image: uint8 `[H, W, 3]` BGR, as OpenCV decodes it.
+        shape: (height, width) of the result.
+
+    Returns:
+        The image uint8 `[1, 3, *shape]` RGB on `device`, centred on grey, and where it lies.
+    """
+    box = placed((image.shape[0], image.shape[1]), shape, shape)
+    pixels = torch.from_numpy(np.ascontiguousarray(image)).to(device, non_blocking=True).flip(2).permute(2, 0, 1)
+    (height, width), (top, left) = box.resized, box.corner
+    if (height, width) != box.original:
+        rows = _weights(box.original[0], height, device)
+        columns = _weights(box.original[1], width, device)
+        with full_float32():
+            resized = rows @ pixels.float() @ columns.T
+        pixels = resized.round_().clamp_(0, 255).byte()
+    result = torch.full((1, 3, *shape), FILL[0], dtype=torch.uint8, device=device)
+    result[0, :, top : top + height, left : left + width] = pixels
+    return result, box
+
+
+@lru_cache(maxsize=16)
+def _weights(source: int, target: int, device: torch.device) -> Tensor:
+    """How much of each of `source` pixels goes into each of `target` pixels, float32 `[target, source]`."""
+    step = source / target
+    starts = torch.arange(target, dtype=torch.float64, device=device)[:, None] * step
+    pixels = torch.arange(source, dtype=torch.float64, device=device)[None]
+    if target < source:  # INTER_AREA: the share of the interval [start, start + step) that each pixel covers
+        shares = (torch.minimum(starts + step, pixels + 1) - torch.maximum(starts, pixels)).clamp(min=0)
+    else:  # INTER_LINEAR: by the distance from the middle; at the border the last pixel goes on
+        middles = (starts + step / 2 - 0.5).clamp(0, source - 1)
+        shares = (1 - (middles - pixels).abs()).clamp(min=0)
+    return (shares / shares.sum(1, keepdim=True)).float()
 
 
 def boxes_to_input(boxes: np.ndarray, box: Letterbox) -> np.ndarray:
@@ -135,8 +174,6 @@ def boxes_to_image(boxes: Tensor, owner: Tensor, shapes: Sequence[Any]) -> Tenso
         owner: int64 `[n]`, the image of each box.
         shapes: for each image, what `Letterbox.shapes` gives.
     """
-    import torch
-
     rows = [(*pad, ratio[1], ratio[0], width, height) for (height, width), (ratio, pad) in shapes]
     offset, ratio, limit = (
         sent(torch.tensor(rows, dtype=boxes.dtype), boxes.device)[owner].view(-1, 3, 2).repeat(1, 1, 2).unbind(1)

@@ -15,32 +15,33 @@ import torch
 from utils.core import distributed
 from utils.core.bounds import check_bounds
 from utils.core.device import sent
-from utils.core.output_paths import refuse_overwrite
+from utils.core.files import atomic_path
+from utils.core.output_paths import distinct_names, refuse_overwrite
 from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
 from utils.core.thresholds import AP_CONFIDENCE
-from utils.evaluation.arrivals import ahead
-from utils.evaluation.coco import CocoGroundTruth
+from utils.evaluation.coco import CocoEvaluation
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, in_images
-from utils.evaluation.find_images import unlabelled
+from utils.evaluation.find_images import label_file, unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
-from utils.evaluation.mask_files import run_lengths
+from utils.evaluation.mask_pixels import run_lengths
 from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.nvjpeg import JpegDecoder, check_nvjpeg
-from utils.evaluation.overlap import OverlappingDetector, awaited, detections
 from utils.evaluation.per_image import PerImage
-from utils.evaluation.predictions import ELSEWHERE, JsonWriter, TextWriter
+from utils.evaluation.prefetch import OverlappingDetector, awaited, detections, on_device
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 from utils.evaluation.shares import in_order
-from utils.evaluation.statistics import Statistics
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.data import DataLoader
 
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
+
+ELSEWHERE = "choose another --name or --project"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class EvalConfig:
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.
         overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
-        nvjpeg: let the GPU decode JPEGs, see `nvjpeg.py`; pixels then differ a little from OpenCV's.
 
     Raises:
         InputError: a value is out of its range.
@@ -84,7 +84,6 @@ class EvalConfig:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
-    nvjpeg: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
@@ -122,31 +121,23 @@ def evaluate(
     detector = kind(runner, data, conf_thres=config.conf_thres, iou_thres=config.nms_iou(runner.task),
                         max_det=config.max_det, single_cls=config.single_cls,
                         upsample_masks=config.upsample_masks)  # fmt: skip
-    if config.nvjpeg:
-        check_nvjpeg(detector.device)
     stride = mask_stride(runner, plan.imgsz, upsampled=config.upsample_masks)
     loader = make_loader(data, config.split, imgsz=plan.imgsz, batch_size=plan.batch_size, together=plan.together,
                          stride=runner.stride, rect=config.rect, pad=config.pad, workers=config.workers,
                          single_cls=config.single_cls, limit=config.limit, mask_stride=stride,
-                         nvjpeg=config.nvjpeg, progress=progress, share=True)  # fmt: skip
+                         progress=progress, share=True)  # fmt: skip
     dataset: ImageDataset = loader.dataset
     if not dataset.labelled and not config.save_json:
         raise unlabelled(config.split, dataset.images[0].path)
-    truth = None
-    if config.save_json:
-        truth = CocoGroundTruth(data, config.split, single_cls=config.single_cls, masks=stride is not None)
-        truth.check([image.path for image in dataset.images])
-    outputs = _Outputs(config, truth, out_dir, [image.path for image in dataset.images])
-    if outputs.json and truth:
-        refuse_overwrite([outputs.folder / f"{name}_predictions.json"], [truth.file], ELSEWHERE)
+    outputs = _Outputs(config, data, out_dir, name, [image.path for image in dataset.images], stride is not None)
     if config.rect:
         check_shapes(runner, dataset.shapes)
     statistics = _run(loader, detector, outputs, progress and distributed.is_main())
     not_finite = int(sum(number for (number,) in distributed.all_numbers([detector.not_finite])))
 
     def result() -> EvalResult:
-        return _result(start, statistics, dataset, data, config, detector, outputs, not_finite, name,
-                       f"{runner.description}, {plan.describe(config.rect)}")  # fmt: skip
+        measured_on = f"{runner.description}, {plan.describe(config.rect)}"
+        return _result(start, statistics, dataset, data, config, detector, outputs, not_finite, name, measured_on)
 
     whole = statistics if distributed.is_main() else None
     size = plan.size(config.rect)
@@ -166,12 +157,11 @@ def _result(
     for line in undecodable:
         logger.warning("left out: %s", line)
     coco = mask_coco = None
-    if outputs.json and outputs.truth:
-        outputs.json.save(outputs.folder / f"{name}_predictions.json")
-        found = outputs.json.results, statistics.paths
-        coco = outputs.truth.evaluate(*found, DETECT.iou_type, "pycocotools, boxes:" if mask_scores else "")
+    if outputs.coco:
+        outputs.coco.save(outputs.json_file)
+        coco = outputs.coco.evaluate(statistics.paths, DETECT.iou_type, "pycocotools, boxes:" if mask_scores else "")
         if coco and mask_scores:
-            mask_coco = outputs.truth.evaluate(*found, SEGMENT.iou_type, "pycocotools, masks:")
+            mask_coco = outputs.coco.evaluate(statistics.paths, SEGMENT.iou_type, "pycocotools, masks:")
     precision, recall, ap50, ap = scores.mean()
     processes = distributed.world().size
     result = EvalResult(
@@ -196,24 +186,60 @@ class _Outputs:
     """The files that were asked for."""
 
     def __init__(
-        self, config: EvalConfig, truth: CocoGroundTruth | None, out_dir: Path | None, paths: Sequence[str]
+        self, config: EvalConfig, data: DataConfig, out_dir: Path | None, name: str, paths: Sequence[str], masks: bool
     ) -> None:
         if out_dir is None and (config.save_txt or config.save_json):
             raise ValueError("save_txt and save_json need out_dir")
-        self.folder, self.truth = out_dir or Path(), truth
-        self.text = TextWriter(self.folder / "labels", config.save_conf, paths) if config.save_txt else None
-        self.json = JsonWriter(truth.image_id, truth.category_ids) if truth else None
+        folder = out_dir or Path()
+        self.text = TextWriter(folder / "labels", config.save_conf, paths) if config.save_txt else None
+        self.coco: CocoEvaluation | None = None
+        self.json_file = folder / f"{name}_predictions.json"
+        if config.save_json:
+            self.coco = CocoEvaluation(data, config.split, single_cls=config.single_cls, masks=masks)
+            self.coco.check(paths)
+            refuse_overwrite([self.json_file], [self.coco.file] if self.coco.file else [], ELSEWHERE)
 
     def add(self, batch: Batch, found: Found) -> None:
-        if not (self.text or self.json):
+        """Take in what is detected in a batch."""
+        if not (self.text or self.coco):
             return
         for index, (path, rows) in enumerate(zip(batch.paths, found.rows, strict=True)):
             rows, size = rows.cpu(), batch.shapes[index][0]
             if self.text:
                 self.text.add(path, rows, size)
-            if self.json:
+            if self.coco:
                 masks = None if found.masks is None else run_lengths(found.masks, index, batch.shapes[index])
-                self.json.add(path, rows, masks)
+                self.coco.add(path, rows, masks)
+
+
+class TextWriter:
+    """`folder/{image's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the image, as upstream's.
+
+    An image without detections gets no file. Of several images with one stem the later ones get a number.
+    """
+
+    def __init__(self, folder: Path, with_scores: bool, paths: Sequence[str]) -> None:
+        """Write into `folder`; `paths` are the images that will come.
+
+        Raises:
+            InputError: a file would be written over the labels of one of them.
+        """
+        names = distinct_names(f"{Path(path).stem}.txt" for path in paths)
+        self._files = {path: folder / name for path, name in zip(paths, names, strict=True)}
+        self._with_scores = with_scores
+        refuse_overwrite(self._files.values(), map(label_file, paths), ELSEWHERE)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, path: str, found: Tensor, size: tuple[int, int]) -> None:
+        """Write one image's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
+        height, width = size
+        lines = []
+        for x1, y1, x2, y2, score, label in found.tolist():
+            values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
+            lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
+        if lines:
+            with atomic_path(self._files[path]) as temporary:
+                temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> Statistics:
@@ -223,8 +249,7 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
-        decoder = JpegDecoder(detector.device, loader.dataset.by_opencv) if loader.dataset.nvjpeg else None
-        batches = awaited(ahead(loader, detector.device, decoder), statistics.seconds)
+        batches = awaited(on_device(loader, detector.device), statistics.seconds)
         for batch, found in detections(batches, detector):
             if found is not None:
                 clock = time.perf_counter()
@@ -232,7 +257,7 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
                 outputs.add(batch, found)
                 bar.update(len(batch))
                 statistics.seconds["metrics"] += time.perf_counter() - clock
-            ends.append((len(statistics.paths), len(outputs.json.results) if outputs.json else 0))
+            ends.append((len(statistics.paths), len(outputs.coco.results) if outputs.coco else 0))
     return _of_all(statistics, outputs, ends)
 
 
@@ -244,8 +269,8 @@ def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int,
     whole = Statistics(seconds=statistics.seconds)
     for rows, own in statistics.to_plain().items():
         whole.extend({rows: in_order(distributed.gather((own, images)))})
-    if outputs.json:
-        outputs.json.results = in_order(distributed.gather((outputs.json.results, results)))
+    if outputs.coco:
+        outputs.coco.results = in_order(distributed.gather((outputs.coco.results, results)))
     return whole
 
 

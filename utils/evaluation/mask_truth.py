@@ -51,10 +51,14 @@ class PackedMasks:
     def __len__(self) -> int:
         return len(self.bits)
 
-    def unpacked(self, device: torch.device, rows: slice = slice(None)) -> Tensor:
-        """All of them or some, bool `[n, height * width]` on `device`."""
-        bits = self.bits[rows].to(device)
-        weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=device)
+    def to(self, device: torch.device) -> PackedMasks:
+        """The same on a device."""
+        return PackedMasks(self.bits.to(device), self.shape)
+
+    def unpacked(self, rows: slice = slice(None)) -> Tensor:
+        """All of them or some, bool `[n, height * width]`."""
+        bits = self.bits[rows]
+        weights = 1 << torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
         found = bits[:, :, None].bitwise_and(weights).bool().flatten(1)
         return found[:, : self.shape[0] * self.shape[1]]
 

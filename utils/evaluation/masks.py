@@ -1,8 +1,10 @@
-"""Masks of detections: from prototypes and coefficients to pixels, and to their overlap with the labels' masks.
+"""Masks of detections, and their overlap with the labels' masks.
 
-A mask is a sum of prototypes, cropped to its box. By default it is compared on the prototypes' grid, as upstream's
-evaluation does: a pixel belongs to it where the sum is above zero, which is where its sigmoid is above one half. With
-`upsampled`, upstream's other definition, the sigmoid is resized to the input first, and cropped there.
+A network gives prototypes and coefficients (`Masks`), or, with NMS inside, masks (`GivenMasks`).
+
+A mask of the first kind is a sum of prototypes, cropped to its box. By default it is compared on the prototypes' grid,
+as upstream's evaluation does: a pixel belongs to it where the sum is above zero, which is where its sigmoid is above
+one half. With `upsampled`, upstream's other definition, the sigmoid is resized to the input first, and cropped there.
 
 Sums take much memory: 300 of them at 640 pixels 30 MB an image. They are computed for a few detections at a time, of
 several images together on a GPU.
@@ -10,13 +12,19 @@ several images together on a GPU.
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import grid_sample, interpolate
+from torch.nn.utils.rnn import pad_sequence
 
 from utils.core.device import full_float32
+from utils.core.errors import InputError
+from utils.evaluation.mask_truth import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,48 +35,79 @@ if TYPE_CHECKING:
 LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of sums at a time
 
 
-class AnyMasks(Protocol):
-    """Masks of a batch's detections: sums of prototypes here, or given by a network, see `given_masks.py`."""
+class AnyMasks(ABC):
+    """Masks of a batch's detections.
+
+    Attributes:
+        boxes: of each image float32 `[n, 4]`, xyxy in pixels of the input.
+        size: (height, width) of the input.
+        upsampled: compared at the input's size.
+    """
+
+    boxes: tuple[Tensor, ...]
+    size: tuple[int, int]
+    upsampled: bool
 
     @property
-    def boxes(self) -> tuple[Tensor, ...]:
-        """Of each image float32 `[n, 4]`, xyxy in pixels of the input."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of the input."""
-
-    @property
+    @abstractmethod
     def device(self) -> torch.device:
         """Where they are."""
 
     @property
+    @abstractmethod
     def grid(self) -> tuple[int, int]:
         """(height, width) that masks are compared at."""
 
-    def at_input_size(self) -> AnyMasks:
-        """The same, compared at the input's size."""
-
+    @abstractmethod
     def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Masks of some detections of several images: bool `[G, N, *grid]`, see `Masks.pixels`."""
+        """Masks of some detections of several images: bool `[G, N, *grid]`.
 
+        Args:
+            images: int64 `[G]`.
+            rows: int64 `[G, N]`, their detections; -1 for none, whose mask is empty.
+        """
+
+    @abstractmethod
     def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
         """One mask in 0..1, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
 
+    def at_input_size(self) -> AnyMasks:
+        """The same, compared at the input's size."""
+        return replace(self, upsampled=True)  # type: ignore[type-var]  # both kinds are dataclasses
+
     def at_a_time(self) -> int:
-        """How many masks fit into what is computed together."""
+        """How many float32 masks may be computed together."""
+        kind = "cuda" if self.device.type == "cuda" else "cpu"
+        return max(LARGEST[kind] // (4 * self.grid[0] * self.grid[1]), 1)
+
+    def _cropped(self, inside: Tensor, images: Tensor, rows: Tensor) -> Tensor:
+        """Masks bool `[G, N, *grid]` without what is outside of their boxes."""
+        boxes = _chosen(self.boxes, images, rows).masked_fill(rows[..., None] < 0, 0.0)
+        height, width = self.grid
+        boxes = boxes * boxes.new_tensor([width / self.size[1], height / self.size[0]] * 2)
+        inside &= between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
+        inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
+        return inside
+
+
+def _chosen(parts: Sequence[Tensor], images: Tensor, rows: Tensor) -> Tensor:
+    """Of each image `[n, ...]` these rows: `[G, N, ...]`."""
+    return torch.stack([parts[image][some] for image, some in zip(images.tolist(), rows.clamp(min=0), strict=True)])
+
+
+def between(low: Tensor, high: Tensor, count: int) -> Tensor:
+    """Which of `count` places lie in [low, high): `[..., count]`."""
+    places = torch.arange(count, device=low.device, dtype=low.dtype)
+    return (places >= low[..., None]) & (places < high[..., None])
 
 
 @dataclass(frozen=True)
-class Masks:
-    """What the masks of a batch's detections are made of.
+class Masks(AnyMasks):
+    """Sums of prototypes.
 
     Attributes:
         prototypes: `[B, nm, h, w]`.
         coefficients: of each image float32 `[n, nm]`.
-        boxes: of each image float32 `[n, 4]`, xyxy in pixels of the input.
-        size: (height, width) of the input.
-        upsampled: compared at the input's size.
     """
 
     prototypes: Tensor
@@ -95,36 +134,21 @@ class Masks:
         """Where the prototypes are."""
         return self.prototypes.device
 
-    def at_input_size(self) -> Masks:
-        """The same, compared at the input's size."""
-        return replace(self, upsampled=True)
-
     @property
     def grid(self) -> tuple[int, int]:
         """(height, width) that masks are compared at."""
         return self.size if self.upsampled else (self.prototypes.shape[2], self.prototypes.shape[3])
 
     def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Masks of some detections of several images: bool `[G, N, *grid]`.
-
-        Args:
-            images: int64 `[G]`.
-            rows: int64 `[G, N]`, their detections; -1 for none, whose mask is empty.
-        """
-        index = rows.clamp(min=0)
-        coefficients, boxes = (
-            torch.stack([parts[image][chosen] for image, chosen in zip(images.tolist(), index, strict=True)])
-            for parts in (self.coefficients, self.boxes)
-        )
+        """Masks of some detections of several images: bool `[G, N, *grid]`, see `AnyMasks.pixels`."""
         prototypes = self.prototypes[images].float()
         with full_float32():
-            sums = (coefficients @ prototypes.flatten(2)).unflatten(2, prototypes.shape[2:])
-        if self.upsampled:
-            wide = torch.nn.functional.interpolate(sums.sigmoid_(), self.size, mode="bilinear", align_corners=False)
-            inside = wide > 0.5
-        else:
-            inside = sums > 0
-        return crop(inside, boxes.masked_fill(rows[..., None] < 0, 0.0), self.size)
+            sums = _chosen(self.coefficients, images, rows) @ prototypes.flatten(2)
+        sums = sums.unflatten(2, prototypes.shape[2:])
+        if not self.upsampled:
+            return self._cropped(sums > 0, images, rows)
+        wide = interpolate(sums.sigmoid_(), self.size, mode="bilinear", align_corners=False)
+        return self._cropped(wide > 0.5, images, rows)
 
     def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
         """The sigmoid of one detection's sum, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
@@ -133,29 +157,90 @@ class Masks:
             sums = self.coefficients[image][number] @ prototypes.flatten(1)
         return sums.sigmoid_().unflatten(0, prototypes.shape[1:]), (0.0, 0.0, float(self.size[1]), float(self.size[0]))
 
+
+@dataclass(frozen=True)
+class GivenMasks(AnyMasks):
+    """Masks that a network with NMS inside gives, in the boxes' frames or on the prototypes' grid.
+
+    Attributes:
+        shares: in 0..1, float `[B, K, R, R]` in the boxes' frames, or `[B, K, h, w]` on the grid.
+        rows: of each image int64 `[n]`: which of the K its detections are.
+        framed: whether they lie in the boxes' frames.
+    """
+
+    shares: Tensor
+    rows: tuple[Tensor, ...]
+    boxes: tuple[Tensor, ...]
+    size: tuple[int, int]
+    framed: bool
+    upsampled: bool = False
+
+    @classmethod
+    def of(
+        cls, given: Tensor, rows: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int], *, upsampled: bool
+    ) -> GivenMasks:
+        """Of the output of a network, `[B, K, R * R]` or `[B, K, h, w]`.
+
+        Raises:
+            InputError: it has another shape.
+        """
+        framed = given.ndim == 3
+        if framed:
+            side = math.isqrt(given.shape[2])
+            if side * side != given.shape[2] or not side:
+                raise InputError(f"the network's masks are {list(given.shape)}; expected [batch, detections, R * R]")
+            given = given.unflatten(2, (side, side))
+        return cls(given, tuple(rows), tuple(boxes), size, framed, upsampled)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.shares.device
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(height, width) that masks are compared at."""
+        if self.upsampled:
+            return self.size
+        if self.framed:
+            return self.size[0] // USUAL_STRIDE, self.size[1] // USUAL_STRIDE
+        return self.shares.shape[2], self.shares.shape[3]
+
+    def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Masks of some detections of several images: bool `[G, N, *grid]`, see `AnyMasks.pixels`."""
+        shares = self.shares[images[:, None], _chosen(self.rows, images, rows)].float()
+        if self.framed:
+            boxes = _chosen(self.boxes, images, rows).flatten(0, 1)
+            shares = pasted(shares.flatten(0, 1), boxes, self.size, self.grid).unflatten(0, rows.shape)
+        elif self.upsampled:
+            shares = interpolate(shares, self.size, mode="bilinear", align_corners=False)
+        return self._cropped(shares > 0.5, images, rows)
+
+    def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
+        """One mask in 0..1, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
+        whole = (0.0, 0.0, float(self.size[1]), float(self.size[0]))
+        place = tuple(self.boxes[image][number].tolist()) if self.framed else whole
+        return self.shares[image, self.rows[image][number]].float(), place
+
     def at_a_time(self) -> int:
-        """How many masks fit into what is computed together."""
-        return at_a_time(self.grid, self.device)
+        """How many masks may be computed together: each takes two coordinates of every pixel, too."""
+        return max(super().at_a_time() // 3, 1)
 
 
-def at_a_time(grid: tuple[int, int], device: torch.device) -> int:
-    """How many float32 masks of this size may be computed together."""
-    return max(LARGEST["cuda" if device.type == "cuda" else "cpu"] // (4 * grid[0] * grid[1]), 1)
+def pasted(shares: Tensor, boxes: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Masks `[n, R, R]` in the frames of `boxes` `[n, 4]`, on a grid over an input: `[n, *grid]`.
 
-
-def crop(inside: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks bool `[G, N, h, w]` without what is outside of their boxes `[G, N, 4]`, in pixels of an input of `size`."""
-    height, width = inside.shape[2:]
-    boxes = boxes * boxes.new_tensor([width / size[1], height / size[0]] * 2)
-    inside &= between(boxes[..., 0], boxes[..., 2], width)[:, :, None, :]
-    inside &= between(boxes[..., 1], boxes[..., 3], height)[:, :, :, None]
-    return inside
-
-
-def between(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """Which of `count` places lie in [low, high): `[..., count]`."""
-    places = torch.arange(count, device=low.device, dtype=low.dtype)
-    return (places >= low[..., None]) & (places < high[..., None])
+    Each pixel of the grid looks up the place of its middle in the frame, bilinearly. Outside of a box lies what is at
+    its border.
+    """
+    places = []
+    for low, high, pixels, cells in ((0, 2, size[1], grid[1]), (1, 3, size[0], grid[0])):
+        middles = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) * (pixels / cells)
+        length = (boxes[:, high] - boxes[:, low]).clamp(min=1e-6)
+        places.append((middles - boxes[:, low, None]) / length[:, None] * 2 - 1)
+    x, y = places
+    wanted = torch.stack([x[:, None].expand(-1, grid[0], -1), y[:, :, None].expand(-1, -1, grid[1])], 3)
+    return grid_sample(shares[:, None], wanted, padding_mode="border", align_corners=False)[:, 0]
 
 
 def mask_overlaps(
@@ -177,23 +262,18 @@ def mask_overlaps(
     """
     if truth.shape != masks.grid:
         raise ValueError(f"the labels' masks are {truth.shape} and the network's {masks.grid}")
-    device = masks.device
-    limit = masks.at_a_time()
-    pixels = truth.unpacked(device) if len(truth) <= limit else None
+    truth = truth.to(masks.device)
     first = [0]
     for one in labels:
         first.append(first[-1] + len(one))
     overlaps = [one.new_zeros((len(theirs), len(one))) for one, theirs in zip(found, labels, strict=True)]
     wanted = [torch.isin(one[:, 5], theirs[:, 0]).nonzero()[:, 0] for one, theirs in zip(found, labels, strict=True)]
-    for images, rows in _groups(wanted, limit, device):
+    for images, rows in _groups(wanted, masks.at_a_time(), masks.device):
         inside = masks.pixels(images, rows).flatten(2).float()
-        for image, chosen, one in zip(images.tolist(), rows, inside, strict=True):
+        for image, chosen, ours in zip(images.tolist(), rows, inside, strict=True):
             chosen = chosen[chosen >= 0]
-            for begin in range(first[image], first[image + 1], limit):
-                part = slice(begin, min(begin + limit, first[image + 1]))
-                theirs = (truth.unpacked(device, part) if pixels is None else pixels[part]).float()
-                rows_of_part = slice(begin - first[image], part.stop - first[image])
-                overlaps[image][rows_of_part][:, chosen] = _iou(theirs, one[: len(chosen)])
+            theirs = truth.unpacked(slice(first[image], first[image + 1])).float()
+            overlaps[image][:, chosen] = _iou(theirs, ours[: len(chosen)])
     return overlaps
 
 
@@ -208,20 +288,18 @@ def _groups(wanted: Sequence[Tensor], limit: int, device: torch.device) -> Itera
 
     On a CPU a group is of one image, since filling up costs as much as what is there.
     """
-    together: list[tuple[int, Tensor]] = []
+    group: list[tuple[int, Tensor]] = []
     for image, rows in enumerate(wanted):
         for part in rows.split(limit) if len(rows) else ():
-            longest = max(len(part), *(len(one) for _, one in together)) if together else len(part)
-            if together and (device.type == "cpu" or (len(together) + 1) * longest > limit):
-                yield _together(together, device)
-                together = []
-            together.append((image, part))
-    if together:
-        yield _together(together, device)
+            longest = max(len(part), *(len(one) for _, one in group)) if group else len(part)
+            if group and (device.type == "cpu" or (len(group) + 1) * longest > limit):
+                yield _together(group, device)
+                group = []
+            group.append((image, part))
+    if group:
+        yield _together(group, device)
 
 
-def _together(parts: Sequence[tuple[int, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:
-    from torch.nn.utils.rnn import pad_sequence
-
-    images = torch.tensor([image for image, _ in parts], device=device)
-    return images, pad_sequence([rows for _, rows in parts], batch_first=True, padding_value=-1)
+def _together(group: Sequence[tuple[int, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:
+    images = torch.tensor([image for image, _ in group], device=device)
+    return images, pad_sequence([rows for _, rows in group], batch_first=True, padding_value=-1)

@@ -8,17 +8,20 @@ AP, and because an engine can then be evaluated where upstream's plotting librar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from utils.core.device import sent
+from utils.core.errors import DataError
+from utils.core.resampled import Resampled
+from utils.core.score import Score
+from utils.evaluation.bootstrap import Outcomes, resample
 from utils.evaluation.per_image import PerImage
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _EPSILON = 1e-16
@@ -38,8 +41,6 @@ def match(detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequ
     Returns:
         For each image bool `[n, 10]`.
     """
-    import torch
-
     detections = PerImage.of(detections)
     place, found = _padded(detections, -1.0)  # [B, N, 6]
     _, truth = _padded(PerImage.of(labels), -2.0)  # [B, M, 5]; no class is -1 or -2
@@ -69,8 +70,6 @@ def _padded(rows: PerImage, filling: float) -> tuple[Tensor, Tensor]:
     Returns:
         int64 `[sum of n]`, the place of each row in the flattened table; and the table `[B, largest n, C]`.
     """
-    import torch
-
     counts = np.array(rows.counts)
     width = int(counts.max())
     owner = np.arange(len(rows)).repeat(counts)
@@ -82,8 +81,6 @@ def _padded(rows: PerImage, filling: float) -> tuple[Tensor, Tensor]:
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     """Intersection over union of xyxy boxes: `[..., M, 4]` and `[..., N, 4]` → `[..., M, N]`."""
-    import torch
-
     low = torch.maximum(a[..., :, None, :2], b[..., None, :, :2])
     high = torch.minimum(a[..., :, None, 2:], b[..., None, :, 2:])
     shared = (high - low).clamp(min=0).prod(-1)
@@ -128,10 +125,9 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         classes: `[n]`, of the detections.
         label_classes: `[m]`, of the labels.
     """
-    if not _in_order(confidence, classes):
-        order = np.argsort(-confidence, kind="stable")
-        order = order[np.argsort(classes[order].astype(np.int32), kind="stable")]
-        correct, confidence, classes = correct[order], confidence[order], classes[order]
+    order = np.argsort(-confidence, kind="stable")
+    order = order[np.argsort(classes[order].astype(np.int32), kind="stable")]
+    correct, confidence, classes = correct[order], confidence[order], classes[order]
     hits_at = np.ascontiguousarray(correct.T)  # [10, n]
     ids, counts = np.unique(label_classes, return_counts=True)
     ap, ap_coco = np.zeros((2, len(ids), correct.shape[1]))
@@ -151,12 +147,6 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         return ClassScores(ids.astype(int), counts, np.zeros(len(ids)), np.zeros(len(ids)), ap, ap_coco)
     best = _smooth((2 * precision * recall / (precision + recall + _EPSILON)).mean(0)).argmax()
     return ClassScores(ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco)
-
-
-def _in_order(confidence: np.ndarray, classes: np.ndarray) -> bool:
-    """Whether detections are sorted already: by class, and best score first."""
-    falling = confidence[1:] <= confidence[:-1]
-    return bool((np.where(classes[1:] == classes[:-1], falling, classes[1:] > classes[:-1])).all())
 
 
 def _curve(hits: np.ndarray, labels: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -212,3 +202,111 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     half = width // 2
     padded = np.concatenate([np.full(half, values[0]), values, np.full(half, values[-1])])
     return np.convolve(padded, np.ones(width) / width, mode="valid")
+
+
+@dataclass
+class Statistics:
+    """What is kept of each batch of a network's detections, on the runner's device until the end.
+
+    Attributes:
+        correct: of each batch, for each image bool `[n, 10]`, see `metrics.match`.
+        detections: scores and classes, `[n, 2]`.
+        labels: their classes, `[m]`.
+        paths: of all images.
+        correct_masks: as `correct`, by masks; None where there are none.
+    """
+
+    correct: list[PerImage] = field(default_factory=list)
+    detections: list[PerImage] = field(default_factory=list)
+    labels: list[PerImage] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
+    correct_masks: list[PerImage] | None = None
+
+    def add(
+        self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str],
+        mask_overlaps: Sequence[Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Take in a batch: for each image detections `[n, 6]` and labels `[m, 5]`, both in the image's pixels.
+
+        `mask_overlaps` are IoU of their masks, `[m, n]`.
+        """
+        found, labels = PerImage.of(found), PerImage.of(labels)
+        self.correct.append(match(found, labels))
+        if mask_overlaps is not None:
+            self.correct_masks = [*(self.correct_masks or ()), match(found, labels, mask_overlaps)]
+        self.detections.append(PerImage(found.flat[:, 4:6].contiguous(), found.counts))
+        self.labels.append(PerImage(labels.flat[:, 0].contiguous(), labels.counts))
+        self.paths += paths
+
+    def extend(self, part: Mapping[str, list[Any]]) -> None:
+        """Take in what `to_plain` of another gave."""
+        for name, rows in part.items():
+            more = rows if name == "paths" or not rows else [PerImage.of(rows)]
+            setattr(self, name, [*(getattr(self, name) or ()), *more])
+
+    def to_plain(self) -> dict[str, list[Any]]:
+        """Lists of tensors on the CPU and of paths, as torch.save takes them."""
+        names = ["correct", "detections", "labels", *(["correct_masks"] if self.correct_masks is not None else ())]
+        tensors = {name: _images(getattr(self, name)) for name in names}
+        return {**tensors, "paths": list(self.paths)}
+
+    def resampled(self) -> Resampled | None:
+        """AP on resamplings of the images, see `bootstrap.resample`; it takes seconds for 5,000 images."""
+        return self._resampled(self.correct)
+
+    def mask_resampled(self) -> Resampled | None:
+        """The same of masks; None where there are none."""
+        return None if self.correct_masks is None else self._resampled(self.correct_masks)
+
+    def score_resampled(self) -> Resampled | None:
+        """The same of `Score.decides`."""
+        boxes, masks = self.resampled(), self.mask_resampled()
+        if boxes is None or masks is None:
+            return boxes
+        return Resampled.of(boxes.images, ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True)))
+
+    def _resampled(self, correct: Sequence[PerImage]) -> Resampled | None:
+        counts = [[count for one in rows for count in one.counts] for rows in (correct, self.labels)]
+        owners = [np.arange(len(self.paths)).repeat(count) for count in counts]
+        hits, detections, labels = (_together(rows) for rows in (correct, self.detections, self.labels))
+        confidence, classes = detections.T
+        return resample(Outcomes(self.paths, owners[0], hits, confidence, classes, owners[1], labels))
+
+    def score(self) -> Score:
+        """AP, the mean over classes.
+
+        Raises:
+            DataError: there was no image.
+        """
+        masks = self.mask_scores()
+        return Score(self.scores().mean()[3], masks.mean()[3] if masks else None)
+
+    def scores(self) -> ClassScores:
+        """AP, precision and recall of each class.
+
+        Raises:
+            DataError: there was no image.
+        """
+        return self._scores(self.correct)
+
+    def mask_scores(self) -> ClassScores | None:
+        """The same of masks; None where there are none."""
+        return None if self.correct_masks is None else self._scores(self.correct_masks)
+
+    def _scores(self, hits: Sequence[PerImage]) -> ClassScores:
+        if not self.paths:
+            raise DataError("no image could be decoded")
+        correct, detections, labels = (_together(rows) for rows in (hits, self.detections, self.labels))
+        return score(correct, detections[:, 0], detections[:, 1], labels)
+
+
+def _together(batches: Iterable[PerImage]) -> np.ndarray:
+    """The rows of all images of all batches, `[n, ...]`."""
+    rows: np.ndarray = torch.cat([batch.flat for batch in batches]).cpu().numpy()
+    return rows
+
+
+def _images(batches: Iterable[PerImage]) -> list[Tensor]:
+    """The rows of each image in memory of their own on the CPU: a view would take its batch with it into a file."""
+    return [rows.clone() for batch in batches for rows in PerImage(batch.flat.cpu(), batch.counts)]

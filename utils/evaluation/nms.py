@@ -2,6 +2,9 @@
 
 The semantics are those of upstream's `non_max_suppression`, without its time limit, which leaves the rest of a batch
 without detections when a machine is slow, and with a fixed order among equal scores, which INT8 networks give often.
+
+On a CPU torchvision suppresses image by image. On a GPU that is ten times as slow as the network itself, since each
+image waits for the GPU; there `suppress_together` does the same for a whole batch.
 """
 
 from __future__ import annotations
@@ -9,18 +12,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
+
+from utils.core.light_torchvision import torchvision
 from utils.core.tasks import DETECTIONS
 from utils.core.thresholds import EVERYDAY_NMS_IOU
+from utils.evaluation.per_image import PerImage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
-    from utils.evaluation.per_image import PerImage
 
 MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first
 CLASS_OFFSET = 7680.0  # pixels: moves the boxes of different classes apart, so that one pass handles all classes
+PAIRS = 1 << 25  # of boxes whose overlaps are computed together: up to 800 MB
+STEPS = 8  # between two looks at whether anything still changes
 
 
 def non_max_suppression(
@@ -44,40 +52,112 @@ def non_max_suppression(
         For each image float32 `[n, 6]`: x1, y1, x2, y2 in pixels, score, class; with mask coefficients `[n, 7]`:
         the anchor too, to find them by. Boxes that are not finite are left out.
     """
-    from utils.evaluation.per_image import PerImage
-
     if prediction.raw.is_cuda:
         return suppress_together(prediction, conf_thres, iou_thres, max_det, agnostic)
     candidate = ~(prediction.scores.amax(1) <= conf_thres)  # also where a class is NaN: the others are looked at
     found = []
     for boxes, scores, keep in zip(prediction.boxes, prediction.scores, candidate, strict=True):
-        anchors = keep.nonzero()[:, 0] if prediction.layout.nm else None
-        rows = _candidates(boxes[:, keep], scores[:, keep], anchors, conf_thres)
+        _, rows = _candidates(boxes[None, :, keep], scores[None, :, keep], keep.nonzero()[:, 0], conf_thres)
         rows = rows[rows[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
-        found.append(rows[_kept(rows, iou_thres, max_det, agnostic)])
+        kept = _kept(rows, iou_thres, max_det, agnostic)
+        found.append(rows[kept] if prediction.layout.nm else rows[kept, :6])
     return PerImage.of(found)
+
+
+def _candidates(boxes: Tensor, scores: Tensor, anchors: Tensor, conf_thres: float) -> tuple[Tensor, Tensor]:
+    """Cxcywh `[B, 4, A]`, scores `[B, nc, A]` and the anchors' numbers `[A]` → what is above the threshold.
+
+    Returns:
+        The image of each, int64 `[n]`, ascending, and float32 `[n, 7]`: xyxy, score, class, anchor.
+    """
+    corners, scores = torchvision.ops.box_convert(boxes.mT.float(), "cxcywh", "xyxy"), scores.mT.float()
+    image, anchor, label = ((scores > conf_thres) & corners.isfinite().all(2, keepdim=True)).nonzero().unbind(1)
+    columns = (scores[image, anchor, label], label.float(), anchors[anchor].float())
+    return image, torch.cat([corners[image, anchor], torch.stack(columns, 1)], 1)
+
+
+def _kept(rows: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+    """Which of an image's candidates stay, int64 `[m]`; they come best first.
+
+    Suppress among the best rows, and take more of them in only while less than `max_det` remain.
+
+    Whether a box remains depends on better ones alone, so this is exact; and it saves most of the time, which grows
+    with the square of the number of boxes.
+    """
+    boxes = _apart(rows, agnostic)
+    size = FIRST_CANDIDATES * max_det
+    while True:
+        keep = torchvision.ops.nms(boxes[:size], rows[:size, 4], iou_thres)
+        if len(keep) >= max_det or size >= len(rows):
+            return keep[:max_det]
+        size *= FIRST_CANDIDATES
+
+
+def _apart(rows: Tensor, agnostic: bool) -> Tensor:
+    """The boxes `[..., 4]` of rows, those of different classes far from each other unless `agnostic`."""
+    return rows[..., :4] if agnostic else rows[..., :4] + rows[..., 5:6] * CLASS_OFFSET
 
 
 def suppress_together(
     prediction: Prediction, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
 ) -> PerImage:
-    """The same, computed for all images at once: many times as fast on a GPU, and slower on a CPU."""
-    import torch
+    """The same for all images of a batch at once, with a few waits for the GPU however many they are."""
+    anchors = torch.arange(prediction.raw.shape[2], device=prediction.raw.device)
+    image, rows = _candidates(prediction.boxes, prediction.scores, anchors, conf_thres)
+    # by image, best score first: a float32 that is not negative, read as an integer, has the order of its value
+    order = (image * 2**32 - rows[:, 4].contiguous().view(torch.int32)).argsort(stable=True)
+    rows, image = rows[order], image[order]
+    counts = image.new_zeros(len(prediction.raw)).scatter_add_(0, image, torch.ones_like(image))
+    rank = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[image]
+    rows, image, counts = rows[rank < MAX_CANDIDATES], image[rank < MAX_CANDIDATES], counts.clamp(max=MAX_CANDIDATES)
 
-    from utils.core.light_torchvision import torchvision
-    from utils.evaluation.batched_nms import suppress_batch
+    width, largest = FIRST_CANDIDATES * max_det, int(counts.max())
+    stays = _staying(rows, counts, min(width, largest), iou_thres, max_det, agnostic)
+    while True:  # of images where too few remain, more candidates take part, as in `_kept`
+        kept = torch.zeros_like(counts).scatter_add_(0, image, stays.long())
+        again = (counts > width) & (kept < max_det)
+        if width >= largest or not again.any():
+            break
+        width *= FIRST_CANDIDATES
+        some = again[image]
+        stays[some] = _staying(rows[some], counts[again], min(width, largest), iou_thres, max_det, agnostic)
+    return PerImage(rows[stays] if prediction.layout.nm else rows[stays, :6], kept.tolist())
 
-    scores = prediction.scores.mT.float()
-    corners = torchvision.ops.box_convert(prediction.boxes.mT.float(), "cxcywh", "xyxy")
-    candidate = (scores > conf_thres) & corners.isfinite().all(2, keepdim=True)
-    image, anchor, label = candidate.nonzero().unbind(1)
-    columns = [corners[image, anchor], scores[image, anchor, label, None], label[:, None].float()]
-    rows = torch.cat([*columns, anchor[:, None].float()] if prediction.layout.nm else columns, 1)
-    return suppress_batch(
-        rows, image, len(scores), iou_thres, max_det, 0.0 if agnostic else CLASS_OFFSET,
-        limit=MAX_CANDIDATES, first=FIRST_CANDIDATES * max_det,
-        one=lambda rows: _kept(rows, iou_thres, max_det, agnostic),
-    )  # fmt: skip
+
+def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
+    """Which rows stay, bool `[n]`, where the first `width` of each image take part.
+
+    It keeps exactly what greedy suppression keeps. A box goes if a better box that stays overlaps it; starting from
+    "all stay" and applying that again and again, the first n boxes are right after n steps at most, and usually all are
+    after a few: the longest chain of boxes that decide about each other is short.
+
+    Args:
+        rows: `[n, 7]`, of each image best first.
+        counts: of the rows of each image, int64 `[B]`.
+    """
+    starts, column = counts.cumsum(0) - counts, torch.arange(width, device=rows.device)
+    stays = rows.new_zeros(len(rows) + 1, dtype=torch.bool)  # the last is of places without a candidate
+    for images in torch.arange(len(counts), device=rows.device).split(max(PAIRS // max(width, 1) ** 2, 1)):
+        valid = column < counts[images, None]
+        place = (starts[images, None] + column).masked_fill_(~valid, len(rows))
+        boxes = _apart(rows[place.clamp(max=len(rows) - 1)], agnostic)
+        over = _overlap(boxes, iou_thres).triu_(1).logical_and_(valid[:, :, None])  # [B, better, worse]
+        before, keep = ~valid, valid
+        while not torch.equal(before, keep):
+            for _ in range(STEPS):
+                before, keep = keep, valid > (over & keep[:, :, None]).any(1)
+        stays[place] = keep & (keep.cumsum(1) <= max_det)
+    return stays[:-1]
+
+
+def _overlap(boxes: Tensor, iou_thres: float) -> Tensor:
+    """Which boxes `[B, n, 4]` overlap by more, bool `[B, n, n]`."""
+    low = torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
+    high = torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
+    side = high.sub_(low).clamp_(min=0)
+    shared = side[..., 0] * side[..., 1]  # prod(-1) would be a reduction
+    area = (boxes[..., 2:] - boxes[..., :2]).prod(-1)
+    return shared.div_((area[:, :, None] + area[:, None, :]).sub_(shared)) > iou_thres
 
 
 def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
@@ -86,47 +166,10 @@ def packed_detections(outputs: Mapping[str, Tensor]) -> Tensor:
     Returns:
         float32 `[B, K, 6]`: x1, y1, x2, y2 in pixels of the input, score, class; rows that hold no detection are zero.
     """
-    import torch
-
     counts, boxes, scores, classes = (outputs[name] for name in DETECTIONS)
     table = torch.cat([boxes.float(), scores[..., None].float(), classes[..., None].float()], 2)
     behind = torch.arange(table.shape[1], device=table.device) >= counts.view(-1, 1)
     return table.masked_fill(behind[..., None], 0)
-
-
-def _candidates(boxes: Tensor, scores: Tensor, anchors: Tensor | None, conf_thres: float) -> Tensor:
-    """Cxcywh `[4, anchors]`, scores `[nc, anchors]` → `[n, 6]` xyxy, score, class for scores above the threshold.
-
-    With `anchors`, the numbers of these anchors, they are a seventh column.
-    """
-    import torch
-
-    from utils.core.light_torchvision import torchvision
-
-    boxes, scores = torchvision.ops.box_convert(boxes.T.float(), "cxcywh", "xyxy"), scores.T.float()
-    anchor, label = (scores > conf_thres).nonzero().unbind(1)
-    columns = [boxes[anchor], scores[anchor, label, None], label[:, None].float()]
-    found = torch.cat(columns if anchors is None else [*columns, anchors[anchor, None].float()], 1)
-    return found[found[:, :4].isfinite().all(1)]
-
-
-def _kept(found: Tensor, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
-    """Which of an image's candidates stay, int64 `[m]`; they come best first.
-
-    Suppress among the best rows, and take more of them in only while less than `max_det` remain.
-
-    Whether a box remains depends on better ones alone, so this is exact; and it saves most of the time, which grows
-    with the square of the number of boxes.
-    """
-    from utils.core.light_torchvision import torchvision
-
-    boxes = found[:, :4] if agnostic else found[:, :4] + found[:, 5:6] * CLASS_OFFSET
-    size = FIRST_CANDIDATES * max_det
-    while True:
-        keep = torchvision.ops.nms(boxes[:size], found[:size, 4], iou_thres)
-        if len(keep) >= max_det or size >= len(found):
-            return keep[:max_det]
-        size *= FIRST_CANDIDATES
 
 
 def best_class(found: Tensor) -> Tensor:
@@ -134,6 +177,4 @@ def best_class(found: Tensor) -> Tensor:
 
     AP counts a box for several classes, a drawing shows one object.
     """
-    from utils.core.light_torchvision import torchvision
-
     return torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)

@@ -13,8 +13,7 @@ from utils.core.text_tables import Column, aligned
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
-    from utils.evaluation.metrics import ClassScores
-    from utils.evaluation.statistics import Statistics
+    from utils.evaluation.metrics import ClassScores, Statistics
 
 
 @dataclass(frozen=True)

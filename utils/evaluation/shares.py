@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import Sampler
 
 from utils.core import distributed
-from utils.evaluation.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,17 +36,6 @@ class ShareOfBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return len(self._batches)
-
-
-class OrNothing:
-    """A `collate_fn` that also takes no items, and gives an empty batch then."""
-
-    def __init__(self, collate: Any) -> None:
-        self._collate = collate
-
-    def __call__(self, items: Sequence[Any]) -> Batch:
-        """What the collate function makes of them."""
-        return self._collate(items) if items else Batch.empty()
 
 
 def whole_batch(images: Tensor) -> tuple[int, Tensor]:

@@ -12,7 +12,7 @@ from utils.core.errors import DataError, InputError, no_file
 from utils.core.input_files import is_regular
 from utils.core.output_paths import distinct_names
 from utils.evaluation.find_images import SUFFIXES
-from utils.evaluation.quiet_decoders import decode, quiet_decoders
+from utils.evaluation.images import decode, quiet_decoders
 
 if TYPE_CHECKING:
     import numpy as np

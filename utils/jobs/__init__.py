@@ -4,13 +4,10 @@ options.py   what a user can choose for qat.py            qat_arguments.py  its 
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 dependencies.py what a job needs that may not be installed
-more_epochs.py other --epochs for a resumed run           made_from.py    what results in a folder are made from
 file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
 
-quantize.py           float → PTQ → QAT → the best        quantize_session.py  its steps
-calibrate.py          AP of each calibration method
+quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
-                                                          plain_artist.py     the same where there is no torch
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
 compare_masks.py      masks of two predictions            compare_detections.py    files with NMS inside
@@ -21,7 +18,5 @@ check_engine.py       TensorRT beside ONNX Runtime        check_images.py    wha
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
 model_repository.py   Triton's, from a file, checked       ask_server.py       a model of a server: drawn
-compare_placement/    FP16, convolutions only and ours as engines
 sensitivity/          which parts hurt in INT8, and a recipe
-accuracy/             networks of real size: trained, quantized, measured on the engine
 """

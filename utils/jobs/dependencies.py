@@ -40,23 +40,6 @@ def need_tensorrt(trtexec: bool = False) -> None:
         tensorrt_api.load()
 
 
-def without_torch() -> bool:
-    """Whether torch is not installed; nothing is imported."""
-    return importlib.util.find_spec("torch") is None
-
-
-def need_to_draw(path: str | Path) -> None:
-    """As `need_for`, to draw what a network finds: an engine does without torch where there is cuda-python."""
-    if not without_torch() or Path(path).suffix.lower() not in ENGINES:
-        need_for(path)
-        return
-    from utils.trt import cuda_runtime
-
-    if cuda_runtime.installed() is None:
-        raise DependencyError(f"an engine needs torch or cuda-python, and neither is installed: {cuda_runtime.INSTALL}")
-    need_tensorrt()
-
-
 def need_for(path: str | Path) -> None:
     """The same for what runs a network, by its file's name: `.onnx`, `.engine` or `.plan`, `.pt`."""
     need("torch")

@@ -92,7 +92,7 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     device = select_device(options.device)
     measurer = Measurer(data, device, config)
     warn_of_a_cut_curve(config)
-    report = Report(command, data=str(options.data), title="YOLOv9 evaluation")
+    report = Report(command=command, data=str(options.data), title="YOLOv9 evaluation")
     with new_run(options.project, options.name, options.exist_ok) as folder:
         result = measurer.measure(model, Path(options.weights).stem, folder)
         report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))

@@ -40,7 +40,7 @@ def run(options: FileOptions, command: str) -> Report:
     """
     data = load_data(options.data)
     file = Path(options.engine_file)
-    with open_runner(file, select_device(options.device), options.contexts) as runner:
+    with open_runner(file, select_device(options.device)) as runner:
         configs = make_configs(options, runner)
         if options.overlap and runner.device.type != "cuda":
             logger.warning("--overlap gains nothing on a CPU, where the network and NMS take turns")
@@ -85,7 +85,6 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
         limit=options.limit,
         upsample_masks=options.upsample_masks,
         overlap=options.overlap,
-        nvjpeg=options.nvjpeg,
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,

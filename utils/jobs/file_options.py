@@ -16,8 +16,7 @@ class FileOptions:
         source: what to draw detections on instead of evaluating.
         imgsz: longer sides of the input, pixels; several for a study.
         task: a split; `speed`: times at everyday thresholds; `study`: AP and times over image sizes.
-        batch_size ... nvjpeg: see `evaluation.loop.EvalConfig`.
-        contexts: of an engine, see `open.open_runner`.
+        batch_size ... overlap: see `evaluation.loop.EvalConfig`.
     """
 
     engine_file: str
@@ -39,8 +38,6 @@ class FileOptions:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
-    nvjpeg: bool = False
-    contexts: int = 1
     device: str = ""
     project: str = "runs/val_trt"
     name: str = "exp"

@@ -9,20 +9,21 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from models.quantize import backend, placement, recipe_fit
-from models.quantize.recipe import AUTO, Recipe
+from pydantic import ConfigDict, Field
+
+from models.quantize import backend, placement
+from models.quantize.recipe import AUTO, Number, Recipe
 from utils import upstream
 from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
-from utils.core.file_schema import Mismatch, number, record
 from utils.core.input_files import EXPECTED, is_regular, read_yaml
+from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
-from utils.evaluation.augmented import SeededImages
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import make_loader
+from utils.evaluation.dataset import SeededImages, make_loader
 from utils.evaluation.find_images import find_images, label_file, unlabelled
 from utils.evaluation.fingerprint import Fingerprint
 from utils.evaluation.input_plan import mask_stride
@@ -40,13 +41,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# what upstream's LoadImagesAndLabels reads: probabilities, and the most that an image is changed by
-AUGMENTATION = {
-    "mosaic": number(0, 1), "mixup": number(0, 1), "copy_paste": number(0, 1), "flipud": number(0, 1),
-    "fliplr": number(0, 1), "hsv_h": number(0, 1), "hsv_s": number(0, 1), "hsv_v": number(0, 1),
-    "degrees": number(0, 180), "translate": number(0, 1), "scale": number(0, 1), "shear": number(0, 45),
-    "perspective": number(0, 1),
-}  # fmt: skip
+Share = Annotated[Number, Field(ge=0, le=1)]
+
+
+class Augmentation(StrictModel):
+    """What upstream's LoadImagesAndLabels reads of a hyp.yaml: probabilities, and the most that an image changes."""
+
+    model_config = ConfigDict(extra="ignore")  # the file holds upstream's training parameters as well
+    mosaic: Share
+    mixup: Share
+    copy_paste: Share
+    flipud: Share
+    fliplr: Share
+    hsv_h: Share
+    hsv_s: Share
+    hsv_v: Share
+    degrees: Number = Field(ge=0, le=180)
+    translate: Share
+    scale: Share
+    shear: Number = Field(ge=0, le=45)
+    perspective: Share
 
 
 @dataclass(frozen=True)
@@ -92,15 +106,15 @@ class Inputs:
         device = select_device(options.device)
         backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
-        recipe_fit.check(plan, recipe)
+        placement.check(plan, recipe)
         size = fitting_size(options.imgsz, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
         teacher = load_teacher(options.teacher, source)
-        by_layers = recipe.finetune.supervision == "layers" or recipe.finetune.features > 0
+        by_layers = recipe.finetune.supervision == "layers"
         if teacher is not None and by_layers and _shapes(teacher.model) != _shapes(source.model):
             raise InputError(
                 f"--teacher {options.teacher} is a network of another shape, whose layers cannot be compared with "
-                "those of the network to quantize; leave supervision by layers and features out"
+                "those of the network to quantize; leave supervision by layers out"
             )
         return cls(source, plan, data, hyp, device, size, held_out, teacher)
 
@@ -278,11 +292,4 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
             that it can use.
     """
     content = read_yaml(path, f"--hyp takes {EXPECTED['hyp']}")
-    missing = [key for key in AUGMENTATION if not isinstance(content, Mapping) or key not in content]
-    if missing:
-        raise InputError(f"--hyp {path} lacks {', '.join(missing)}; expected {EXPECTED['hyp']}")
-    try:
-        record(AUGMENTATION, others=True)(content, "")
-    except Mismatch as mismatch:
-        raise InputError(f"--hyp {path}: {mismatch}; data/hyps/hyp.scratch-high.yaml has usual values") from mismatch
-    return {key: content[key] for key in AUGMENTATION}
+    return validate(Augmentation, content, f"--hyp {path}").model_dump()

@@ -91,14 +91,11 @@ def _head(model: Any) -> str:
     return str(model.yaml["head"][-1][2])
 
 
-def open_runner(path: str | Path, device: torch.device | str = "cpu", contexts: int = 1) -> Runner:
+def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
     """Open a network: `.onnx` in ONNX Runtime, `.engine` or `.plan` in TensorRT, `.pt` in PyTorch.
 
-    Args:
-        contexts: of an engine, which compute side by side what is given together; each loads the engine.
-
     Raises:
-        InputError: the file is missing, damaged, or of none of these kinds; or several contexts of no engine.
+        InputError: the file is missing, damaged, or of none of these kinds.
         DependencyError: what runs it is not installed.
     """
     path = Path(path)
@@ -107,18 +104,16 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu", contexts: 
         raise InputError(f"{path}: cannot tell what it is by its name; expected .onnx, .engine, .plan or .pt")
     if not path.is_file():
         raise InputError(no_file(path, "expected an ONNX file, an engine or a .pt"))
-    if contexts > 1 and suffix not in ENGINE_SUFFIXES:
-        raise InputError(f"--infStreams is the number of an engine's contexts, and {path} is no engine; leave it out")
     if suffix == ".onnx":
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(path, device)
     if suffix == ".pt":
         return _open_checkpoint(path, device)
-    return _open_engine(path, device, contexts)
+    return _open_engine(path, device)
 
 
-def _open_engine(path: Path, device: torch.device | str, contexts: int) -> Runner:
+def _open_engine(path: Path, device: torch.device | str) -> Runner:
     from utils.trt import tensorrt_api
 
     if tensorrt_api.installed() is None:
@@ -130,11 +125,7 @@ def _open_engine(path: Path, device: torch.device | str, contexts: int) -> Runne
         )
     from utils.trt.runner import TensorRTRunner
 
-    if contexts == 1:
-        return TensorRTRunner(path, device)
-    from utils.trt.side_by_side import SideBySide
-
-    return SideBySide([TensorRTRunner(path, device) for _ in range(contexts)])
+    return TensorRTRunner(path, device)
 
 
 def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:

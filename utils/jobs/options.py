@@ -6,12 +6,11 @@ Torch is not imported here, so that `-h` answers at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from models.quantize.recipe import AUTO, QUANTIZERS, Recipe
-from models.quantize.recipe_fields import CALIBRATION, FINETUNE, RATE, Field
 from utils.core.bounds import check_bounds
 from utils.core.errors import InputError, RecipeError
 from utils.core.shown import shown
@@ -19,21 +18,20 @@ from utils.core.thresholds import AP_CONFIDENCE
 
 Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
-FREE_ON_RESUME = frozenset({"device", "workers", "epochs", "budget"})
+FREE_ON_RESUME = frozenset({"device", "workers", "budget"})
 GRANULARITIES = ("layer", "module", "quantizer")
 METRICS = ("proxy", "ap")
-# Options that stand for an entry of the recipe → its name for `Recipe.replace`, and what it may hold.
-RECIPE_OPTIONS: dict[str, tuple[str, Field]] = {
-    "calib_method": ("calibration_method", CALIBRATION.fields["method"]),
-    "calib_batches": ("calibration_batches", CALIBRATION.fields["batches"]),
-    "percentile": ("calibration_percentile", CALIBRATION.fields["percentile"]),
-    "epochs": ("finetune_epochs", FINETUNE.fields["epochs"]),
-    "iters": ("finetune_iters", FINETUNE.fields["iters"]),
-    "lr": ("finetune_lr", RATE),
-    "supervision_stride": ("finetune_supervision_stride", FINETUNE.fields["supervision_stride"]),
-    "supervision": ("finetune_supervision", FINETUNE.fields["supervision"]),
-    "train": ("finetune_train", FINETUNE.fields["train"]),
-    "patience": ("finetune_patience", FINETUNE.fields["patience"]),
+# Options that stand for an entry of the recipe → its section and key.
+RECIPE_OPTIONS = {
+    "calib_method": ("calibration", "method"),
+    "calib_batches": ("calibration", "batches"),
+    "percentile": ("calibration", "percentile"),
+    "epochs": ("finetune", "epochs"),
+    "iters": ("finetune", "iters"),
+    "lr": ("finetune", "lr"),
+    "supervision_stride": ("finetune", "supervision_stride"),
+    "supervision": ("finetune", "supervision"),
+    "train": ("finetune", "train"),
 }
 FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
 
@@ -75,9 +73,9 @@ class _CalibratingOptions(_Options):
     calib_batches: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (_, entry) in RECIPE_OPTIONS.items():
+        for name, (section, key) in RECIPE_OPTIONS.items():
             if getattr(self, name, None) is not None:
-                entry.read(flag(name), getattr(self, name))
+                Recipe.from_dict({section: {key: getattr(self, name)}}, flag(name))
         super().__post_init__()
         check_bounds(self, "seed")
 
@@ -108,7 +106,6 @@ class QuantizeOptions(_CalibratingOptions):
     supervision: str | None = None
     supervision_stride: int | None = None
     teacher: str | None = None
-    patience: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,7 +181,7 @@ class SensitiveOptions(CalibrateOptions):
         for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
             if getattr(self, name) not in choices:
                 raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
-        check_bounds(self, "target_drop", "float_budget", "budget", "percentile")
+        check_bounds(self, "target_drop", "float_budget", "budget")
 
 
 def flag(name: str) -> str:
@@ -206,8 +203,9 @@ def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: ty
     """
     for name, value in given.items():
         if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
+            before = "not given" if saved.get(name) is None else saved[name]
             raise InputError(
-                f"{flag(name)} is {value} here and {saved.get(name)} in the run to resume; "
+                f"{flag(name)} is {value} here and {before} in the run to resume; "
                 f"leave it out, or start a new run without --resume"
             )
     known = {item.name for item in fields(kind)}
@@ -223,19 +221,15 @@ def further_files(options: QuantizeOptions) -> dict[str, str | None]:
 def merged_recipe(options: QuantizeOptions) -> Recipe:
     """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
 
-    `--lr` is the highest rate, or the one of the first epochs; the rest of the schedule keeps its ratio to it, and so
-    do the rates of biases and ranges. `--supervision-stride` is one of layers, and so asks for them.
+    `--lr` is the highest rate of weights; the rates of biases and ranges keep their ratio to it. `--supervision-stride`
+    is one of layers, and so asks for them.
 
     Raises:
         RecipeError: an unknown key, a value outside its range, a percentile for a method that has none, or a stride for
             a supervision that has none.
     """
     recipe = Recipe.from_file(options.recipe)
-    changes = {entry: getattr(options, name) for name, (entry, _) in RECIPE_OPTIONS.items()}
-    if options.lr is not None and isinstance(recipe.finetune.lr, Mapping):
-        changes["finetune_lr"] = scaled_schedule(recipe.finetune.lr, options.lr)
-        for epoch, rate in changes["finetune_lr"].items():
-            RATE.read(f"the learning rate from epoch {epoch} on, which --lr {options.lr:g} scales,", rate)
+    changes = {f"{section}_{key}": getattr(options, name) for name, (section, key) in RECIPE_OPTIONS.items()}
     if options.supervision_stride is not None:
         if options.supervision == "task":
             raise RecipeError(
@@ -255,7 +249,7 @@ def merged_recipe(options: QuantizeOptions) -> Recipe:
 def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Recipe) -> None:
     """That a recipe's file, where one is given on resume, still says what it said when the run was started.
 
-    The run goes on with its saved recipe. `--epochs` may have changed that since, and calibration by `auto`.
+    The run goes on with its saved recipe, in which calibration by `auto` may have put the method that it found.
 
     Raises:
         InputError: it says something else.
@@ -264,25 +258,13 @@ def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Reci
     if given.get("recipe") is None:
         return
     now = merged_recipe(options)
-    if options.epochs is not None:
-        now = now.replace(finetune_epochs=saved.finetune.epochs)
     if now.calibration.method == AUTO:
-        now = replace(now, calibration=saved.calibration)
+        now = now.replace(calibration=saved.calibration)
     if now != saved:
         raise InputError(
             f"{options.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "
             "or start a new run without --resume"
         )
-
-
-def scaled_schedule(schedule: Mapping[int, float], base: float) -> dict[int, float]:
-    """The same shape of schedule with `base` as its first learning rate.
-
-    >>> scaled_schedule({0: 1.0, 6: 10.0}, 0.5)
-    {0: 0.5, 6: 5.0}
-    """
-    factor = base / schedule[min(schedule)]
-    return {epoch: rate * factor for epoch, rate in schedule.items()}
 
 
 def _check_kinds(options: Any) -> None:

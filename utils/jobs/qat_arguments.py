@@ -6,10 +6,9 @@ Torch is not imported here, so that `-h` answers at once.
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
-from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune
-from models.quantize.recipe_fields import SUPERVISIONS, TRAIN_OPTIONS
+from models.quantize.recipe import AUTO, CALIBRATION_METHODS, QUANTIZERS, Finetune, Supervision, Train
 from utils.cli import IMAGE_SIZE_FLAGS, add_data, add_device, add_run_dir
 from utils.core.bounds import bounded
 from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
@@ -40,7 +39,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="continue a run: its folder, or the last one in --project"
     )
-    recipe = parser.add_argument_group("the recipe (the command line wins over --recipe's file)")
+    recipe, defaults = parser.add_argument_group("the recipe (the command line wins over --recipe's file)"), Finetune()
     recipe.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
     recipe.add_argument(
         "--quantizer",
@@ -51,44 +50,37 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--calib-method", choices=(*CALIBRATION_METHODS, AUTO), help="how ranges are found; auto compares the methods"
     )
-    recipe.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
-    recipe.add_argument(
-        "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
-    )
+    recipe.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
+    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
     recipe.add_argument(
         "--hyp", metavar="FILE", help="upstream's YAML of augmentation, for QAT's images (default: no augmentation)"
     )
+    recipe.add_argument("--epochs", type=int, metavar="N", help=f"epochs of QAT (default: {defaults.epochs})")
     recipe.add_argument(
-        "--epochs", type=bounded("epochs"), metavar="N", help=f"epochs of QAT (default: {Finetune.epochs})"
-    )
-    recipe.add_argument(
-        "--iters", type=bounded("iters"), metavar="N", help=f"iterations an epoch, at most (default: {Finetune.iters})"
+        "--iters", type=int, metavar="N", help=f"iterations an epoch, at most (default: {defaults.iters})"
     )
     recipe.add_argument(
         "--lr",
-        type=bounded("lr"),
+        type=float,
         metavar="LR",
         help="highest learning rate, of weights; those of biases and ranges keep their ratio (default: 3e-5; more for "
         "30 to 1,000 steps, three times as much for 100)",
     )
     recipe.add_argument(
         "--train",
-        choices=TRAIN_OPTIONS,
-        help=f"what QAT trains; all: weights, biases, ranges (default: {Finetune.train})",
+        choices=get_args(Train),
+        help=f"what QAT trains; all: weights, biases, ranges (default: {defaults.train})",
     )
     recipe.add_argument(
-        "--supervision", choices=SUPERVISIONS,
-        help=f"what QAT compares with the float model: detection, or layers (default: {Finetune.supervision})",
+        "--supervision", choices=get_args(Supervision),
+        help=f"what QAT compares with the float model: detection, or layers (default: {defaults.supervision})",
     )  # fmt: skip
     recipe.add_argument(
-        "--supervision-stride", type=bounded("supervision_stride"), metavar="N",
-        help=f"supervision by layers, of which every N-th is compared (default: {Finetune.supervision_stride})",
+        "--supervision-stride", type=int, metavar="N",
+        help=f"supervision by layers, of which every N-th is compared (default: {defaults.supervision_stride})",
     )  # fmt: skip
     recipe.add_argument(
         "--teacher", metavar="FILE", help="float checkpoint that supervises QAT (default: the one of --weights)"
-    )
-    recipe.add_argument(
-        "--patience", type=bounded("patience"), metavar="N", help="stop after N epochs without a better state; 0: never"
     )
     _without_defaults(parser)
 
@@ -116,9 +108,7 @@ def add_sensitive(parser: argparse.ArgumentParser) -> None:
     recipe = parser.add_argument_group("the recipe that is analysed, and the one that is written")
     _add_recipe(recipe)
     recipe.add_argument("--calib-method", choices=CALIBRATION_METHODS, help="how ranges are found")
-    recipe.add_argument(
-        "--percentile", type=bounded("percentile"), metavar="P", help="of magnitudes, for --calib-method percentile"
-    )
+    recipe.add_argument("--percentile", type=float, metavar="P", help="of magnitudes, for --calib-method percentile")
     recipe.add_argument(
         "--target-drop",
         type=bounded("target_drop"),
@@ -205,7 +195,7 @@ def _add_images(group: Any, options: type[CalibrateOptions]) -> None:
 
 def _add_recipe(group: Any) -> None:
     group.add_argument("--recipe", metavar="FILE", help="YAML; see models/quantize/recipe.py")
-    group.add_argument("--calib-batches", type=bounded("calib_batches"), metavar="N", help="batches to calibrate on")
+    group.add_argument("--calib-batches", type=int, metavar="N", help="batches to calibrate on")
     group.add_argument("--hyp", metavar="FILE", help="accepted and checked; these images are not augmented")
 
 

@@ -14,7 +14,7 @@ from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.reports.machine import versions
-from utils.reports.rows import SIZES, Row
+from utils.reports.schema import SIZES, Row
 from utils.runners.base import Runner
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None
         f"masks {side}×{side}": bool(side),
         "one class": config.single_cls,
         "upsampled masks": config.upsample_masks and result.masks is not None,
-        "JPEGs decoded by nvJPEG": config.nvjpeg,
         result.mark: bool(result.mark),
     }
     return ", ".join(text for text, holds in marks.items() if holds)

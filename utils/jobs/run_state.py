@@ -35,7 +35,6 @@ STATE_FILE = "last.pt"
 STATE_VERSION = 2
 START_AGAIN = "start a new run"
 STOPPED = "QAT stopped."  # how the note about it begins
-_OUT_OF_PATIENCE = "no better"
 
 
 @dataclass
@@ -78,8 +77,6 @@ class RunState:
         checkpoint: the file that holds the student as of now; None before calibration.
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
-        legs: the epochs with which the learning rate's schedule begins: 0, and one for each time epochs were added.
-        patience_since: the epoch after which patience began to count anew, in a resumed run; -1 if it never did.
         finished: nothing is left to do; the last thing that a run writes.
         dataset: what the run reads, as `utils.evaluation.fingerprint` says it.
         command, created, notes: the report's, of which a killed process may not have written any.
@@ -100,8 +97,6 @@ class RunState:
     command: str = ""
     created: str = ""
     notes: list[str] = field(default_factory=list)
-    patience_since: int = -1
-    legs: list[int] = field(default_factory=lambda: [0])
 
     def save(self, folder: Path) -> None:
         """Write the state into the run folder; a reader sees the old one or the new one.
@@ -162,8 +157,7 @@ class RunState:
         """What is done, in words."""
         if self.stopped:
             left = "the run is finished" if self.finished else "what follows training is left to do"
-            more = "; a higher --epochs goes on" if self.out_of_patience else ""
-            return f"{left}. {STOPPED} {self.stopped}{more}"
+            return f"{left}. {STOPPED} {self.stopped}"
         if self.finished:
             return "the run is finished"
         if not self.checkpoint:
@@ -171,28 +165,6 @@ class RunState:
         if not self.history:
             return "PTQ is done; the first epoch of QAT comes next"
         return f"QAT has done {len(self.history)} epochs"
-
-    @property
-    def waited(self) -> int:
-        """How many epochs patience has counted: those since the best, or since it began anew."""
-        best = -1 if self.best is None or self.best.epoch is None else self.best.epoch
-        return len(self.history) - 1 - max(best, self.patience_since)
-
-    @property
-    def out_of_patience(self) -> bool:
-        """Whether training ended for want of a better state, and not because it failed."""
-        return self.stopped is not None and _OUT_OF_PATIENCE in self.stopped
-
-    def check_patience(self, patience: int) -> None:
-        """End training if no state was the best in so many epochs; 0 for never."""
-        if patience and self.waited >= patience:
-            epoch = len(self.history) - 1
-            self.stopped = f"epoch {epoch}: {_OUT_OF_PATIENCE} state in {self.waited} epochs (patience {patience})"
-
-    def go_on(self) -> None:
-        """There are epochs to train again: take back that the run has ended, and its note."""
-        self.finished, self.stopped = False, None
-        self.notes = [note for note in self.notes if not note.startswith(STOPPED)]
 
     def offer(self, candidate: Best) -> bool:
         """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""

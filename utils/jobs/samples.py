@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
-from utils.reports.outlines import outline_of
+from utils.reports.detections import outline_of
 from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def collect(
                 for name, detector in detectors.items()
             }
             truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names, _true_outlines(files[batch.paths[0]]))
-            samples.append(Sample(batch.paths[0], predictions, truth, confidence))
+            samples.append(Sample(image=batch.paths[0], predictions=predictions, truth=truth, confidence=confidence))
     return samples
 
 
 def _found(found: Found, shapes: Any, names: Mapping[int, str]) -> list[Box]:
     """What is in the only image of a batch, without objects that stand in the place of a better one."""
-    from utils.evaluation.mask_patches import patches
+    from utils.evaluation.mask_pixels import patches
     from utils.evaluation.nms import best_class
 
     chosen = best_class(found.rows[0])
@@ -93,5 +93,7 @@ def _boxes(rows: Tensor, names: Mapping[int, str], outlines: Sequence[tuple[str,
     """Rows of xyxy in pixels of the image, a score if there is one, and the class; with outlines, if there are any."""
     boxes = []
     for (x0, y0, x1, y1, *score, label), outline in zip(rows.tolist(), outlines or [()] * len(rows), strict=True):
-        boxes.append(Box((x0, y0, x1, y1), names[int(label)], score[0] if score else None, outline))
+        boxes.append(
+            Box(xyxy=(x0, y0, x1, y1), name=names[int(label)], score=score[0] if score else None, outline=outline)
+        )
     return boxes

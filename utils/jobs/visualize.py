@@ -9,26 +9,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
+import torch
+from tqdm import tqdm
 
+from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.letterbox import letterboxed_planes
-from utils.evaluation.quiet_decoders import decode
+from utils.evaluation.detector import Detector, Found
+from utils.evaluation.images import decode
+from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
+from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
+from utils.evaluation.mask_pixels import Patch, patches
+from utils.evaluation.nms import best_class
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
-from utils.jobs.dependencies import without_torch
 from utils.jobs.open import open_runner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.evaluation.detector import Found
-    from utils.evaluation.mask_patches import Patch
     from utils.jobs.file_options import FileOptions
-    from utils.jobs.plain_artist import PlainArtist
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -42,9 +46,9 @@ def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
     Raises:
         InputError: or one of its kinds: the network cannot be used, or a single file cannot be decoded.
     """
-    with _open(options) as runner:
+    with open_runner(options.engine_file, select_device(options.device)) as runner:
         names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
-        artist = _kind_of_artist()(
+        artist = Artist(
             runner,
             names,
             imgsz=options.imgsz[0] if options.imgsz else None,
@@ -56,24 +60,6 @@ def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
             written = show(artist, files, folder)
     logger.info("results: %s", folder)
     return written
-
-
-def _open(options: FileOptions) -> Runner:
-    if without_torch():
-        from utils.jobs.plain_artist import open_plain
-
-        return open_plain(options.engine_file, options.device)
-    from utils.core.device import select_device
-
-    return open_runner(options.engine_file, select_device(options.device))
-
-
-def _kind_of_artist() -> type[Artist | PlainArtist]:
-    if without_torch():
-        from utils.jobs.plain_artist import PlainArtist
-
-        return PlainArtist
-    return Artist
 
 
 class Artist:
@@ -98,9 +84,6 @@ class Artist:
         Raises:
             InputError: the network is no detector, or does not take that size.
         """
-        from utils.evaluation.detector import Detector
-        from utils.evaluation.input_plan import InputPlan
-
         _warn_of_own_thresholds(runner, conf_thres, iou_thres)
         self._plan = InputPlan.of(runner, imgsz, 1)
         self._detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
@@ -108,8 +91,6 @@ class Artist:
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
         """Uint8 BGR `[H, W, 3]` → the same with boxes, and with masks where the network has them; and how many."""
-        from utils.evaluation.mask_patches import patches
-
         found, chosen, shapes = self._detect(image)
         rows = found.rows[0][chosen].tolist()
         if found.masks is not None:
@@ -123,11 +104,6 @@ class Artist:
 
     def _detect(self, image: np.ndarray) -> tuple[Found, Tensor, Any]:
         """What is in an image, which of it is drawn, and where the image lies in the input."""
-        import torch
-
-        from utils.evaluation.device_letterbox import letterbox_on
-        from utils.evaluation.nms import best_class
-
         device = self._detector.device
         if device.type == "cuda":
             images, box = letterbox_on(image, self._plan.imgsz, device)
@@ -145,8 +121,6 @@ class Artist:
 
 def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
     """Say which of the thresholds cannot be followed where NMS is inside the network."""
-    from utils.evaluation.input_plan import gives_masks, has_nms, nms_thresholds
-
     if not has_nms(runner):
         return
     if runner.task.masks and not gives_masks(runner):
@@ -167,9 +141,7 @@ def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float)
         logger.warning("NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres)
 
 
-def show(
-    artist: Artist | PlainArtist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True
-) -> list[Path]:
+def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
     """Draw detections on an image, on all images and videos of a folder, or on a video; or on these files.
 
     Returns:
@@ -220,8 +192,6 @@ def _edge(inside: np.ndarray) -> np.ndarray:
 
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:
     """A copy of uint8 BGR `[H, W, 3]` with boxes `(x1, y1, x2, y2, score, class)` and their names."""
-    import cv2
-
     image = np.ascontiguousarray(image).copy()
     width = max(round(sum(image.shape[:2]) / 700), 1)
     for x1, y1, x2, y2, score, label in rows:
@@ -243,9 +213,7 @@ def _colour(label: int) -> tuple[int, int, int]:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def _image(artist: Artist | PlainArtist, file: Path, target: Path) -> Path:
-    import cv2
-
+def _image(artist: Artist, file: Path, target: Path) -> Path:
     image = decode(str(file))
     if image is None:
         raise DataError(f"{file} cannot be decoded")
@@ -259,8 +227,6 @@ def _image(artist: Artist | PlainArtist, file: Path, target: Path) -> Path:
 
 def _frames_in(file: Path) -> int:
     """As a video's own index says it; 0 where there is none."""
-    import cv2
-
     with contextlib.suppress(DataError), open_video(file) as video:
         return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
     return 0
@@ -276,10 +242,7 @@ def writable_rate(rate: float) -> float:
     return round(rate, 3 if rate < 65 else 2 if rate < 655 else 0)
 
 
-def _video(artist: Artist | PlainArtist, file: Path, target: Path, progress: bool) -> Path:
-    import cv2
-    from tqdm import tqdm
-
+def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
     with open_video(file) as video:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
         rate, total = writable_rate(video.get(cv2.CAP_PROP_FPS)), int(video.get(cv2.CAP_PROP_FRAME_COUNT))

@@ -102,7 +102,7 @@ def export_forms(
         graph = fp16.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    named = float_parts.properties(plan.left_in_float) if plan is not None else {}
+    named = float_parts.properties(list(plan.float_convolutions)) if plan is not None else {}
     if config.input.kind == "int8" and quantizers is not None:
         before = first_quantizer(graph).name
         quantizers = {name: traced for name, traced in quantizers.items() if name != before}

@@ -1,4 +1,4 @@
-"""Detections drawn on images: one panel, or a sheet with the models side by side.
+"""Detections drawn on images, with the models side by side; and masks as polygons.
 
 What two models agree on is blue; what only one of them found is orange and dashed; ground truth is green. Masks are
 filled in the colour of their box, and outlined.
@@ -15,30 +15,50 @@ from typing import TYPE_CHECKING, Any
 from utils.core.errors import InputError, no_file
 from utils.core.input_files import is_regular
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
-from utils.reports.outlines import points_of
 from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MATCH = 0.5  # IoU from which on two boxes are one object, as in AP50
 FILL = 0.35  # opacity of a mask
 LONGEST_SIDE = 1400  # pixels of what is drawn, and of what masks are filled in: more than a panel has
-FLATTEST, TALLEST = 1 / 8, 8  # height of a panel by its width; an image beyond has margins
+POLYGONS, POINTS = 50, 500  # of a mask's outline at most
 
 
-def detection_panel(sample: Sample, stage: str, reference: str | None = None) -> Figure:
-    """One image with the boxes of `stage` (or `truth`); boxes without a partner in `reference` are dashed orange.
+def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ...]:
+    """A mask as polygons through the middles of its outermost pixels: of its outer edges, and of its holes.
 
-    Raises:
-        InputError: the image cannot be read.
+    Filled together by the even-odd rule, their own pixels included, as `cv2.fillPoly` does, they are the mask. One of
+    many corners loses small ones, and polygons beyond `POLYGONS`.
+
+    Args:
+        inside: bool or uint8 `[h, w]`.
+        left, top: its first pixel in the image.
+
+    Returns:
+        Largest first, in the form of SVG's attribute `points`: "12,30 14,30 14,33".
     """
-    pixels, size = read_image(sample.image)
-    figure, (axes,) = new_figure(3.4, 3.4 * min(max(size[0] / size[1], FLATTEST), TALLEST), 1, layout=None)
-    axes.set_position((0, 0, 1, 1))
-    _draw(axes, (pixels, size), boxes_of(sample, stage), boxes_of(sample, reference))
-    return figure
+    import cv2
+    import numpy as np
+
+    pixels = np.ascontiguousarray(inside, np.uint8)
+    exact, _ = cv2.findContours(pixels, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
+    exact = sorted(exact, key=cv2.contourArea, reverse=True)[:POLYGONS]
+    polygons, tolerance = exact, 0.5
+    while sum(map(len, polygons)) > POINTS:
+        polygons = [cv2.approxPolyDP(one, tolerance, closed=True) for one in exact]
+        tolerance *= 2
+    return tuple(" ".join(f"{x},{y}" for x, y in one[:, 0].tolist()) for one in polygons)
+
+
+def points_of(polygon: str) -> np.ndarray:
+    """The corners of a polygon: int32 `[n, 2]`, x, y in pixels."""
+    import numpy as np
+
+    return np.array([pair.split(",") for pair in polygon.split(" ")], np.int32)
 
 
 def detections(samples: Sequence[Sample]) -> Figure:
@@ -75,6 +95,13 @@ def counterpart(sample: Sample, stage: str) -> str | None:
     return stages[1] if stage == stages[0] else stages[0]
 
 
+def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
+    """The boxes of a column: ground truth for `truth`, else the stage's detections; `None` for no stage."""
+    if stage is None:
+        return None
+    return sample.truth if stage == "truth" else sample.predictions.get(stage, [])
+
+
 def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
     """For each box: is there no box of the same class in `others` that overlaps with an IoU of MATCH or more?
 
@@ -83,14 +110,18 @@ def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
     free = list(others)
     result = [True] * len(boxes)
     for index in sorted(range(len(boxes)), key=lambda i: -(boxes[i].score or 0.0)):
-        box = boxes[index]
-        partner = max(
-            (other for other in free if other.name == box.name), key=lambda other: _iou(box, other), default=None
-        )
-        if partner is not None and _iou(box, partner) >= MATCH:
+        overlaps = [_iou(boxes[index], other) if other.name == boxes[index].name else 0.0 for other in free]
+        if overlaps and max(overlaps) >= MATCH:
             result[index] = False
-            free.remove(partner)
+            del free[overlaps.index(max(overlaps))]
     return result
+
+
+def _iou(one: Box, two: Box) -> float:
+    (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = one.xyxy, two.xyxy
+    overlap = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
+    union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - overlap
+    return overlap / union if union > 0 else 0.0
 
 
 @lru_cache(maxsize=4)  # the columns of an image follow each other
@@ -118,13 +149,6 @@ def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
     return np.asarray(image), size
 
 
-def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
-    """The boxes of a column: ground truth for `truth`, else the stage's detections; `None` for no stage."""
-    if stage is None:
-        return None
-    return sample.truth if stage == "truth" else sample.predictions.get(stage, [])
-
-
 def _draw(
     axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box] | None, others: Sequence[Box] | None
 ) -> None:
@@ -146,20 +170,13 @@ def _draw(
         x0, y0, x1, y1 = box.xyxy
         for edge, width, style in (("white", 2.8, "-"), (colour, 1.6, "--" if different else "-")):
             axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, ec=edge, lw=width, ls=style))
-        text = box.name if box.score is None else f"{box.name} {box.score:.2f}"
         inside, right = y0 < 0.05 * height, x0 > 0.85 * breadth  # else the label would leave the image
         axes.text(
-            x1 if right else x0,
-            y0,
-            text,
-            ha="right" if right else "left",
-            fontsize=7.5,
-            color="white",
-            va="top" if inside else "bottom",
-            clip_on=True,
-            parse_math=False,
+            x1 if right else x0, y0, box.name if box.score is None else f"{box.name} {box.score:.2f}",
+            ha="right" if right else "left", va="top" if inside else "bottom", fontsize=7.5, color="white",
+            clip_on=True, parse_math=False,
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.92},
-        )
+        )  # fmt: skip
 
 
 def _draw_masks(axes: Axes, size: tuple[int, int], boxes: Sequence[Box], colours: Sequence[str]) -> None:
@@ -182,10 +199,3 @@ def _draw_masks(axes: Axes, size: tuple[int, int], boxes: Sequence[Box], colours
             ring = Line(np.concatenate([one, one[:1]]) + 0.5, closed=True)
             axes.add_patch(PathPatch(ring, fill=False, ec=colour, lw=0.9, zorder=0.9))
     axes.imshow(layer, alpha=FILL, extent=(0, size[1], size[0], 0), zorder=0.8)
-
-
-def _iou(one: Box, two: Box) -> float:
-    (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = one.xyxy, two.xyxy
-    overlap = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
-    union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - overlap
-    return overlap / union if union > 0 else 0.0

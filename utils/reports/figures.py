@@ -10,12 +10,12 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.files import atomic_path
-from utils.reports.schema import Report
+from utils.reports.schema import Range, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,34 +68,32 @@ def ap_per_epoch(report: Report) -> Figure:
     Raises:
         ValueError: the report has no history.
     """
-    history = [entry for entry in report.history if entry.get("ap") is not None]
-    if not history:
+    epochs = report.scored_epochs
+    if not epochs:
         raise ValueError("the report has no epoch with an AP")
-    masks = all(entry.get("mask_ap") is not None for entry in history)
-    headings = {"ap": "AP of boxes on the validation set after each epoch", "mask_ap": "AP of masks"}
-    if not masks:
-        headings = {"ap": "AP on the validation set after each epoch"}
-    figure, panels = new_figure(9.0, 5.8 if masks else 3.4, len(headings))
+    headings = {"ap": "AP on the validation set after each epoch"}
+    if all(epoch.mask_ap is not None for epoch in epochs):
+        headings = {"ap": "AP of boxes on the validation set after each epoch", "mask_ap": "AP of masks"}
+    figure, panels = new_figure(9.0, 3.4 if len(headings) == 1 else 5.8, len(headings))
     for axes, (name, heading) in zip(panels, headings.items(), strict=True):
-        _draw_epochs(axes, report, history, name)
+        _draw_epochs(axes, report, name)
         title(axes, heading)
     panels[-1].set_xlabel("QAT epoch")
     return figure
 
 
-def _draw_epochs(axes: Axes, report: Report, history: Sequence[Mapping[str, Any]], name: str) -> None:
+def _draw_epochs(axes: Axes, report: Report, name: str) -> None:
     """One kind of AP over the epochs; `name` is that of a field of epochs and of rows."""
     from matplotlib.ticker import MaxNLocator
 
-    epochs, scores = [int(entry["epoch"]) for entry in history], [entry[name] for entry in history]
+    epochs = [epoch.epoch for epoch in report.scored_epochs]
+    scores = [getattr(epoch, name) for epoch in report.scored_epochs]
     axes.plot(epochs, scores, "-o", color=BLUE, linewidth=1.8, markersize=5, label="QAT", zorder=3)
     labels = []
     best = _chosen(report)
     if best is not None:
-        axes.plot(
-            epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=9,
-            zorder=4,
-        )  # fmt: skip
+        axes.plot(epochs[best], scores[best], "o", color="white", markeredgecolor=BLUE, markeredgewidth=2,
+                  markersize=9, zorder=4)  # fmt: skip
         labels.append((scores[best], f"chosen {scores[best]:.4f}", BLUE))
     for row in report.rows:
         ap = getattr(row, name)
@@ -115,38 +113,14 @@ def _chosen(report: Report) -> int | None:
 
     It is the one with the smallest loss on held-out images, or with the best AP in reports without such losses.
     """
-    history = [entry for entry in report.history if entry.get("ap") is not None]
-    if all(entry.get("held_out") is not None for entry in history):
-        best = min(range(len(history)), key=lambda index: history[index]["held_out"])
-    else:
-        best = max(range(len(history)), key=lambda index: history[index]["ap"])
+    scores = [epoch.ap or 0.0 for epoch in report.scored_epochs]
+    losses = [epoch.held_out for epoch in report.scored_epochs if epoch.held_out is not None]
+    best = losses.index(min(losses)) if len(losses) == len(scores) else scores.index(max(scores))
     result = next((row.ap for row in report.rows if row.stage == "QAT"), None)
-    return best if result is None or result == history[best]["ap"] else None
+    return best if result is None or result == scores[best] else None
 
 
-def ap_per_step(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], origin: float) -> Figure:
-    """AP over the steps of several trainings: a panel for each start, in it a line for each form of training.
-
-    Args:
-        panels: start → form → (steps, AP).
-        origin: AP of the float network, a horizontal line.
-    """
-    figure, places = new_figure(9.0, 5.6, 2, (len(panels) + 1) // 2)
-    colours = itertools.cycle((BLUE, ORANGE, VERMILLION, GREY, "#CC79A7", "#56B4E9"))
-    style = {form: (next(colours), marker) for form, marker in zip(next(iter(panels.values())), "osv^Dx", strict=False)}
-    for axes, (start, forms) in zip(places, panels.items(), strict=False):
-        for form, points in forms.items():
-            colour, marker = style[form]
-            axes.plot(*zip(*points, strict=True), "-" + marker, color=colour, markersize=4, linewidth=1.5, label=form)
-        axes.axhline(origin, color=GREEN, linestyle="--", linewidth=1.6, label="float")
-        axes.set(xlabel="step", ylabel="AP (IoU 0.50:0.95)")
-        title(axes, f"from {start}")
-    lines, names = places[0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
-    return figure
-
-
-def ranges_per_layer(ranges: Sequence[dict[str, Any]]) -> Figure:
+def ranges_per_layer(ranges: Sequence[Range]) -> Figure:
     """Dot plots of amax in the order of the network: activations above, weights (smallest to largest channel) below.
 
     Top-level layers are bands with their numbers, so that some hundred tensors stay readable; the largest of each
@@ -155,24 +129,25 @@ def ranges_per_layer(ranges: Sequence[dict[str, Any]]) -> Figure:
     Raises:
         ValueError: there are no ranges.
     """
-    ordered = sorted(ranges, key=lambda row: int(layer_number(row["name"]) or -1))  # shared scales come out of order
-    kinds = [(kind, [row for row in ordered if row["kind"] == kind]) for kind in ("activation", "weight")]
-    kinds = [(kind, rows) for kind, rows in kinds if rows]
+    ordered = sorted(ranges, key=lambda row: int(layer_number(row.name) or -1))  # shared scales come out of order
+    kinds = [rows for kind in ("activation", "weight") if (rows := [row for row in ordered if row.kind == kind])]
     if not kinds:
         raise ValueError("the report has no ranges")
     figure, panels = new_figure(11.0, 3.3 * len(kinds), len(kinds))
-    for axes, (kind, rows) in zip(panels, kinds, strict=True):
-        _range_panel(axes, kind, rows)
+    for axes, rows in zip(panels, kinds, strict=True):
+        _draw_ranges(axes, rows)
     panels[-1].set_xlabel("top-level layer of the network (model.N), its tensors in order")
     return figure
 
 
-def _range_panel(axes: Axes, kind: str, rows: Sequence[dict[str, Any]]) -> None:
-    floor = min((row["amax"] for row in rows if row["amax"] and row["amax"] > 0), default=1e-6)
-    amax = [max(row["amax"] or 0.0, floor) for row in rows]
+def _draw_ranges(axes: Axes, rows: Sequence[Range]) -> None:
+    """The ranges of one kind."""
+    weights = rows[0].kind == "weight"
+    floor = min((row.amax for row in rows if row.amax), default=1e-6)  # what a logarithm shows for 0
+    amax = [max(row.amax or 0.0, floor) for row in rows]
     axes.set_yscale("log")
-    if kind == "weight":
-        low = [min(max(row.get("min") or 0.0, floor * 0.1), top) for row, top in zip(rows, amax, strict=True)]
+    if weights:
+        low = [min(max(row.min or 0.0, floor * 0.1), top) for row, top in zip(rows, amax, strict=True)]
         axes.vlines(range(len(rows)), low, amax, color=ORANGE, linewidth=1.4, zorder=2)
         axes.plot(amax, linestyle="", marker="_", color=VERMILLION, markersize=5, zorder=3)
         axes.set_ylabel("amax (weight units)")
@@ -183,22 +158,16 @@ def _range_panel(axes: Axes, kind: str, rows: Sequence[dict[str, Any]]) -> None:
         title(axes, "Activations: amax of each tensor")
     axes.margins(y=0.22)
     axes.set_xlim(-0.7, len(rows) - 0.3)
-    _layer_bands(axes, [str(row["name"]) for row in rows])
+    _layer_bands(axes, [row.name for row in rows])
     order = sorted(range(len(rows)), key=amax.__getitem__)
-    for index in {order[-1], order[0]} if kind == "activation" else {order[-1]}:
+    for index in {order[-1]} if weights else {order[0], order[-1]}:
         up = 1 if index == order[-1] else -1
         axes.annotate(
-            f"{short_name(rows[index]['name'])}  {amax[index]:.3g}",
-            (index, amax[index]),
-            xytext=(0, 7 * up),
-            textcoords="offset points",
-            ha="right" if index > len(rows) / 2 else "left",
-            va="bottom" if up > 0 else "top",
-            fontsize=8,
-            color=GREY,
+            f"{short_name(rows[index].name)}  {amax[index]:.3g}", (index, amax[index]), xytext=(0, 7 * up),
+            textcoords="offset points", ha="right" if index > len(rows) / 2 else "left",
+            va="bottom" if up > 0 else "top", fontsize=8, color=GREY, parse_math=False,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
-            parse_math=False,
-        )
+        )  # fmt: skip
 
 
 def _layer_bands(axes: Axes, names: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from utils.reports import detections, figures
@@ -28,22 +27,13 @@ def write_plots(report: Report, folder: str | Path) -> list[Path]:
         InputError: a sample's image cannot be read.
     """
     drawings = []
-    if any(entry.get("ap") is not None for entry in report.history):
+    if report.scored_epochs:
         drawings.append(("ap_per_epoch.png", figures.ap_per_epoch(report)))
     if report.ranges:
         drawings.append(("ranges.png", figures.ranges_per_layer(report.ranges)))
     if report.samples:
         drawings.append(("detections.png", detections.detections(report.samples)))
     return [figures.save(figure, Path(folder) / name) for name, figure in drawings]
-
-
-def load(run: str | Path) -> Report:
-    """The report of a run: its folder, or the JSON itself.
-
-    Raises:
-        InputError: there is none, or it cannot be read.
-    """
-    return Report.load(json_of(run))
 
 
 def json_of(run: str | Path) -> Path:
@@ -66,14 +56,15 @@ def merged(reports: Sequence[Report]) -> Report:
     """
     if not reports:
         raise ValueError("there is no report to merge")
-    result = replace(
-        reports[0],
-        command="\n".join(dict.fromkeys(report.command for report in reports)),
-        rows=[],
-        history=next((report.history for report in reports if report.history), []),
-        ranges=next((report.ranges for report in reports if report.ranges), []),
-        samples=next((report.samples for report in reports if report.samples), []),
-        notes=list(dict.fromkeys(note for report in reports for note in report.notes)),
+    result = reports[0].model_copy(
+        update={
+            "command": "\n".join(dict.fromkeys(report.command for report in reports)),
+            "rows": [],
+            "history": next((report.history for report in reports if report.history), []),
+            "ranges": next((report.ranges for report in reports if report.ranges), []),
+            "samples": next((report.samples for report in reports if report.samples), []),
+            "notes": list(dict.fromkeys(note for report in reports for note in report.notes)),
+        }
     )
     for report in reports:
         for row in report.rows:

@@ -1,7 +1,6 @@
 """What a run reports: rows of results, the training history, the ranges, and sample detections.
 
-`Report` is the one object that programs fill and that tables, figures and the HTML page read. It is stored as JSON
-with a `schema_version`, so that a report of today is either read correctly by a later version or refused in words.
+`Report` is the one object that programs fill and that tables, figures and the page read. It is stored as `report.json`.
 
 This module imports neither torch nor anything else that is slow.
 """
@@ -10,123 +9,215 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from utils.core.errors import InputError
-from utils.core.file_schema import (
-    Rule,
-    check,
-    choice,
-    integer,
-    listing,
-    mapping,
-    maybe,
-    number,
-    record,
-    text,
-)
 from utils.core.files import atomic_path
-from utils.core.input_files import read_text
-from utils.core.resampled import Difference
+from utils.core.input_files import read_json
+from utils.core.resampled import Difference, Resampled
 from utils.core.shown import shown
+from utils.core.strict_model import StrictModel, first_problem
 from utils.core.thresholds import EVERYDAY_CONFIDENCE
-from utils.reports import limits
 from utils.reports.machine import hardware
-from utils.reports.outlines import outline_rule
-from utils.reports.rows import Row, row_rule
 
-SCHEMA_VERSION = 2  # 2 has masks
-READ = range(1, SCHEMA_VERSION + 1)
-# in JSON only: what follows from a row and the float row
-AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR = "ap_difference_error", "mask_ap_difference_error"
+SCHEMA_VERSION = 2  # 1 has no masks
+SIZES = ("small", "medium", "large")  # of objects, as COCO has them
+DERIVED = ("ap_difference_error", "mask_ap_difference_error")  # in JSON only: they follow from a row and the float row
 
 
-@dataclass(frozen=True)
-class Box:
+def _writable(text: Any) -> Any:
+    r"""A text that UTF-8 can hold: bytes of a file's name that are no text become \udcff."""
+    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
+
+
+def _finite(value: Any) -> Any:
+    """None for a loss that diverged, which JSON cannot hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _of_resampled(text: str) -> str:
+    if text:
+        Resampled.from_text(text)
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_writable)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(ge=0)]
+Finite = Annotated[float | None, BeforeValidator(_finite)]
+ResampledText = Annotated[str, AfterValidator(_of_resampled)]
+Polygon = Annotated[str, Field(pattern=r"^[0-9]{1,7},[0-9]{1,7}( [0-9]{1,7},[0-9]{1,7})*$")]
+
+
+class Box(StrictModel):
     """One object in an image: `xyxy` in pixels of the stored image, its class, and a score (None: ground truth).
 
-    `outline` holds the polygons of its mask, see `outlines.py`; it is empty where there is none.
+    `outline` holds the polygons of its mask, see `detections.outline_of`; it is empty where there is none.
     """
 
-    xyxy: tuple[float, float, float, float]
-    name: str
+    xyxy: Annotated[tuple[float, float, float, float], Field(strict=False)]  # JSON has lists
+    name: Text
     score: float | None = None
-    outline: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        corners = tuple(float(v) for v in self.xyxy)
-        if len(corners) != 4 or not all(math.isfinite(v) for v in corners):
-            raise ValueError(f"'xyxy' is {self.xyxy!r}, expected four finite numbers")
-        object.__setattr__(self, "xyxy", corners)
-        if self.score is not None:
-            object.__setattr__(self, "score", float(self.score))
-        object.__setattr__(self, "outline", tuple(self.outline))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON holds them; an outline only where there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "outline" or value}
+    outline: Annotated[tuple[Polygon, ...], Field(strict=False)] = ()
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(StrictModel):
     """Detections of several models on one image: `predictions` maps a model's stage to its boxes.
 
     `confidence` is the threshold that the boxes passed.
     """
 
-    image: str
-    predictions: dict[str, list[Box]]
-    truth: list[Box] = field(default_factory=list)
-    confidence: float = EVERYDAY_CONFIDENCE
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON holds them."""
-        predictions = {stage: [box.to_dict() for box in boxes] for stage, boxes in self.predictions.items()}
-        return {**asdict(self), "predictions": predictions, "truth": [box.to_dict() for box in self.truth]}
+    image: Text
+    predictions: dict[Text, list[Box]]
+    truth: list[Box] = Field(default_factory=list)
+    confidence: Fraction = EVERYDAY_CONFIDENCE
 
     @property
     def has_masks(self) -> bool:
         """Whether any of its objects has a mask."""
         return any(box.outline for boxes in (self.truth, *self.predictions.values()) for box in boxes)
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Sample:
-        """Make a sample from plain values, as JSON holds it; KeyError or TypeError if it is none."""
-        predictions = {stage: [Box(**box) for box in boxes] for stage, boxes in value["predictions"].items()}
-        truth = [Box(**box) for box in value.get("truth", [])]
-        return cls(str(value["image"]), predictions, truth, float(value.get("confidence", EVERYDAY_CONFIDENCE)))
+
+class Row(StrictModel):
+    """One measured result. `None` stands for "not measured"; it is never replaced by a guess.
+
+    Attributes:
+        stage: what was measured: `float`, `PTQ`, `QAT`, `ONNX`, ...
+        file: the file that was evaluated, as the user would type it.
+        ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
+        seconds: wall time of the stage: making the file and evaluating it.
+        device: the device in words, e.g. `CPU` or `NVIDIA H200`.
+        versions: library versions, see `machine.versions`.
+        size_bytes: size of `file`.
+        ms_per_image: inference alone, without pre-processing and NMS.
+        measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.
+        ap_with: what makes AP differ from the usual one, e.g. `30 images`; rows compare where this is equal.
+        input_size: of the images that went in, e.g. `640x640`; rows compare where this is equal or not known.
+        ap_resampled: AP on resamplings of the images, as `Resampled.to_text` gives it; empty where it is not known.
+        mask_ap, ...: the same of masks, of a segmentation network.
+        ap_by_size: AP by pycocotools of `small` (below 32² pixels), `medium` and `large` (from 96²) objects, of which
+            there are some; empty where it did not run.
+    """
+
+    stage: Text = Field(min_length=1)
+    file: Text
+    ap: Fraction | None
+    ap50: Fraction | None
+    precision: Fraction | None
+    recall: Fraction | None
+    seconds: Positive | None
+    device: Text
+    versions: dict[Text, Text]
+    size_bytes: Annotated[int, Field(ge=0)] | None
+    ms_per_image: Positive | None
+    measured_on: Text
+    ap_with: Text = ""
+    ap_resampled: ResampledText = ""
+    mask_ap: Fraction | None = None
+    mask_ap50: Fraction | None = None
+    mask_precision: Fraction | None = None
+    mask_recall: Fraction | None = None
+    mask_ap_resampled: ResampledText = ""
+    ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
+    input_size: Text = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells one row from another: the stage, the file, and what it was measured on."""
+        return self.stage, self.file, self.measured_on
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as files hold them."""
+        return self.model_dump()
+
+    def resampled(self) -> Resampled | None:
+        """AP on resamplings of the images, if it is known."""
+        return Resampled.from_text(self.ap_resampled) if self.ap_resampled else None
+
+    def mask_resampled(self) -> Resampled | None:
+        """AP of masks on resamplings of the images, if it is known."""
+        return Resampled.from_text(self.mask_ap_resampled) if self.mask_ap_resampled else None
+
+    def difference(self, other: Row) -> Difference | None:
+        """AP of this row minus that of another; None where they do not compare.
+
+        They do if both are measured in the usual way, or in the same other one, and not known to be of different
+        images, labels or sizes of the input. An image that only one of the two could read makes them different.
+        """
+        return self._difference(other, self.ap, other.ap, self.resampled(), other.resampled())
+
+    def mask_difference(self, other: Row) -> Difference | None:
+        """The same of masks."""
+        return self._difference(other, self.mask_ap, other.mask_ap, self.mask_resampled(), other.mask_resampled())
+
+    def same_size(self, other: Row) -> bool:
+        """Whether images went in at the same size, as far as that is known."""
+        return self.input_size == other.input_size or not (self.input_size and other.input_size)
+
+    def _difference(
+        self, other: Row, ap: float | None, base: float | None, mine: Resampled | None, its: Resampled | None
+    ) -> Difference | None:
+        if ap is None or base is None or self.ap_with != other.ap_with or not self.same_size(other):
+            return None
+        if mine is None or its is None:
+            return Difference(ap - base, None)
+        return Difference(ap - base, mine.difference_error(its)) if mine.same_images(its) else None
 
 
-@dataclass
-class Report:
+class Epoch(StrictModel):
+    """One epoch of QAT; `held_out` is the loss on training images that QAT does not see."""
+
+    epoch: Annotated[int, Field(ge=0)]
+    ap: Fraction | None = None
+    ap50: Fraction | None = None
+    mask_ap: Fraction | None = None
+    mask_ap50: Fraction | None = None
+    loss: Finite = None
+    held_out: Finite = None
+    lr: Finite = None
+    seconds: Positive | None = None
+
+
+class Range(StrictModel):
+    """The range of one scale, as `models.quantize.ranges.tensor_ranges` gives it: amax, its extremes over channels."""
+
+    name: Text
+    kind: Literal["activation", "weight"]
+    amax: Positive | None
+    min: Positive | None = None
+    max: Positive | None = None
+    channels: int | None = None
+    tensors: int | None = None
+
+
+class Report(StrictModel, frozen=False):
     """Everything that is known about a run.
 
     Attributes:
         command: the command line that was run.
         rows: results, in the order of the pipeline; the row whose stage is `float` is what others are compared with,
             see `baseline`.
-        history: one entry per QAT epoch: `epoch`, `ap`, `ap50`, of segmentation `mask_ap`, `mask_ap50`, then `loss`,
-            `held_out` (loss on training images that QAT does not see), `lr`, `seconds`.
-        ranges: one entry per quantizer, as `models.quantize.ranges.tensor_ranges` gives them.
+        history: one entry for each epoch of QAT.
+        ranges: one entry for each scale.
         samples: detections to draw side by side.
         notes: sentences for the reader: what was skipped and why, what was kept and why.
         title, data, created, hardware: the heading, the dataset, the time (UTC, ISO 8601) and the machine.
     """
 
-    command: str
-    rows: list[Row] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    ranges: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    title: str = "YOLOv9 quantization report"
-    data: str = ""
-    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
-    hardware: dict[str, str] = field(default_factory=hardware)
+    command: Text
+    rows: list[Row] = Field(default_factory=list)
+    history: list[Epoch] = Field(default_factory=list)
+    ranges: list[Range] = Field(default_factory=list)
+    samples: list[Sample] = Field(default_factory=list)
+    notes: list[Text] = Field(default_factory=list)
+    title: Text = "YOLOv9 quantization report"
+    data: Text = ""
+    created: Text = Field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    hardware: dict[Text, Text] = Field(default_factory=hardware)
 
     def add(self, row: Row) -> None:
         """Append `row`, or put it in the place of the row with the same key (a resumed run measures again)."""
@@ -162,28 +253,25 @@ class Report:
         """Whether masks were measured."""
         return any(row.mask_ap is not None for row in self.rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it; numbers that are not finite become None.
+    @property
+    def scored_epochs(self) -> list[Epoch]:
+        """The epochs after which AP was measured."""
+        return [epoch for epoch in self.history if epoch.ap is not None]
 
-        Each row also says the standard error of its AP difference to the float row, for those who read the JSON.
-        """
-        content = {"schema_version": SCHEMA_VERSION, **_plain(asdict(self))}
-        content["rows"] = [_plain(row.to_dict()) for row in self.rows]
-        content["samples"] = [_plain(sample.to_dict()) for sample in self.samples]
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON holds it; each row says the standard error of its difference to the float row, too."""
+        content = {"schema_version": SCHEMA_VERSION, **self.model_dump()}
         for row, stored in zip(self.rows, content["rows"], strict=True):
-            found = self.difference(row)
-            stored[AP_DIFFERENCE_ERROR] = found.error if found else None
-            if row.mask_ap is not None:
-                found = self.mask_difference(row)
-                stored[MASK_DIFFERENCE_ERROR] = found.error if found else None
+            for name, difference in zip(DERIVED, (self.difference(row), self.mask_difference(row)), strict=True):
+                stored[name] = difference.error if difference else None
         return content
 
     def save(self, path: str | Path) -> Path:
         """Write JSON to `path`; a reader sees the old file or the new one, never a part."""
         path = Path(path)
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         with atomic_path(path) as temporary:
-            Path(temporary).write_text(text, encoding="utf-8")
+            Path(temporary).write_text(text, encoding="utf-8", errors="replace")
         return path
 
     @classmethod
@@ -191,83 +279,21 @@ class Report:
         """Read what `save` wrote.
 
         Raises:
-            InputError: the file is missing, too large, no JSON, no report, or of another schema version.
+            InputError: the file is missing, no JSON, no report, or a newer version made it.
         """
-        path = Path(path)
-        text = read_text(path, "give the path of a report.json", limit=limits.LARGEST_FILE, errors="replace")
+        content = read_json(path, "give the path of a report.json")
+        version = content.pop("schema_version", None) if isinstance(content, dict) else None
+        if not isinstance(version, int):
+            raise InputError(f"{path} is no report: expected the JSON that a run writes")
+        if version > SCHEMA_VERSION:
+            raise InputError(f"{path} is a report of schema {shown(version)}, which a newer version made; use that one")
+        rows = content.get("rows")
+        for row in rows if isinstance(rows, list) else ():
+            for name in DERIVED if isinstance(row, dict) else ():
+                row.pop(name, None)
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path} is no report: {error}; expected the JSON that a run wrote, so run it again"
-            ) from None
-        return cls.from_dict(value, source=str(path))
-
-    @classmethod
-    def from_dict(cls, value: Any, source: str = "report") -> Report:
-        """The inverse of `to_dict`; `source` names the origin in errors (InputError)."""
-        if not isinstance(value, dict) or "schema_version" not in value or "rows" not in value:
-            raise InputError(f"{source} is no report: expected a JSON object with 'schema_version' and 'rows'")
-        if value["schema_version"] not in READ:
-            raise InputError(
-                f"{source} has report schema {shown(value['schema_version'])}, this version reads "
-                f"{READ[0]} to {READ[-1]}: use the version that wrote it, or run it again"
-            )
-        check(value, _report_rule(), source, "run it again", InputError)
-        known = {"created": "", "hardware": {}} | {key: item for key, item in value.items() if key != "schema_version"}
-        known["rows"] = [Row(**_without_derived(row)) for row in known["rows"]]
-        known["samples"] = [Sample.from_dict(sample) for sample in known.get("samples", [])]
-        return cls(**known)
-
-
-def _report_rule() -> Rule:
-    """What a report's JSON holds: `Report`, with null for what was not measured or not finite."""
-    some, positive, score = maybe(number()), maybe(number(0)), maybe(number(0, 1))
-    box = record({"xyxy": listing(number(), 4, 4), "name": text(), "score": some, "outline": outline_rule()},
-                 ("score", "outline"))  # fmt: skip
-    boxes = listing(box, 0, limits.BOXES_OF_ONE)
-    sample = record({"image": text(), "predictions": mapping(text(), boxes), "truth": boxes,
-                     "confidence": number(0, 1)}, ("truth", "confidence"))  # fmt: skip
-    history = record({"epoch": integer(0, 1 << 40), "ap": score, "ap50": score, "mask_ap": score, "mask_ap50": score,
-                      "loss": some, "lr": some, "held_out": some, "seconds": positive},
-                     ("ap", "ap50", "mask_ap", "mask_ap50", "loss", "lr", "held_out", "seconds"))  # fmt: skip
-    ranges = record({"name": text(), "kind": choice("activation", "weight"), "amax": positive, "min": positive,
-                     "max": positive, "channels": maybe(integer(1, 1 << 40)), "tensors": maybe(integer(1, 1 << 40))},
-                    ("min", "max", "channels", "tensors"))  # fmt: skip
-    rules = {"schema_version": integer(1, SCHEMA_VERSION), "command": text(),
-             "rows": listing(_stored_row, 0, limits.ROWS), "history": listing(history, 0, limits.EPOCHS),
-             "ranges": listing(ranges, 0, limits.RANGES), "samples": limits.samples_rule(sample),
-             "notes": listing(text(), 0, limits.NOTES), "title": text(), "data": text(), "created": text(),
-             "hardware": mapping(text(), text())}  # fmt: skip
-    return record(rules, set(rules) - {"schema_version", "command", "rows"})
-
-
-def _stored_row(value: Any, field: str) -> None:
-    """A row of a report's JSON."""
-    if isinstance(value, Mapping):
-        for name in (AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR):
-            maybe(number(0))(value.get(name), f"{field}.{name}")
-        value = _without_derived(value)
-    row_rule("ap_with", "ap_resampled")(value, field)
-
-
-def _without_derived(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's own values: what follows from it and the float row is computed anew."""
-    return {name: value for name, value in row.items() if name not in (AP_DIFFERENCE_ERROR, MASK_DIFFERENCE_ERROR)}
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON knows it: NumPy numbers become Python's, and NaN or infinity (a diverged loss) becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (str, bool)) or value is None:
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if hasattr(value, "tolist") and not isinstance(value, float):  # NumPy and torch, scalar or array
-        return _plain(value.tolist())
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return str(value)
+            return cls.model_validate({"created": "", "hardware": {}, **content})
+        except ValidationError as problem:
+            unknown = any(error["type"] == "extra_forbidden" for error in problem.errors())
+            remedy = "a newer version made it; use that one" if unknown else "run it again"
+            raise InputError(f"{path} is no report: {first_problem(cls, problem)}; {remedy}") from problem

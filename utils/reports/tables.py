@@ -22,23 +22,6 @@ def fraction(value: float | None) -> str:
     return DASH if value is None else f"{value:.4f}"
 
 
-def difference(row: Row, baseline: Row | None) -> str:
-    """AP of `row` minus AP of the float row, with its sign and its standard error where that is known.
-
-    Empty for the float row, a dash if they do not compare.
-    """
-    if baseline is None or row is baseline:
-        return ""
-    return str(row.difference(baseline) or DASH)
-
-
-def mask_difference(row: Row, baseline: Row | None) -> str:
-    """The same of masks."""
-    if baseline is None or row is baseline:
-        return ""
-    return str(row.mask_difference(baseline) or DASH)
-
-
 def headers(report: Report) -> tuple[str, ...]:
     """The columns of a report's table: with masks it has no room for precision and recall."""
     return MASK_HEADERS if report.has_masks else HEADERS
@@ -58,30 +41,20 @@ def milliseconds(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}"
 
 
-def cells(row: Row, baseline: Row | None, *, masks: bool = False) -> tuple[str, ...]:
-    """The texts of one row, one for each of `HEADERS`, or of `MASK_HEADERS`."""
-    if masks:
-        return (
-            row.stage,
-            fraction(row.ap),
-            difference(row, baseline),
-            fraction(row.ap50),
-            fraction(row.mask_ap),
-            mask_difference(row, baseline),
-            fraction(row.mask_ap50),
-            size(row.size_bytes),
-            milliseconds(row.ms_per_image),
-        )
-    return (
-        row.stage,
-        fraction(row.ap),
-        difference(row, baseline),
-        fraction(row.ap50),
-        fraction(row.precision),
-        fraction(row.recall),
-        size(row.size_bytes),
-        milliseconds(row.ms_per_image),
-    )
+def cells(report: Report, row: Row) -> tuple[str, ...]:
+    """The texts of one row, one for each of `headers`.
+
+    A difference has its sign and its standard error where that is known; it is empty for the float row itself, and a
+    dash where the rows do not compare.
+    """
+    baseline = report.baseline(row)
+    alone = baseline is None or row is baseline
+    boxes, masks = ("" if alone else str(one or DASH) for one in (report.difference(row), report.mask_difference(row)))
+    more: tuple[str, ...] = (fraction(row.precision), fraction(row.recall))
+    if report.has_masks:
+        more = (fraction(row.mask_ap), masks, fraction(row.mask_ap50))
+    return (row.stage, fraction(row.ap), boxes, fraction(row.ap50), *more, size(row.size_bytes),
+            milliseconds(row.ms_per_image))  # fmt: skip
 
 
 def terminal_table(report: Report) -> str:
@@ -89,9 +62,7 @@ def terminal_table(report: Report) -> str:
     if not report.rows:
         return "(no results)"
     places = list(dict.fromkeys(row.measured_on for row in report.rows))
-    masks = report.has_masks
-    rows = [(*cells(row, report.baseline(row), masks=masks), f"[{_mark(places.index(row.measured_on))}]")
-            for row in report.rows]  # fmt: skip
+    rows = [(*cells(report, row), f"[{_mark(places.index(row.measured_on))}]") for row in report.rows]
     heads = columns((*headers(report), "on"), left=["stage"])
     lines = aligned(heads, rows, rule=True)
     if max(map(len, lines)) > WIDTH:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,14 +109,6 @@ class Runner(ABC):
                     f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}{values}"
                 )
         return self._infer({spec.name: self._to_device(spec.name, feeds[spec.name]) for spec in self.inputs})
-
-    def infer_each(self, feeds: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-        """Run the network on each of several feeds; a runner may compute some of them at the same time.
-
-        Feeds and errors are those of `infer`. The outputs come in the order of the feeds, and may be overwritten once
-        the next ones are asked for.
-        """
-        return map(self.infer, feeds)
 
     @property
     def names(self) -> dict[int, str] | None:

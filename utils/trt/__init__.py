@@ -10,9 +10,8 @@ tune.py            builds of several options, of which the fastest stays
 trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
 box_layers.py      which layers compute boxes, which stay in FP32
-context.py         an engine's execution context with buffers; engine_shapes.py: which shapes it takes and gives
-runner.py          the Runner on it; side_by_side.py: on several contexts
-cuda_runtime.py    memory and copies without torch, by cuda-python; plain_runner.py: the Runner on that, for NumPy
+context.py         an engine's execution context with buffers
+runner.py          the Runner on it
 timing.py          times of engines, in turns, as trtexec takes them; timing_figures.py: what comes of it
 benchmark.py       engines over batch sizes and contexts; benchmark_rows.py: what a table says of each
 inspector.py       layers of an engine; layer_report.py: in words; layer_graph.py: drawn

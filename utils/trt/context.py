@@ -13,10 +13,11 @@ from torch import Tensor, cuda
 from utils.core.errors import InputError, QatError
 from utils.core.input_form import InputForm
 from utils.runners.base import TensorSpec
-from utils.trt import engine_shapes, tensorrt_api
+from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote, load_engine
-from utils.trt.engine_shapes import Shape
 from utils.trt.tensorrt_api import Api, Log
+
+Shape = tuple[int, ...]
 
 STREAMS_OF_TORCH = 32  # that differ, of a GPU: torch gives them in turns
 
@@ -66,7 +67,8 @@ class Execution:
         self._packed = {name: channels for name in names if (channels := self._channels_side_by_side(name))}
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
-        self.limits = {spec.name: engine_shapes.limits(self.engine, spec.name) for spec in self.inputs}
+        profiles = {spec.name: self._profile(spec.name) for spec in self.inputs}
+        self.limits = {name: (smallest, largest) for name, (smallest, _, largest) in profiles.items()}
         self._start()
         if not self._dynamic:
             self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
@@ -75,16 +77,29 @@ class Execution:
         """Make buffers for inputs of these shapes; nothing happens when they are the present ones.
 
         Raises:
-            InputError: a shape is outside the engine's profile.
+            InputError: a shape is outside the engine's profile, or the size of an output depends on the data.
         """
         if self.buffers and all(tuple(self.buffers[name].shape) == tuple(shape) for name, shape in shapes.items()):
             return
         for name, shape in shapes.items():
-            engine_shapes.set_input_shape(self.path, self._context, name, shape, self.limits[name])
+            smallest, largest = self.limits[name]
+            inside = len(shape) == len(smallest) and all(
+                least <= size <= most for least, size, most in zip(smallest, shape, largest, strict=True)
+            )
+            if not inside or not self._context.set_input_shape(name, tuple(shape)):
+                raise InputError(
+                    f"{self.path} takes {name} from {list(smallest)} to {list(largest)}, not {list(shape)}; "
+                    "build an engine for that shape"
+                )
         self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
         buffers = {}
         for spec in (*self.inputs, *self.outputs):
-            shape = engine_shapes.shape_now(self.path, self._context, spec.name)
+            shape = tuple(self._context.get_tensor_shape(spec.name))
+            if any(size < 0 for size in shape):  # it is known only after a run
+                raise InputError(
+                    f"{self.path}: the size of output {spec.name} depends on the data, which is not supported; "
+                    "export_qat.py writes files whose outputs have known sizes, also with --nms onnx"
+                )
             buffers[spec.name] = self._view(spec, shape)
             self._context.set_tensor_address(spec.name, buffers[spec.name].data_ptr())
         self.buffers = buffers  # all of them, or none where memory is short
@@ -135,7 +150,15 @@ class Execution:
 
     def opt_shape(self, name: str) -> Shape:
         """The shape of an input that the engine was optimised for."""
-        return engine_shapes.profile(self.engine, name)[1]
+        return self._profile(name)[1]
+
+    def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
+        """Min, opt and max shape; an input of static shape has one, also where TensorRT has no profile for it."""
+        fixed = tuple(self.engine.get_tensor_shape(name))
+        if min(fixed) >= 0:
+            return fixed, fixed, fixed
+        smallest, best, largest = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
+        return smallest, best, largest
 
     def run(self) -> None:
         """Enqueue one run on `stream`, without waiting.

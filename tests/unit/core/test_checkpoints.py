@@ -136,6 +136,8 @@ ATTACKS: dict[str, bytes] = {f"reduce {name}": call(name, COMMAND) for name in F
         module(SEGMENT, _buffers=mapping(detect=FORWARD)), call("builtins.set", b"](" + FORWARD + b"e")))},
     # NumPy's objects are pickles again
     "an array of objects": call("numpy.dtype", value("O8"), b"\x89", b"\x88"),
+    "an array of addresses": call("numpy.core.multiarray._reconstruct") + items(
+        value(1), value((1,)), value("O"), b"\x89", call("_codecs.encode", value("12345678"), value("latin1"))) + b"b",
     "a subclass of dtype": call("numpy.dtype", named("os.system")),
     "a scalar of an object": call("numpy.core.multiarray.scalar", value("O"), COMMAND),
     "another codec": call("_codecs.encode", COMMAND, value("zlib")),

@@ -69,8 +69,8 @@ def test_a_closed_output_ends_a_program_quietly(way, unbuffered, tmp_path):
     assert (code, said) == (141, "")
 
 
-PROGRAMS = ["qat.py quantize", "export_qat.py", "val_trt.py", "scripts/build_engine.py", "scripts/environment.py",
-            "scripts/patch_overlay.py", "scripts/run_upstream.py", "data/demo/make_digits.py"]  # fmt: skip
+PROGRAMS = ["qat.py quantize", "export_qat.py", "val_trt.py", "scripts/build_engine.py",
+            "scripts/run_upstream.py", "data/demo/make_digits.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PROGRAMS)

@@ -21,7 +21,7 @@ from utils import cli
 from utils.core import files
 from utils.core.errors import QatError
 from utils.jobs import visualize
-from utils.reports import chart_page, figures, html
+from utils.reports import figures, html
 from utils.reports.schema import Report
 from utils.trt.engine_file import EngineNote
 
@@ -55,9 +55,8 @@ WRITERS = {
     "a.onnx": save_model,
     "copy": copy,
     "a.png": lambda path: figures.save(Figure(figsize=(8, 8)), path),
-    "report.json": Report("c", notes=[LONG]).save,
-    "report.html": lambda path: html.write_html(Report("c", notes=[LONG]), path),
-    "page.html": lambda path: chart_page.write(chart_page.ChartPage(LONG, "", {}, []), path),
+    "report.json": Report(command="c", notes=[LONG]).save,
+    "report.html": lambda path: html.write_html(Report(command="c", notes=[LONG]), path),
     "a.engine": lambda path: EngineNote(onnx=LONG).save(path),
 }
 

@@ -21,6 +21,7 @@ class Section(StrictModel):
 class Whole(StrictModel):
     calibration: Section = Section()
     several: list[Section] = Field(default_factory=list)
+    float: list[str] = Field(default_factory=list)  # also the name of a union's branch
 
 
 def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
@@ -33,15 +34,18 @@ def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
     ("content", "named"),
     [
         ({"calibration": {"batchs": 3}}, ["calibration.batchs", "did you mean batches"]),
-        ({"several": [{}, {"batchs": 3}]}, ["several.1.batchs", "did you mean batches"]),
-        ({"zzz": 3}, ["zzz", "calibration, several"]),
+        ({"several": [{}, {"batchs": 3}]}, ["several[1].batchs", "did you mean batches"]),
+        ({"zzz": 3}, ["zzz", "calibration, several, float"]),
         ({"calibration": {"batches": 0}}, ["calibration.batches is 0", "1"]),
         ({"calibration": {"batches": True}}, ["calibration.batches is True", "integer"]),
         ({"calibration": {"batches": "3"}}, ["calibration.batches is '3'", "integer"]),
         ({"calibration": {"batches": 2.5}}, ["calibration.batches is 2.5", "integer"]),
         ({"calibration": {"rate": nan}}, ["calibration.rate is nan"]),
         ({"calibration": {"rate": inf}}, ["calibration.rate is inf"]),
-        ({"calibration": None}, ["calibration is None"]),
+        ({"calibration": None}, ["calibration is empty; expected a mapping with the keys batches, rate"]),
+        ({"calibration": {"rate": []}}, ["calibration.rate is []; expected a valid number"]),
+        ({"float": "a"}, ["float is 'a'"]),
+        ({"float": [1]}, ["float[0] is 1"]),
         ([1], ["the content is [1]"]),
     ],
 )

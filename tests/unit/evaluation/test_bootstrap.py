@@ -13,8 +13,7 @@ import torch
 from utils.core.resampled import REPLICATES, Resampled
 from utils.evaluation import bootstrap
 from utils.evaluation.bootstrap import Outcomes, draw_weights, resample, weighted_ap
-from utils.evaluation.metrics import IOU_THRESHOLDS, score
-from utils.evaluation.statistics import Statistics
+from utils.evaluation.metrics import IOU_THRESHOLDS, Statistics, score
 
 
 def outcomes(rng, images=40, classes=4, detections=12, labels=3, skill=0.7, ties=False) -> Outcomes:

@@ -69,24 +69,59 @@ def test_coco_form(tmp_path):
     assert data.annotations == tmp_path / "annotations/instances_val2017.json"
 
 
-BAD_YAML = {
-    "missing": (None, "does not exist; --data takes a dataset's YAML"),
-    "not YAML": ("names: [a", "is not valid YAML"),
-    "a list": ("- a\n- b\n", "is no dataset's YAML"),
-    "no names": ("val: .\n", "has no class names"),
-    "gap in names": ("val: .\nnames: {0: a, 2: b}\n", "must be 0 to 1, found \\[0, 2\\]"),
-    "nc": ("val: .\nnc: 3\nnames: [a, b]\n", "says nc: 3 and gives 2 names"),
-    "no split": ("test: .\nnames: [a]\n", "neither 'train:' nor 'val:'"),
-    "no folder": ("val: nowhere\nnames: [a]\n", "val images 'nowhere' not found in"),
-    "number": ("val: 3\nnames: [a]\n", "'val:' is 3; expected a folder"),
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("names: [0, 1.5, yes]\nnc: 3", ["0", "1.5", "True"]),
+        ("names: {1: b, 0: a}\nnc: 2.0", ["a", "b"]),
+        ("names: [a]\npath:\ntrain:\ntest: ''", ["a"]),  # empty entries are none
+        ("names: [a]\nnc: 1\nroboflow: {version: 1}\ndownload: |\n  import os\nminival: x", ["a"]),
+    ],
+)
+def test_the_forms_that_users_have(folder, tmp_path, text, names):
+    file = tmp_path / "data.yaml"
+    file.write_text(f"{text}\nval: {folder}/images/val\n")
+    data = load_data(file)
+    assert list(data.names.items()) == list(enumerate(names))
+    assert list(data.splits) == ["val"]
+
+
+BAD_YAML = {  # content → what the message names beside the file
+    None: "",
+    "names: [a": "",
+    "- a\n- b": "",
+    "val: .": "names",
+    "val: .\nnames: []": "names",
+    "val: .\nnames: {0: a, 2: b}": "names",
+    "val: .\nnames: {a: b}": "names",
+    "val: .\nnames: [a, [b, c]]": "names",
+    "val: .\nnames: [a, null]": "names",
+    "val: .\nnc: 3\nnames: [a, b]": "nc",
+    "val: .\nnc: two\nnames: [a]": "nc",
+    "val: .\nnc: true\nnames: [a]": "nc",
+    "test: .\nnames: [a]": "val",
+    "val: nowhere\nnames: [a]": "val",
+    "val: 3\nnames: [a]": "val",
+    "val: ['']\nnames: [a]": "val",
+    "val: [[images/val]]\nnames: [a]": "val",
+    'val: "a\\0b"\nnames: [a]': "val",
+    f"val: {'x' * 5000}\nnames: [a]": "val",
+    "val: .\npath: 3\nnames: [a]": "path",
+    "val: .\npath: [a]\nnames: [a]": "path",
+    'val: .\npath: "a\\0b"\nnames: [a]': "path",
+    f"val: images\npath: {'x' * 5000}\nnames: [a]": "val",
 }
 
 
-@pytest.mark.parametrize("name", BAD_YAML)
-def test_a_bad_yaml_says_what_is_wrong(tmp_path, name):
-    content, message = BAD_YAML[name]
+@pytest.mark.parametrize("content", BAD_YAML, ids=lambda content: str(content)[-40:].replace("\n", " "))
+def test_a_bad_yaml_says_what_is_wrong(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "data.yaml"
     if content:
-        (tmp_path / "data.yaml").write_text(content)
-    with pytest.raises(DataError, match=message) as caught:
-        load_data(tmp_path / "data.yaml")
-    assert "\n" not in str(caught.value)
+        file.write_text(content)
+    with pytest.raises(DataError) as caught:
+        load_data(file)
+    message = str(caught.value)
+    assert message.startswith(str(file))
+    assert BAD_YAML[content] in message.removeprefix(str(file))
+    assert "\n" not in message

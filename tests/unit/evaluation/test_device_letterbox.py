@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.evaluation.device_letterbox import letterbox_on
-from utils.evaluation.letterbox import letterbox
+from utils.evaluation.letterbox import letterbox, letterbox_on
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, decode, make_loader
 from utils.evaluation.find_images import find_images
-from utils.evaluation.predictions import TextWriter
+from utils.evaluation.loop import TextWriter
 from utils.evaluation.sources import check_source, target_names
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,51 +98,32 @@ def test_hidden_files_and_folders_are_left_out(tmp_path):
     assert find_images([str(tmp_path)]) == [str(tmp_path / "c.jpg")]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
-def test_a_split_that_is_a_pipe_or_a_device(tmp_path, make):
-    make(tmp_path / "list.txt")
-    with pytest.raises(DataError, match=r"list\.txt is not a regular file; expected a folder of images or a list"):
-        find_images([str(tmp_path / "list.txt")])
-
-
 # labels
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (os.mkdir, "is a folder"),
-        (os.mkfifo, "is not a regular file"),
-        (lambda path: os.symlink("nowhere", path), "is a link to a file that does not exist"),
-        (lambda path: os.symlink(path, path), r"cannot be read \(Too many levels"),
-    ],
-)
-def test_labels_that_are_no_file(folder, make, message):
-    label = folder / "labels/val/000000000002.txt"
-    label.unlink()
-    make(label)
-    with pytest.raises(DataError, match=rf"{label} {message}.*; expected a text file with one object a line"):
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path), lambda p: os.symlink(p, p)])
+@pytest.mark.parametrize("place", ["labels/val/000000000002.txt", "labels/val"])
+def test_labels_that_cannot_be_read_are_not_taken_for_none(folder, make, place):
+    (folder / place).rename(folder / "away")
+    if place.endswith("txt"):
+        make(folder / place)
+    else:
+        (folder / place).symlink_to(folder / place)
+    with pytest.raises(DataError, match=place) as caught:
         ImageDataset([str(folder / "images/val")], 3, 64)
-
-
-def test_labels_in_a_folder_that_cannot_be_entered(folder):
-    labels = folder / "labels/val"
-    labels.rename(folder / "away")
-    labels.symlink_to(labels)
-    with pytest.raises(DataError, match=r"cannot read the labels at .*Too many levels"):
-        ImageDataset([str(folder / "images/val")], 3, 64)
+    assert "\n" not in str(caught.value)
 
 
 # images that are none
 
 
-def test_images_that_are_no_files_are_left_out_without_waiting(folder):
+def test_images_that_are_no_files_are_left_out(folder):
     paths = images_of(folder)
-    for path, make in zip(paths, (os.mkfifo, lambda path: os.symlink(path, path)), strict=False):
+    for path, make in zip(paths, (os.mkdir, lambda path: os.symlink(path, path)), strict=False):
         os.unlink(path)
         make(path)
     dataset = ImageDataset([str(folder / "images/val")], 3, 64)
-    assert dataset.left_out == [f"{paths[0]}: not a regular file", f"{paths[1]}: Too many levels of symbolic links"]
+    assert dataset.left_out == [f"{paths[1]}: Too many levels of symbolic links"]  # a folder is looked into
     assert len(dataset) == 2
 
 
@@ -221,7 +202,7 @@ def test_files_whose_drawings_have_one_name(folder, draw, tmp_path):
         (source / name).write_bytes(content)
     code, out, _ = draw("--source", source)
     assert code == 0
-    written = sorted(path.name for path in (tmp_path / "made/runs/exp").iterdir())
+    written = sorted(path.name for path in (tmp_path / "made/runs/exp").glob("[!.]*"))
     assert len(written) == 6
     assert len({name.casefold() for name in written}) == 6
     assert {"a.jpg", "a-2.png"} <= set(written)
@@ -330,5 +311,5 @@ def test_names_that_are_no_text(folder, network, draw):
     from utils.reports.html import write_html
     from utils.reports.schema import Report
 
-    page = write_html(Report("command", notes=[f"left out: {odd}.png"]), folder / "report.html")
+    page = write_html(Report(command="command", notes=[f"left out: {odd}.png"]), folder / "report.html")
     assert r"left out: \udcff.png" in page.read_text()

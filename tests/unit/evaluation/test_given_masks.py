@@ -11,10 +11,9 @@ import torchvision
 
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation.given_masks import GivenMasks, pasted
-from utils.evaluation.mask_files import image_pixels
+from utils.evaluation.mask_pixels import image_pixels
 from utils.evaluation.mask_truth import PackedMasks
-from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.masks import GivenMasks, Masks, mask_overlaps, pasted
 from utils.evaluation.nms import non_max_suppression
 
 SIZE, GRID, SIDE = (48, 64), (12, 16), 10

@@ -13,8 +13,7 @@ from known_images import write_set
 from utils.core.errors import DataError
 from utils.evaluation import images as images_module
 from utils.evaluation.dataset import ImageDataset, collate
-from utils.evaluation.images import find_images, label_file, read_labels
-from utils.evaluation.quiet_decoders import decode
+from utils.evaluation.images import decode, find_images, label_file, read_labels
 
 
 def test_find_images_in_folders_and_lists(tmp_path, monkeypatch):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from utils.evaluation.given_masks import GivenMasks
 from utils.evaluation.letterbox import letterbox
-from utils.evaluation.mask_patches import patches
-from utils.evaluation.masks import Masks
+from utils.evaluation.mask_pixels import patches
+from utils.evaluation.masks import GivenMasks, Masks
 
 SIZE, GRID, COEFFICIENTS = (96, 128), (24, 32), 6
 PLACES = [(14.2, 20.7, 80.3, 70.0), (-20.0, -9.0, 60.5, 50.5), (70.1, 40.0, 300.0, 200.0), (3.0, 2.0, 125.0, 90.0)]

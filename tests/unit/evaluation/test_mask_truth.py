@@ -48,17 +48,17 @@ def test_bits_come_back(shape):
     masks = np.random.default_rng(1).random((6, *shape)) < 0.5
     packed = PackedMasks.pack(masks)
     assert packed.bits.shape == (6, -(-shape[0] * shape[1] // 8))
-    np.testing.assert_array_equal(packed.unpacked(torch.device("cpu")), masks.reshape(6, -1))
+    np.testing.assert_array_equal(packed.unpacked(), masks.reshape(6, -1))
     twice = PackedMasks.together([packed, packed])
     assert (len(twice), twice.shape) == (12, shape)
-    assert torch.equal(twice.unpacked(torch.device("cpu"))[6:], packed.unpacked(torch.device("cpu")))
+    assert torch.equal(twice.unpacked()[6:], packed.unpacked())
 
 
 def test_a_polygon_lies_where_the_letterbox_puts_it():
     """An image of 30x20 in the middle of 64x64, twice as large, with half pixels of padding; truncated, not rounded."""
     box = Letterbox((20, 30), (2.0, 2.0), (2.0, 12.5))
     square = np.array([[0, 0], [0.5, 0], [0.5, 1], [0, 1]], np.float32)
-    found = packed_truth([square], box, (64, 64), 1).unpacked(torch.device("cpu")).view(64, 64).numpy()
+    found = packed_truth([square], box, (64, 64), 1).unpacked().view(64, 64).numpy()
     expected = np.zeros((64, 64), np.uint8)
     cv2.fillPoly(expected, [np.array([[2, 12], [32, 12], [32, 52], [2, 52]], np.int32)], 1)
     np.testing.assert_array_equal(found, expected)
@@ -107,7 +107,7 @@ def test_batches_hold_the_masks_of_their_labels(tmp_path, workers, stride):
     for batch in loader:
         assert batch.masks is not None
         assert len(batch.masks) == len(batch.labels)
-        masks = batch.masks.unpacked(torch.device("cpu")).view(-1, 64 // stride, 64 // stride)
+        masks = batch.masks.unpacked().view(-1, 64 // stride, 64 // stride)
         for mask, (owner, label, cx, cy, *_) in zip(masks, batch.labels.tolist(), strict=True):
             sample = next(one for one in samples if str(one.path) == batch.paths[int(owner)])
             boxes = sample.labels

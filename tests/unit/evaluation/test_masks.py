@@ -8,9 +8,9 @@ import torch
 from pycocotools import mask as coco_mask
 
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation import mask_files, nms
+from utils.evaluation import mask_pixels, nms
 from utils.evaluation import masks as masks_module
-from utils.evaluation.mask_files import check_encoder, image_pixels, run_lengths
+from utils.evaluation.mask_pixels import image_pixels, run_lengths
 from utils.evaluation.mask_truth import PackedMasks
 from utils.evaluation.masks import Masks, mask_overlaps
 from utils.evaluation.nms import non_max_suppression
@@ -122,24 +122,6 @@ def test_overlaps_are_pycocotools(monkeypatch):
     assert float(whole[2].sum()) > 0
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_labels_are_looked_at_a_few_at_a_time(monkeypatch, limit):
-    _, rows, masks = detected(6)
-    labels, truth, _ = truth_of(masks, rows)
-    whole = mask_overlaps(masks, truth, rows, labels)
-    unpacked, sizes = PackedMasks.unpacked, []
-
-    def watched(self, *arguments):
-        sizes.append(len(found := unpacked(self, *arguments)))
-        return found
-
-    monkeypatch.setattr(PackedMasks, "unpacked", watched)
-    monkeypatch.setattr(masks_module, "LARGEST", {"cpu": limit * 4 * GRID[0] * GRID[1]})
-    parts = mask_overlaps(masks, truth, rows, labels)
-    assert max(map(len, labels)) > limit == max(sizes)
-    assert all(map(torch.equal, parts, whole))
-
-
 @pytest.mark.parametrize("limit", [1, 3, 200, 1000])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])  # the groups of either, here on the CPU
 def test_groups_do_not_matter(monkeypatch, limit, device):
@@ -187,7 +169,7 @@ def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 3
     np.testing.assert_array_equal(np.concatenate(parts), pixels)
-    monkeypatch.setattr(mask_files, "LARGEST", 2 * 96 * 128)  # of the image's own size
+    monkeypatch.setattr(mask_pixels, "LARGEST", 2 * 96 * 128)  # of the image's own size
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 2
     np.testing.assert_array_equal(np.concatenate(parts), pixels)
@@ -196,4 +178,3 @@ def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
     assert all(isinstance(one["counts"], str) for one in found)
     nothing = Masks(masks.prototypes, (masks.coefficients[0][:0],), (masks.boxes[0][:0],), SIZE)
     assert run_lengths(nothing, 0, SHAPES) == []
-    check_encoder()

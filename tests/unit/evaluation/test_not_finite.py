@@ -66,7 +66,7 @@ def test_numbers_are_not_marked(data, caplog):
 def test_a_report_marks_the_row_and_compares_it_with_nothing(data, tmp_path):
     file = tmp_path / "net.pt"
     file.write_bytes(b"x")
-    measurer, report = Measurer(data, torch.device("cpu"), CONFIG), Report("command")
+    measurer, report = Measurer(data, torch.device("cpu"), CONFIG), Report(command="command")
     for stage, bad in (("float", 0.0), ("PTQ", math.nan)):
         report.add(measurer.row(stage, file, measurer.measure(Answers(bad), stage), 1.0))
     assert report.rows[1].ap_with == "NaN or infinity for 2 of 5 images"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import qat
@@ -18,7 +16,6 @@ from utils.jobs.options import (
     given_options,
     merged_recipe,
     resumed_options,
-    scaled_schedule,
 )
 
 
@@ -62,13 +59,11 @@ def test_only_what_the_user_gives_counts_as_given():
 
 def test_the_command_line_wins_over_the_recipe_file(tmp_path):
     file = tmp_path / "recipe.yaml"
-    file.write_text(
-        "calibration: {method: max, batches: 3}\nfinetune: {epochs: 4, lr: {0: 2.0e-6, 2: 1.0e-5}}\nhead: float\n"
-    )
-    recipe = merged_recipe(QuantizeOptions(recipe=str(file), calib_batches=7, lr=4e-6, patience=2))
+    file.write_text("calibration: {method: max, batches: 3}\nfinetune: {epochs: 4, lr: 2.0e-6}\nhead: float\n")
+    recipe = merged_recipe(QuantizeOptions(recipe=str(file), calib_batches=7, lr=4e-6, iters=2))
     assert (recipe.calibration.method, recipe.calibration.batches) == ("max", 7)
-    assert (recipe.finetune.epochs, recipe.finetune.patience, recipe.head) == (4, 2, "float")
-    assert recipe.finetune.lr == pytest.approx({0: 4e-6, 2: 2e-5})
+    assert (recipe.finetune.epochs, recipe.finetune.iters, recipe.head) == (4, 2, "float")
+    assert recipe.finetune.lr == 4e-6
 
 
 def test_nothing_given_is_the_default_recipe():
@@ -78,7 +73,7 @@ def test_nothing_given_is_the_default_recipe():
 def test_every_recipe_flag_arrives():
     given = given_options(
         parse("quantize", "--calib-method", "percentile", "--percentile", "99.5", "--calib-batches", "2",
-              "--epochs", "3", "--iters", "4", "--supervision-stride", "5", "--patience", "6"),
+              "--epochs", "3", "--iters", "4", "--supervision-stride", "5"),
         QuantizeOptions,
     )  # fmt: skip
     recipe = merged_recipe(QuantizeOptions(**given))
@@ -88,19 +83,12 @@ def test_every_recipe_flag_arrives():
         2,
     )
     tune = recipe.finetune
-    assert (tune.epochs, tune.iters, tune.supervision_stride, tune.patience) == (3, 4, 5, 6)
+    assert (tune.epochs, tune.iters, tune.supervision_stride) == (3, 4, 5)
 
 
 def test_a_percentile_that_does_nothing_is_refused():
     with pytest.raises(RecipeError, match="--calib-method percentile"):
         merged_recipe(QuantizeOptions(percentile=99.9, calib_method="max"))
-
-
-@pytest.mark.parametrize(("text", "rate"), [("lr: 3.0e-5", 1e-4), ("lr: {0: 1.0e-6, 2: 1.0e-5}", {0: 1e-4, 2: 1e-3})])
-def test_lr_is_the_highest_rate_or_scales_those_of_a_mapping(tmp_path, text, rate):
-    file = tmp_path / "recipe.yaml"
-    file.write_text(f"finetune: {{{text}}}\n")
-    assert merged_recipe(QuantizeOptions(recipe=str(file), lr=1e-4)).finetune.lr == pytest.approx(rate)
 
 
 def test_a_stride_asks_for_supervision_by_layers():
@@ -123,16 +111,13 @@ def test_what_trains_is_an_option():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("lr", 1e-4), ("train", "ranges"), ("supervision", "layers"), ("teacher", "big.pt")]
+    ("name", "value"),
+    [("lr", 1e-4), ("epochs", 3), ("train", "ranges"), ("supervision", "layers"), ("teacher", "big.pt")],
 )
 def test_what_would_train_otherwise_is_refused_on_resume(name, value):
     saved = QuantizeOptions(weights="a.pt").to_dict()
-    with pytest.raises(InputError, match=rf"--{name} is {value} here and None in the run to resume"):
+    with pytest.raises(InputError, match=rf"--{name} is {value} here and not given in the run to resume"):
         resumed_options(saved, {name: value}, QuantizeOptions)
-
-
-def test_scaled_schedule_keeps_its_shape():
-    assert scaled_schedule({0: 1e-6, 6: 1e-5, 7: 1e-6}, 2e-6) == pytest.approx({0: 2e-6, 6: 2e-5, 7: 2e-6})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +127,6 @@ def test_scaled_schedule_keeps_its_shape():
         ({"imgsz": -32}, "--imgsz"),
         ({"iters": 0}, "--iters"),
         ({"workers": -1}, "--workers"),
-        ({"patience": -1}, "--patience"),
         ({"lr": 0.0}, "--lr"),
         ({"quantizer": "other"}, "--quantizer"),
     ],
@@ -160,10 +144,10 @@ def test_thresholds_are_fractions():
 def test_resume_takes_the_saved_options_and_what_may_change():
     saved = QuantizeOptions(weights="a.pt", batch_size=4, device="0").to_dict()
     options = resumed_options(
-        saved, {"device": "cpu", "epochs": 12, "batch_size": 4, "project": "elsewhere"}, QuantizeOptions
+        saved, {"device": "cpu", "workers": 3, "batch_size": 4, "project": "elsewhere"}, QuantizeOptions
     )
     assert options.project == "runs/qat"
-    assert (options.weights, options.batch_size, options.device, options.epochs) == ("a.pt", 4, "cpu", 12)
+    assert (options.weights, options.batch_size, options.device, options.workers) == ("a.pt", 4, "cpu", 3)
 
 
 def test_resume_refuses_what_would_make_it_another_run():
@@ -174,7 +158,7 @@ def test_resume_refuses_what_would_make_it_another_run():
 
 @pytest.mark.parametrize("kind", [QuantizeOptions, SensitiveOptions])
 def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
-    """Unless the run has changed it since: other epochs, the calibration that `auto` found."""
+    """Unless the run has changed it since: the calibration that `auto` found."""
     path = tmp_path / "recipe.yaml"
     path.write_text("head: float\nfinetune: {epochs: 3}\n")
     options = kind(weights="a.pt", recipe=str(path))
@@ -182,8 +166,7 @@ def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
     saved = merged_recipe(quantize)
     given = {"recipe": str(path)}
     check_recipe(quantize, given, saved)
-    check_recipe(replace(quantize, epochs=12), given, saved.replace(finetune_epochs=9))
-    with pytest.raises(InputError, match="has changed"):  # nobody gave --epochs
+    with pytest.raises(InputError, match="has changed"):
         check_recipe(quantize, given, saved.replace(finetune_epochs=9))
     path.write_text("head: int8\nfinetune: {epochs: 3}\n")
     check_recipe(quantize, {}, saved)  # not given again: the run's own counts

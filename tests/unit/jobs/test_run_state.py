@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from report_examples import make_row
 
 from utils.core import files
 from utils.core.errors import CheckpointError, InputError
@@ -29,7 +30,7 @@ def state() -> RunState:
 
 def row(stage: str, ap: float | None = 0.5) -> dict:
     """A row of results, as a run keeps it."""
-    return Row(stage, "a.pt", ap, ap, ap, ap, 1.0, "CPU", {"torch": "2.11"}, 1, 1.0, "PyTorch").to_dict()
+    return make_row(stage, file="a.pt", ap=ap).to_dict()
 
 
 def write(path: Path, age: float = 0.0) -> Path:
@@ -45,7 +46,7 @@ def test_a_state_comes_back_equal(tmp_path, state):
     state.history.append({"epoch": 0, "ap": 0.5, "ap50": 0.6, "loss": 0.1, "held_out": 0.2, "lr": 1e-6, "seconds": 1.0})
     state.files, state.checkpoint, state.best = ["a.pt"], "a.pt", Best(Score(0.5), 0, "a.pt", 0.2)
     optimizer = {"state": {0: {"exp_avg": torch.arange(3.0)}}, "param_groups": [{"lr": 0.0}]}
-    state.trainer, state.legs = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}, [0, 1]
+    state.trainer = {"optimizer": optimizer, "scaler": {}, "log_amax": torch.ones(2)}
     state.save(tmp_path)
     write(weights / "a.pt")
     loaded = RunState.load(tmp_path)

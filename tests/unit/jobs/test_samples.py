@@ -12,7 +12,7 @@ from known_masks import KnowingMasks, write_outlined_set
 from utils.core.errors import DataError
 from utils.evaluation.dataset import load_data
 from utils.jobs.samples import collect
-from utils.reports.outlines import points_of
+from utils.reports.detections import points_of
 from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")

@@ -19,8 +19,8 @@ from utils.core.errors import CheckpointError, InputError
 from utils.core.resampled import Resampled
 from utils.core.tasks import Prediction
 from utils.evaluation import proxy
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.proxy import overlap
-from utils.evaluation.statistics import Statistics
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity.passes import Screened
 from utils.jobs.sensitivity.report import AnalysisState, find_analysis

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from models.quantize import calibration, placement
+from models.quantize.finetune import learning_rate
 from models.quantize.recipe import Calibration, Finetune, Recipe
-from models.quantize.schedule import Schedule
 from utils.evaluation.batch import Batch
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.training import Training
@@ -28,7 +28,7 @@ LR = 1e-4
 def student() -> nn.Module:
     network = detector()
     placement.apply(network, placement.plan(network, Recipe()))
-    calibration.calibrate(network, [IMAGES[:2].float() / 255], Calibration("max", batches=1))
+    calibration.calibrate(network, [IMAGES[:2].float() / 255], Calibration(method="max", batches=1))
     return network
 
 
@@ -65,26 +65,24 @@ class Given:
         return self._loader(IMAGES[8:], shuffle=False)
 
 
-def training(
-    student: nn.Module, given: Given, state: Any = None, legs: tuple = (0,), batch_size: int = 2, **settings: Any
-) -> Training:
+def training(student: nn.Module, given: Given, state: Any = None, batch_size: int = 2, **settings: Any) -> Training:
     options = QuantizeOptions(seed=5, batch_size=batch_size)
     settings = Finetune(**{"epochs": 3, "iters": 4, "lr": LR, **settings})
-    return Training(student, detector(), given, options, settings, legs=list(legs), state=state)
+    return Training(student, detector(), given, options, settings, state)
 
 
 def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(student):
     trains = training(copy.deepcopy(student), Given())
     before = trains.start()
     done = trains.epoch(0)
-    assert done.rate == pytest.approx(Schedule(LR, 4, (0, 3)).mean(0))
+    assert done.rate == pytest.approx(sum(learning_rate(step, 12, LR) for step in range(4)) / 4)
     assert done.loss > 0
     assert done.held_out != before
     assert done.held_out == trains._tuner.held_out_loss([IMAGES[8:]])
 
 
 def test_each_step_has_the_rate_of_the_schedule(student, monkeypatch):
-    trains = training(copy.deepcopy(student), Given(), legs=(0, 2), epochs=5)
+    trains = training(copy.deepcopy(student), Given(), epochs=5)
     seen: list[float] = []
     step = trains._tuner._step
     monkeypatch.setattr(
@@ -93,7 +91,7 @@ def test_each_step_has_the_rate_of_the_schedule(student, monkeypatch):
         lambda *args: seen.append(trains._tuner.optimizer.param_groups[0]["lr"]) or step(*args),
     )
     trains.epoch(3)
-    assert seen == [Schedule(LR, 4, (0, 2, 5)).rate(3, index) for index in range(4)]
+    assert seen == [learning_rate(12 + step, 20, LR) for step in range(4)]
 
 
 def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):

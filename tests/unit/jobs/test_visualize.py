@@ -16,7 +16,7 @@ import val_trt
 from utils.cli import run_program
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, SEGMENT
-from utils.evaluation.mask_patches import Patch
+from utils.evaluation.mask_pixels import Patch
 from utils.jobs import visualize
 from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
 from utils.runners.base import TensorSpec

@@ -49,11 +49,6 @@ CASES = [
     (export_qat.main, "--verify a.onnx", "--simplify", "with --verify"),
     (export_qat.main, "--verify a.onnx", "--weights a.pt", "with --verify"),
     (script("benchmark_trt.py"), "a.onnx --noDataTransfers", "--exposeDMA", "with --noDataTransfers"),
-    (script("compare_placement.py"), "a.yaml --from-onnx", "--force-onnx", "with --from-onnx"),
-    *((script("accuracy.py"), "--data a.yaml --weights a.pt", flag, "with --weights")
-      for flag in ("--epochs 1", "--batch-size 1", "--lr 0.1")),
-    (script("accuracy.py"), "--data a.yaml --weights a.pt --device cpu", "--optimization-level 2",
-     "where no engines are built (engines need a GPU)"),
     *((script("make_report.py"), "runs/a", flag, "without --compare")
       for flag in ("--data a.yaml", "--samples 3", "--imgsz 640", "--conf-thres 0.1", "--device cpu")),
     *((script("make_report.py"), "--environment", flag, "with --environment")
@@ -95,9 +90,9 @@ def test_options_of_training_are_named_where_there_is_none(capsys):
     """`--ptq-only` is what one adds to a usual command, so they are not refused."""
     training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
     told = "--ptq-only ends before training; these do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
-    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt", "--patience=1"]
+    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt"]
     assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
-    assert told + "--supervision-stride, --teacher, --patience\n" in capsys.readouterr().out
+    assert told + "--supervision-stride, --teacher\n" in capsys.readouterr().out
     assert qat.main(words) == 2
     assert "do nothing" not in capsys.readouterr().out
 

@@ -23,7 +23,7 @@ from utils.core.arguments import folder_name_argument
 from utils.core.bounds import BOUNDS, bounded
 from utils.core.errors import InputError
 from utils.evaluation.loop import EvalConfig
-from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
+from utils.jobs.options import RECIPE_OPTIONS, CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,13 +46,14 @@ PARSERS = {
     "reparameterization.py": reparameterization.build_parser,
     **{
         name: script(name).make_parser
-        for name in ("scripts/benchmark_trt.py", "scripts/build_engine.py", "scripts/compare_placement.py",
+        for name in ("scripts/benchmark_trt.py", "scripts/build_engine.py",
                      "scripts/make_report.py", "scripts/inspect_engine.py",
                      "scripts/make_triton.py", "scripts/triton_client.py")
     },
     "data/demo/make_digits.py": script("data/demo/make_digits.py")._parser,
 }  # fmt: skip
 CHECKED_LATER = {"--opset", "--topk-all"}  # what suits depends on other options
+CHECKED_LATER |= {"--" + name.replace("_", "-") for name in RECIPE_OPTIONS}  # by the recipe's models: test_recipe.py
 
 
 def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
@@ -78,7 +79,7 @@ BAD = ("1e999", "nan", "-1", "-1e400", str(2**70), "9" * 5000, "", "text", "½",
 def test_every_number_of_every_program_has_bounds():
     """An option that takes any integer is an oversight."""
     loose = {action.option_strings[0] for _, _, action in numbers() if action.type in (int, float)}
-    assert loose == CHECKED_LATER
+    assert loose <= CHECKED_LATER
     assert len(CASES) > 60
 
 
@@ -102,7 +103,6 @@ def test_what_is_no_number_within_bounds_is_refused(program, command, flag, caps
         (["--seed", str(2**70)], "--seed: '1180591620717411303424' is not an integer from 0 to 2,147,483,647"),
         (["--seed=-1"], "--seed: '-1' is not an integer from 0 to 2,147,483,647"),
         (["--imgsz", "1000000"], "'1000000' is not an integer from 1 to 8,192"),
-        (["--lr", "1"], "--lr: '1' is not a number above 0 and below 1"),
     ],
 )
 def test_the_line_says_what_is_expected(words, message, capsys):
@@ -129,11 +129,11 @@ def test_options_refuse_what_a_parser_would(kind):
     whole = kind()
     tried = 0
     for name, bounds in BOUNDS.items():
-        if not hasattr(whole, name):
+        if not hasattr(whole, name) or name in RECIPE_OPTIONS:
             continue
         for value in ("text", True, [], float("nan"), bounds.most * 2 + 1, -1 if bounds.least >= 0 else None, 10**5000):
             with pytest.raises(
-                InputError, match=f"--{name.replace('_', '-')} is .*; (expected|it may hold) {re.escape(str(bounds))}"
+                InputError, match=f"--{name.replace('_', '-')} is .*; expected {re.escape(str(bounds))}"
             ):
                 replace(whole, **{name: value})
             tried += 1

@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import pytest
 import torch
-from quantizer_libraries import needs_modelopt
 from small_networks import Conv, Network, chain
 from torch import nn
 
@@ -67,35 +66,34 @@ def test_mse_finds_what_brute_force_on_the_values_finds(name):
 
 
 @functools.cache
-def entropy_of_modelopt(values: torch.Tensor, stride: int, first: int) -> float:
-    """ModelOpt's amax of the same values on as many bins: candidates are every `stride`-th edge from `first`."""
-    from modelopt.torch.quantization.calib import HistogramCalibrator
+def entropy_of_nvidia(values: torch.Tensor, stride: int, first: int) -> float:
+    """NVIDIA's amax of the same values on as many bins: candidates are every `stride`-th edge from `first`."""
+    from pytorch_quantization.calib import HistogramCalibrator
 
     calibrator = HistogramCalibrator(8, None, False, num_bins=calibration.BINS)
     calibrator.collect(torch.cat([values, torch.zeros(1)]))  # NumPy's bins begin at the smallest value
     return float(calibrator.compute_amax("entropy", stride=stride, start_bin=first))
 
 
-def bins_from_modelopt(values: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How far our amax by entropy is from ModelOpt's, in bins, both choosing among the same 249 candidates."""
+def bins_from_nvidia(values: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How far our amax by entropy is from NVIDIA's, in bins, both choosing among the same 249 candidates."""
     stride = 16
     first = int(calibration.SMALLEST_FRACTION * calibration.BINS)
     monkeypatch.setattr(calibration, "CANDIDATES", (calibration.BINS - first) // stride + 1)
-    ours, theirs = float(statistics(values).amax("entropy")["t"]), entropy_of_modelopt(values, stride, first)
+    ours, theirs = float(statistics(values).amax("entropy")["t"]), entropy_of_nvidia(values, stride, first)
     return abs(ours - theirs) / float(values.abs().max()) * calibration.BINS
 
 
 ACTIVATIONS = {**SAMPLES, "SiLU": nn.functional.silu(NORMAL * 2), "half zeros": NORMAL.relu()}
 
 
-@needs_modelopt
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_entropy_is_modelopts_to_a_bin(name, monkeypatch):
+def test_entropy_is_nvidias_to_a_bin(name, monkeypatch):
     """The same candidates win: ours is the middle of the last bin that is kept, theirs its edge, and a bin is allowed.
 
     The next candidate is 16 bins away.
     """
-    assert bins_from_modelopt(ACTIVATIONS[name], monkeypatch) <= 1
+    assert bins_from_nvidia(ACTIVATIONS[name], monkeypatch) <= 1
 
 
 def tail_dropped(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -107,11 +105,10 @@ def tail_dropped(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 DIVERGENCE = calibration._divergence
 
 
-@needs_modelopt
 @pytest.mark.parametrize("wrong", [lambda p, q: DIVERGENCE(q, p), tail_dropped], ids=["reversed", "tail dropped"])
-def test_the_comparison_with_modelopt_sees_another_divergence(wrong, monkeypatch):
+def test_the_comparison_with_nvidia_sees_another_divergence(wrong, monkeypatch):
     monkeypatch.setattr(calibration, "_divergence", wrong)
-    assert max(bins_from_modelopt(values, monkeypatch) for values in ACTIVATIONS.values()) > 100
+    assert max(bins_from_nvidia(values, monkeypatch) for values in ACTIVATIONS.values()) > 100
 
 
 def test_mse_and_entropy_cut_a_long_tail_and_keep_a_uniform_range():

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+import math
 
 import numpy as np
 import pytest
 import torch
-from small_finetuners import CPU, constant, images, make, moved, parts, quantized
+from small_finetuners import CPU, constant, images, make, moved, parts, quantized, task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
 from models.quantize import backend, finetune
-from models.quantize.finetune import DivergedError, Finetuner
+from models.quantize.finetune import DivergedError, Finetuner, highest_rate, learning_rate
 from models.quantize.recipe import Finetune
-from models.quantize.supervision import raw_head, task_loss, task_terms
+from models.quantize.supervision import raw_head, task_terms
 
 
 @pytest.fixture
@@ -37,12 +37,8 @@ def test_all_weights_train_except_constants(teacher):
     [
         ({}, (True, True, False)),
         ({"ranges": "fixed"}, (True, False, False)),
-        ({"weight_ranges": "learned"}, (True, True, True)),
-        ({"ranges": "fixed", "weight_ranges": "learned"}, (True, False, True)),
         ({"train": "ranges"}, (False, True, False)),
-        ({"train": "ranges", "weight_ranges": "learned"}, (False, True, True)),
         ({"supervision": "layers", "supervision_stride": 2}, (True, True, False)),
-        ({"features": 0.5}, (True, True, False)),
     ],
 )
 def test_what_trains_moves_and_nothing_else(teacher, settings, expected):
@@ -84,7 +80,7 @@ def test_the_rate_is_that_of_each_step(teacher):
     assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
 
 
-@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"features": 0.1}, {"ranges": "fixed"}])
+@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"ranges": "fixed"}])
 def test_training_lowers_what_it_minimizes(teacher, settings):
     tuner = make(teacher, factor=3.0, **settings)
     losses = [tuner.run_epoch(images(8), constant(3e-4)).loss for _ in range(5)]
@@ -92,7 +88,7 @@ def test_training_lowers_what_it_minimizes(teacher, settings):
 
 
 @pytest.mark.parametrize("make_network", [segmenter, segmenter_with_own_input])
-@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"features": 0.1}])
+@pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}])
 def test_a_segmentation_network_trains_its_masks_too(make_network, settings):
     teacher = make_network()
     tuner = make(teacher, factor=3.0, **settings)
@@ -278,7 +274,7 @@ def test_a_finer_range_counts_less(teacher):
 
 
 def test_settings_reach_the_optimizer(teacher):
-    settings = replace(Finetune(), bias_rate=2.0, range_rate=3.0)
+    settings = Finetune(bias_rate=2.0, range_rate=3.0)
     tuner = Finetuner(quantized(teacher), teacher, settings, device=CPU)
     assert [group["factor"] for group in tuner.optimizer.param_groups] == [1.0, 2.0, 3.0]
     assert [{p.dim() for p in group["params"]} for group in tuner.optimizer.param_groups] == [{4}, {1}, {1}]
@@ -299,3 +295,25 @@ def test_seeding_covers_what_augmentation_draws_from():
         finetune.seed_everything(57)
         draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
     assert draws[0] == draws[1]
+
+
+def test_five_percent_of_the_steps_rise_in_a_line_and_the_rest_fall_as_half_a_cosine():
+    found = [learning_rate(step, 200, 2.0) for step in range(200)]
+    assert found[:10] == pytest.approx([2 * (i + 1) / 10 for i in range(10)])
+    # 191 intervals from the highest rate to zero, which would be that of the step behind the last
+    assert found[10:] == pytest.approx([1 + math.cos(math.pi * i / 191) for i in range(1, 191)])
+    assert max(found) == found[9] == 2.0
+    assert 0 < found[-1] < 1e-3
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_shortest_trainings_have_positive_rates(steps):
+    found = [learning_rate(step, steps, 1.0) for step in range(steps)]
+    assert found[0] == 1.0
+    assert all(0 < rate <= 1 for rate in found)
+
+
+def test_runs_of_a_hundred_steps_want_three_times_the_rate_of_short_and_of_long_ones():
+    found = [highest_rate("auto", steps) for steps in (1, 30, 60, 100, 250, 1000, 100_000)]
+    assert found == pytest.approx([3e-5, 3e-5, 6e-5, 9.49e-5, 6e-5, 3e-5, 3e-5], rel=1e-3)
+    assert highest_rate(2e-4, 100) == 2e-4

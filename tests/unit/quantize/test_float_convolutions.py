@@ -52,7 +52,6 @@ def test_patterns_name_subtrees_and_globs(pattern, names):
     _, plan = placed(chain(), float=(pattern,))
     assert sorted(plan.convolutions) == ALL
     assert sorted(plan.float_convolutions) == names
-    assert sorted(plan.left_in_float) == names
 
 
 @pytest.mark.parametrize("pattern", ["cv1", "model.2.c", "*.cv", "Model.2", "model.3", "model.?.conv.weight"])
@@ -76,11 +75,6 @@ def test_head_options_keep_the_last_layer_or_its_plain_convolutions_in_float():
     assert set(placed(copy.deepcopy(network), head="last-conv-float")[1].float_convolutions) == {"model.1.1"}
 
 
-def last(plan: placement.Plan) -> set[str]:
-    """What is left in float with the recipe's `head: last-conv-float`."""
-    return set(plan.float_convolutions)
-
-
 @pytest.mark.parametrize(("make", "index", "prototypes"), [
     (detector, 6, set()), (segmenter, 6, {"proto.cv3.conv"}), (segmenter_with_own_input, 8, {"proto.conv"}),
 ])  # fmt: skip
@@ -88,13 +82,33 @@ def test_the_last_convolutions_of_a_head_are_those_of_maps_coefficients_and_prot
     branches = ("cv2", "cv3", "cv4") if prototypes else ("cv2", "cv3")
     ends = {f"{branch}.{level}.1" for branch in branches for level in range(2)} | prototypes
     network, plan = placed(make(), head="last-conv-float")
-    assert last(plan) == {f"model.{index}.{end}" for end in ends}
-    assert set(plan.left_in_float) == last(plan)
+    assert set(plan.float_convolutions) == {f"model.{index}.{end}" for end in ends}
     network, plan = placed(make())
-    assert last(plan) == set()
+    assert plan.float_convolutions == {}
     head = network.model[-1]
     for end in ends:  # what they compute is not rounded
         owner = head.get_submodule(end.removesuffix(".conv"))
         assert owner.output_site is None, end
     assert not any(tensor.name.startswith(f"model.{index}.{end.removesuffix('.conv')}") for tensor in plan.tensors
                    for end in ends)  # fmt: skip
+
+
+@pytest.mark.parametrize("patterns", [("*",), ("model",), ("model.0", "model.[12].*", "model.5", "model.6")])
+def test_a_recipe_that_leaves_nothing_in_int8_is_refused(patterns):
+    network, recipe = chain(), Recipe(float=patterns)
+    with pytest.raises(RecipeError, match=r"float is \['.*'\]: all 7 convolutions"):
+        placement.check(placement.plan(network, recipe), recipe)
+
+
+@pytest.mark.parametrize(("patterns", "cause"), [(("model.0",), "float is .* and the recipe's head"), ((), "head")])
+def test_a_head_that_leaves_nothing_in_int8_is_refused(patterns, cause):
+    layers = [(-1, Conv(3, 4))] if patterns else [(-1, nn.Upsample(None, 2, "nearest"))]
+    network = Network([*layers, (-1, nn.Sequential(Conv(4 if patterns else 3, 4), nn.Conv2d(4, 4, 1)))])
+    recipe = Recipe(float=patterns, head="float")
+    with pytest.raises(RecipeError, match=f"the recipe's {cause} is float: all"):
+        placement.check(placement.plan(network, recipe), recipe)
+
+
+def test_one_convolution_in_int8_is_enough():
+    recipe = Recipe(float=("model.[0-5]*",))
+    placement.check(placement.plan(chain(), recipe), recipe)

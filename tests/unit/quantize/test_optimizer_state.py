@@ -15,7 +15,7 @@ def teacher() -> Network:
     return detector()
 
 
-@pytest.mark.parametrize("settings", [{}, {"weight_ranges": "learned"}, {"ranges": "fixed"}, {"train": "ranges"}])
+@pytest.mark.parametrize("settings", [{}, {"ranges": "fixed"}, {"train": "ranges"}])
 def test_state_continues_exactly(teacher, settings):
     whole = make(teacher, **settings)
     whole.run_epoch(images(4, seed=1), constant(1e-5))

@@ -7,7 +7,6 @@ import logging
 
 import pytest
 import torch
-from quantizer_libraries import LIBRARIES
 from small_networks import (
     AConv,
     Concat,
@@ -24,7 +23,7 @@ from torch import nn
 from models.quantize import backend, modules, placement
 from models.quantize.fake_quantize import representable
 from models.quantize.flow import export_mode
-from models.quantize.recipe import Recipe
+from models.quantize.recipe import QUANTIZERS, Recipe
 from utils.core.errors import QatError
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -109,7 +108,7 @@ def test_shortcut_from_a_convolution_with_two_consumers():
     assert tensor(plan, "model.0").consumers == ("model.1.cv1", "model.1")
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", QUANTIZERS)
 def test_with_quantizers_off_outputs_are_the_float_networks_bit_for_bit(library):
     original = chain()
     network = copy.deepcopy(original)

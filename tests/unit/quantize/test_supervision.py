@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from small_finetuners import task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
@@ -17,11 +18,9 @@ from models.quantize.fake_quantize import fake_quantize
 from models.quantize.recipe import Recipe
 from models.quantize.supervision import (
     LayerTaps,
-    head_inputs,
     layer_loss,
     mask_distance,
     raw_head,
-    task_loss,
     task_terms,
     tensors_of,
 )
@@ -283,7 +282,6 @@ def test_the_head_of_a_segmentation_network_gives_what_the_loss_takes(make):
         [without + mask_reference(ours, theirs), weight], rel=1e-4
     )  # fmt: skip
     assert len(list(tensors_of(theirs))) == 4
-    assert head_inputs(network) == ([2, 5] if make is segmenter else [2, 5, 7])
 
 
 # the layer loss
@@ -330,13 +328,6 @@ def test_supervised_layers_are_every_nth_the_last_before_the_head_and_the_head(c
 def test_a_supervision_stride_below_one_is_refused():
     with pytest.raises(ValueError, match="stride"):
         supervision.supervised_layers(5, 0)
-
-
-@pytest.mark.parametrize(("sources", "expected"), [([5, 2], [2, 5]), (-1, [5]), ([-1, -3], [3, 5])])
-def test_what_the_head_reads(sources, expected):
-    network = detector()
-    network.model[-1].f = sources
-    assert supervision.head_inputs(network) == expected
 
 
 def test_a_model_without_layers_is_refused():

@@ -8,13 +8,13 @@ from PIL import Image
 from report_examples import make_row, resampled
 
 from utils.reports import figures
-from utils.reports.schema import Box, Report, Sample
+from utils.reports.schema import Box, Epoch, Range, Report, Sample
 
 
 @pytest.fixture
 def compared() -> Report:
     """Rows with and without resampled AP, of the float row's images and of others."""
-    return Report("x", rows=[
+    return Report(command="x", rows=[
         make_row(ap_resampled=resampled(0.74, 0.75, 0.73)),
         make_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73)),
         make_row("QAT", ap=0.7420, ap_resampled=resampled(0.74, 0.76, 0.72)),
@@ -28,13 +28,13 @@ def compared() -> Report:
 def segmented() -> Report:
     """A float network and its INT8 form with masks; and a detector beside them."""
     masks = {"mask_ap": 0.4412, "mask_ap50": 0.7, "mask_precision": 0.8, "mask_recall": 0.6}
-    report = Report("x", rows=[
+    report = Report(command="x", rows=[
         make_row(ap_resampled=resampled(0.74, 0.75, 0.73), mask_ap_resampled=resampled(0.44, 0.45, 0.43), **masks),
         make_row("PTQ", ap=0.7361, ap_resampled=resampled(0.73, 0.75, 0.73),
                  mask_ap_resampled=resampled(0.43, 0.45, 0.41), **masks | {"mask_ap": 0.43}),
         make_row("detector"),
     ])  # fmt: skip
-    report.history = [{"epoch": 0, "ap": 0.73, "ap50": 0.9, "mask_ap": 0.43, "mask_ap50": 0.69, "held_out": 1.0}]
+    report.history = [Epoch(epoch=0, ap=0.73, ap50=0.9, mask_ap=0.43, mask_ap50=0.69, held_out=1.0)]
     return report
 
 
@@ -48,42 +48,22 @@ def image(tmp_path):
 
 @pytest.fixture
 def report(image) -> Report:
-    report = Report("python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
+    report = Report(command="python qat.py quantize --weights float.pt", title="A report", hardware={"cpu": "a CPU"})
     report.add(make_row())
     report.add(make_row("PTQ", ap=0.7361, measured_on="somewhere else"))
     report.history = [
-        {"epoch": 1, "ap": 0.7365, "ap50": 0.94, "loss": 0.5, "lr": 1e-6, "seconds": 3.5},
-        {"epoch": 2, "ap": 0.7399, "ap50": 0.95, "loss": 0.25, "lr": 1e-5, "seconds": 3.25},
+        Epoch(epoch=1, ap=0.7365, ap50=0.94, loss=0.5, lr=1e-6, seconds=3.5),
+        Epoch(epoch=2, ap=0.7399, ap50=0.95, loss=0.25, lr=1e-5, seconds=3.25),
     ]
     report.ranges = [
-        {
-            "name": "model.0.conv.input_quantizer",
-            "kind": "activation",
-            "amax": 2.5,
-            "min": 2.5,
-            "max": 2.5,
-            "channels": 1,
-        },
-        {
-            "name": "model.0.conv.weight_quantizer",
-            "kind": "weight",
-            "amax": 0.75,
-            "min": 0.125,
-            "max": 0.75,
-            "channels": 16,
-        },
-        {
-            "name": "model.1.conv.input_quantizer",
-            "kind": "activation",
-            "amax": 0.0,
-            "min": 0.0,
-            "max": 0.0,
-            "channels": 1,
-        },
+        Range(name="model.0.conv.input_quantizer", kind="activation", amax=2.5, min=2.5, max=2.5, channels=1),
+        Range(name="model.0.conv.weight_quantizer", kind="weight", amax=0.75, min=0.125, max=0.75, channels=16),
+        Range(name="model.1.conv.input_quantizer", kind="activation", amax=0.0, min=0.0, max=0.0, channels=1),
     ]
-    both = Box((5, 5, 25, 30), "seven", 0.9)
-    only = Box((40, 20, 70, 55), "one", 0.6)
-    report.samples = [Sample(str(image[0]), {"float": [both, only], "INT8": [both]}, [Box((5, 5, 25, 30), "seven")])]
+    both = Box(xyxy=(5, 5, 25, 30), name="seven", score=0.9)
+    only = Box(xyxy=(40, 20, 70, 55), name="one", score=0.6)
+    truth = [Box(xyxy=(5, 5, 25, 30), name="seven")]
+    report.samples = [Sample(image=str(image[0]), predictions={"float": [both, only], "INT8": [both]}, truth=truth)]
     report.notes = ["a note"]
     return report
 

@@ -1,11 +1,10 @@
-"""Pictures of detections beside the truth."""
+"""Pictures of detections beside the truth, and masks as polygons: filled again they are the mask."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import os
 
+import cv2
 import numpy as np
 import pytest
 from matplotlib.patches import PathPatch
@@ -13,19 +12,16 @@ from PIL import Image
 
 from utils.core.errors import InputError
 from utils.reports import detections, figures
-from utils.reports.outlines import outline_of
+from utils.reports.detections import POINTS, POLYGONS, outline_of, points_of
 from utils.reports.schema import Box, Sample
 
 
-def test_images_are_drawn_with_their_boxes_where_they_are(report, image):
-    figure = detections.detection_panel(report.samples[0], "float", "INT8")
-    (axes,) = figure.axes
-    np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
-    frames = {tuple(patch.get_bbox().extents) for patch in axes.patches}
-    assert frames == {(5, 5, 25, 30), (40, 20, 70, 55)}
-    assert [text.get_text() for text in axes.texts] == ["seven 0.90", "one 0.60"]
-    styles = {tuple(patch.get_bbox().extents): patch.get_linestyle() for patch in axes.patches}
-    assert styles == {(5, 5, 25, 30): "-", (40, 20, 70, 55): "--"}, "only what INT8 lacks is dashed"
+def box(xyxy, name="a", score=0.9, outline=()):
+    return Box(xyxy=xyxy, name=name, score=score, outline=outline)
+
+
+def sample_of(path, **predictions):
+    return Sample(image=str(path), predictions=predictions)
 
 
 def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
@@ -35,85 +31,56 @@ def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
     assert image.size == (3 * 180, 2 * 180)
 
 
+def test_images_are_drawn_with_their_boxes_where_they_are(report, image):
+    _, axes, _ = detections.detections(report.samples).axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
+    assert [text.get_text() for text in axes.texts] == ["seven 0.90", "one 0.60"]
+    styles = {tuple(patch.get_bbox().extents): patch.get_linestyle() for patch in axes.patches}
+    assert styles == {(5, 5, 25, 30): "-", (40, 20, 70, 55): "--"}, "only what INT8 lacks is dashed"
+
+
 def test_unmatched_pairs_one_to_one_and_by_class():
-    box = Box((0, 0, 10, 10), "a", 0.9)
-    moved = Box((1, 0, 11, 10), "a", 0.8)
-    far = Box((8, 0, 18, 10), "a", 0.7)
-    assert detections.unmatched([box, moved], [box]) == [False, True]
-    assert detections.unmatched([moved, far], [box]) == [False, True]
-    assert detections.unmatched([box], [dataclasses.replace(box, name="b")]) == [True]
-    assert detections.unmatched([], [box]) == []
+    one, moved, far = box((0, 0, 10, 10)), box((1, 0, 11, 10), score=0.8), box((8, 0, 18, 10), score=0.7)
+    assert detections.unmatched([one, moved], [one]) == [False, True]
+    assert detections.unmatched([moved, far], [one]) == [False, True]
+    assert detections.unmatched([one], [box((0, 0, 10, 10), "b")]) == [True]
+    assert detections.unmatched([], [one]) == []
 
 
 def test_the_first_stage_is_compared_with_the_second_and_others_with_the_first():
-    sample = Sample("x", {"float": [], "PTQ": [], "QAT": []})
+    sample = sample_of("x", float=[], PTQ=[], QAT=[])
     pairs = {stage: detections.counterpart(sample, stage) for stage in ("float", "PTQ", "QAT", "truth")}
     assert pairs == {"float": "PTQ", "PTQ": "float", "QAT": "float", "truth": None}
 
 
-def test_masks_are_filled_under_their_boxes_and_outlined(report, image):
+def test_masks_are_filled_under_their_boxes_and_outlined(image):
     inside = np.zeros((60, 80), bool)
     inside[10:30, 8:24] = True
     inside[15:25, 12:20] = False  # a hole
     other = np.zeros((60, 80), bool)
     other[28:34, 20:30] = True  # two pixels of it lie on the first
-    both = Box((5, 5, 25, 30), "seven", 0.9, outline_of(inside))
-    only = Box((40, 20, 70, 55), "one", 0.6, outline_of(other))
-    sample = dataclasses.replace(report.samples[0], predictions={"float": [both, only], "INT8": [both]})
-    figure = detections.detection_panel(sample, "float", "INT8")
-    (axes,) = figure.axes
+    both = box((5, 5, 25, 30), "seven", 0.9, outline_of(inside))
+    only = box((40, 20, 70, 55), "one", 0.6, outline_of(other))
+    axes, _ = detections.detections([sample_of(image[0], float=[both, only], INT8=[both])]).axes
     np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
     layer = axes.images[1]
     assert layer.get_alpha() == 0.35
     np.testing.assert_array_equal(layer.get_array()[..., 3] == 255, inside | other)
     assert {tuple(colour) for colour in layer.get_array()[inside].tolist()} == {(0, 114, 178, 255)}
     assert {tuple(colour) for colour in layer.get_array()[other & ~inside].tolist()} == {(213, 94, 0, 255)}
-    rings = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
-    corners = {tuple(np.concatenate([ring.get_path().vertices.min(0), ring.get_path().vertices.max(0)]))
-               for ring in rings}  # fmt: skip
+    rings = [patch.get_path().vertices for patch in axes.patches if isinstance(patch, PathPatch)]
+    corners = {tuple(np.concatenate([ring.min(0), ring.max(0)])) for ring in rings}
     assert corners == {(8.5, 10.5, 23.5, 29.5), (11.5, 14.5, 20.5, 25.5), (20.5, 28.5, 29.5, 33.5)}
-    (truth,) = detections.detection_panel(sample, "truth").axes
-    assert len(truth.images) == 1, "it has no mask"
-
-
-def test_a_mask_on_a_panel_is_its_colour_over_the_image(tmp_path):
-    path = tmp_path / "grey.png"
-    Image.new("RGB", (100, 100), (200, 200, 200)).save(path)
-    inside = np.zeros((100, 100), bool)
-    inside[20:80, 20:80] = True
-    inside[40:60, 40:60] = False
-    sample = Sample(str(path), {"float": [Box((5, 5, 95, 95), "a", 0.9, outline_of(inside))]})
-    drawn = np.asarray(Image.open(io.BytesIO(
-        figures.render(detections.detection_panel(sample, "float"), "png", dpi=100)
-    )).convert("RGB"))  # fmt: skip
-    assert drawn.shape == (340, 340, 3)
-    blue = np.array([0, 114, 178])
-    for x, y in ((30, 30), (70, 50), (50, 70)):
-        np.testing.assert_allclose(drawn[int(y * 3.4), int(x * 3.4)], 0.65 * 200 + 0.35 * blue, atol=1)
-    for x, y in ((50, 50), (12, 50)):
-        assert drawn[int(y * 3.4), int(x * 3.4)].tolist() == [200, 200, 200]
 
 
 def test_masks_of_large_images_are_filled_in_fewer_pixels():
     (axes,) = figures.new_figure(3, 2, 1)[1]
-    box = Box((0, 0, 9000, 6000), "a", 0.9, ("0,0 4499,0 4499,5999 0,5999",))
-    detections._draw_masks(axes, (6000, 9000), [box], ["#0072B2"])
+    large = box((0, 0, 9000, 6000), outline=("0,0 4499,0 4499,5999 0,5999",))
+    detections._draw_masks(axes, (6000, 9000), [large], ["#0072B2"])
     covered = axes.images[0].get_array()[..., 3] > 0
     assert covered.shape == (933, 1400)
     assert abs(covered.mean() - 0.5) < 0.01
     assert axes.images[0].get_extent() == [0, 9000, 6000, 0]
-
-
-def test_a_image_that_is_gone_is_a_clear_error(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.png"):
-        detections.read_image(tmp_path / "gone.png")
-
-
-def test_an_image_is_read_once_for_all_its_columns(report, monkeypatch):
-    read, opened = Image.open, []
-    monkeypatch.setattr(Image, "open", lambda path: opened.append(path) or read(path))
-    detections.detections(report.samples * 2)
-    assert len(opened) == 1
 
 
 def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tmp_path):
@@ -122,31 +89,71 @@ def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tm
     Image.fromarray(pixels).save(tmp_path / "a.png")
     drawn, size = detections.read_image(tmp_path / "a.png")
     assert (drawn.shape, size) == ((700, 1400, 3), (2000, 4000))
-    sample = Sample(str(tmp_path / "a.png"), {"a": [Box((1000, 500, 2000, 1500), "x", 0.5)]})
-    (axes,) = detections.detection_panel(sample, "a").axes
+    (axes,) = detections.detections([sample_of(tmp_path / "a.png", a=[box((1000, 500, 2000, 1500))])]).axes
     assert axes.images[0].get_extent() == [0, 4000, 2000, 0]
     dark = axes.images[0].get_array()[..., 0] < 128
     np.testing.assert_allclose(np.argwhere(dark).min(0)[::-1] / 0.35, (1000, 500), atol=3)
 
 
-@pytest.mark.parametrize(("size", "inches"), [((10, 30_000), 27.2), ((30_000, 10), 0.425), ((60, 80), 3.4 * 4 / 3)])
-def test_panels_of_long_images_have_margins(tmp_path, size, inches):
+@pytest.mark.parametrize("size", [(10, 30_000), (30_000, 10)])
+def test_long_images_are_drawn(tmp_path, size):
     Image.new("RGB", size).save(tmp_path / "a.png")
-    figure = detections.detection_panel(Sample(str(tmp_path / "a.png"), {"a": []}), "a")
-    assert figure.get_size_inches().tolist() == pytest.approx([3.4, inches])
-    assert figures.render(figure, "jpg", dpi=50)
+    assert figures.render(detections.detections([sample_of(tmp_path / "a.png", a=[])]), "jpg", dpi=50)
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
-def test_an_image_that_is_no_regular_file_is_not_opened(tmp_path, make):
-    make(tmp_path / "a.png")
-    with pytest.raises(InputError, match=r"cannot read the image: .* is not a regular file; samples need the images"):
-        detections.read_image(tmp_path / "a.png")
-
-
-def test_an_image_of_more_pixels_than_pillow_decodes_is_a_clear_error(tmp_path, monkeypatch):
-    Image.new("RGB", (100, 100)).save(tmp_path / "a.png")
+def test_an_image_that_cannot_be_read_is_a_clear_error(tmp_path, monkeypatch):
+    Image.new("RGB", (100, 100)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(InputError, match=r"cannot read the image .*a\.png: .* exceeds limit"):
-        detections.read_image(tmp_path / "a.png")
+    for name in ("gone.png", "large.png", "."):
+        with pytest.raises(InputError, match="cannot read the image"):
+            detections.read_image(tmp_path / name)
+
+
+# masks as polygons
+
+
+def refilled(outline, size):
+    return cv2.fillPoly(np.zeros(size, np.uint8), [points_of(one) for one in outline], 1).astype(bool)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_filled_again_they_are_the_mask(seed):
+    """Smooth shapes with holes, and with islands in them."""
+    noise = np.random.default_rng(seed).normal(0, 1, (60, 80)).astype(np.float32)
+    mask = cv2.GaussianBlur(noise, (0, 0), 4) > 0.02
+    outline = outline_of(mask)
+    assert len(outline) > 1
+    assert sum(len(points_of(one)) for one in outline) <= POINTS
+    np.testing.assert_array_equal(refilled(outline, mask.shape), mask)
+
+
+def test_a_ring_has_a_hole_by_the_even_odd_rule():
+    mask = np.zeros((20, 20), bool)
+    mask[2:18, 2:18] = True
+    mask[6:14, 6:14] = False
+    outer, hole = map(points_of, outline_of(mask, left=100, top=1000))
+    assert (outer.min(0).tolist(), outer.max(0).tolist()) == ([102, 1002], [117, 1017])
+    assert (hole.min(0).tolist(), hole.max(0).tolist()) == ([105, 1005], [114, 1014])  # the mask's pixels around it
+    assert refilled(outline_of(mask), mask.shape).sum() == mask.sum()
+
+
+def test_a_large_or_torn_mask_keeps_to_the_limits():
+    torn = np.random.default_rng(0).random((200, 200)) < 0.5
+    outline = outline_of(torn)
+    assert len(outline) == POLYGONS
+    assert sum(len(points_of(one)) for one in outline) <= POINTS
+    angles = np.linspace(0, 2 * np.pi, 4000)
+    radius = 700 + 30 * np.sin(60 * angles)
+    star = np.stack([1000 + radius * np.cos(angles), 1000 + radius * np.sin(angles)], 1).astype(np.int32)
+    wavy = cv2.fillPoly(np.zeros((2000, 2000), np.uint8), [star], 1).astype(bool)
+    outline = outline_of(wavy)
+    assert sum(len(points_of(one)) for one in outline) <= POINTS
+    again = refilled(outline, wavy.shape)
+    assert (again & wavy).sum() / (again | wavy).sum() > 0.97
+
+
+def test_nothing_has_no_outline_and_a_pixel_has_one():
+    assert outline_of(np.zeros((5, 5), bool)) == outline_of(np.zeros((0, 3), bool)) == ()
+    lone = np.zeros((5, 5), bool)
+    lone[3, 1] = True
+    assert outline_of(lone) == ("1,3",)

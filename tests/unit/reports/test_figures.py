@@ -10,11 +10,11 @@ from PIL import Image
 from report_examples import make_row
 
 from utils.reports import detections, figures
-from utils.reports.schema import Report
+from utils.reports.schema import Epoch, Range, Report
 
 
 def test_ap_per_epoch_plots_the_history_and_the_lines(report):
-    report.history.insert(1, {"epoch": 7, "ap": None, "loss": None})
+    report.history.insert(1, Epoch(epoch=7))
     axes = figures.ap_per_epoch(report).axes[0]
     curve, *_ = axes.lines
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1, 2], [0.7365, 0.7399])
@@ -26,13 +26,13 @@ def test_ap_per_epoch_plots_the_history_and_the_lines(report):
 
 def test_masks_have_a_panel_of_their_own(report, segmented):
     report.rows = segmented.rows
-    for entry, ap in zip(report.history, (0.42, 0.41), strict=True):
-        entry["mask_ap"] = ap
+    plain = report.history
+    report.history = [epoch.model_copy(update={"mask_ap": ap}) for epoch, ap in zip(plain, (0.42, 0.41), strict=True)]
     boxes, masks = figures.ap_per_epoch(report).axes
     assert (list(boxes.lines[0].get_ydata()), list(masks.lines[0].get_ydata())) == ([0.7365, 0.7399], [0.42, 0.41])
     assert {"float 0.4412", "PTQ 0.4300"} <= {text.get_text() for text in masks.texts}
     assert ["boxes" in boxes.get_title(loc="left"), "masks" in masks.get_title(loc="left")] == [True, True]
-    del report.history[0]["mask_ap"]
+    report.history[0] = plain[0]
     assert len(figures.ap_per_epoch(report).axes) == 1
 
 
@@ -48,8 +48,8 @@ def test_no_epoch_is_marked_where_ptq_is_the_result(report):
     axes = figures.ap_per_epoch(report).axes[0]
     assert not any("chosen" in text.get_text() for text in axes.texts)
     report.rows[-1] = make_row("QAT", ap=0.7365)
-    for entry, loss in zip(report.history, (0.1, 0.2), strict=True):
-        entry["held_out"] = loss
+    losses = zip(report.history, (0.1, 0.2), strict=True)
+    report.history = [epoch.model_copy(update={"held_out": loss}) for epoch, loss in losses]
     axes = figures.ap_per_epoch(report).axes[0]
     assert "chosen 0.7365" in {text.get_text() for text in axes.texts}, "the loss chooses, and not AP"
 
@@ -72,14 +72,14 @@ def test_ranges_plot_amax_on_a_log_axis_with_one_panel_per_kind(report):
 
 def test_ranges_stand_in_the_order_of_the_network():
     names = ["model.12.conv", "images", "model.2.conv"]
-    rows = [{"name": name, "kind": "activation", "amax": 1.0 + i} for i, name in enumerate(names)]
+    rows = [Range(name=name, kind="activation", amax=1.0 + i) for i, name in enumerate(names)]
     (axes,) = figures.ranges_per_layer(rows).axes
     assert list(axes.lines[0].get_ydata()) == [2.0, 3.0, 1.0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["", "2", "12"]
 
 
 def test_many_layers_do_not_write_over_each_other():
-    rows = [{"name": f"model.{i}.conv", "kind": "weight", "amax": 1.0 + i, "min": 1.0, "max": 2.0} for i in range(250)]
+    rows = [Range(name=f"model.{i}.conv", kind="weight", amax=1.0 + i, min=1.0, max=2.0) for i in range(250)]
     (axes,) = figures.ranges_per_layer(rows).axes
     assert 20 < len(axes.get_xticklabels()) < 60
     assert len(axes.lines[0].get_ydata()) == 250
@@ -101,7 +101,7 @@ def test_svg_is_valid_keeps_its_text_and_is_reproducible(report):
 
 def test_nothing_to_draw_is_an_error():
     with pytest.raises(ValueError, match="no epoch"):
-        figures.ap_per_epoch(Report("x"))
+        figures.ap_per_epoch(Report(command="x"))
     with pytest.raises(ValueError, match="no ranges"):
         figures.ranges_per_layer([])
     with pytest.raises(ValueError, match="no samples"):
@@ -111,7 +111,7 @@ def test_nothing_to_draw_is_an_error():
 @pytest.mark.parametrize("name", ["model.².x", f"model.{'1' * 5000}.x", "model.0.$a_$"])
 def test_names_of_ranges_are_only_names(report, name):
     """Digits that are no numbers, numbers that are none of layers, and what matplotlib would take for mathematics."""
-    report.ranges = [{**report.ranges[0], "name": name, "amax": amax} for amax in (1.0, 2.0)]
+    report.ranges = [Range(name=name, kind="activation", amax=amax) for amax in (1.0, 2.0)]
     assert figures.render(figures.ranges_per_layer(report.ranges), "svg")
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from report_examples import make_row
 
 from utils.core.errors import InputError
 from utils.evaluation.dataset import load_data
 from utils.jobs.samples import collect
-from utils.reports.files import load, merged, write_all
-from utils.reports.schema import Box, Report, Row, Sample
+from utils.reports.files import merged, write_all
+from utils.reports.schema import Epoch, Range, Report
 from utils.runners.base import Runner, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,18 +98,17 @@ def test_other_classes_than_the_data_sets_are_refused(data):
 
 
 def test_all_files_of_a_report_are_written(data, tmp_path):
-    report = Report("command", history=[{"epoch": 0, "ap": 0.5}])
-    report.ranges = [{"name": "model.0", "kind": "weight", "amax": 1.0, "min": 0.5, "max": 1.0, "channels": 4}]
+    report = Report(command="command", history=[Epoch(epoch=0, ap=0.5)])
+    report.ranges = [Range(name="model.0", kind="weight", amax=1.0, min=0.5, max=1.0, channels=4)]
     report.samples = collect({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
     written = write_all(report, tmp_path / "run")
     names = ["report.json", "ap_per_epoch.png", "ranges.png", "detections.png", "report.html"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
-    assert [path.name for path in write_all(Report("nothing"), tmp_path / "empty")] == ["report.json", "report.html"]
-
-
-def row(stage, file="weights.pt"):
-    return Row(stage, file, 0.5, 0.75, 0.5, 0.5, 1.0, "CPU", {}, 10, 1.0, "a test")
+    assert [path.name for path in write_all(Report(command="nothing"), tmp_path / "empty")] == [
+        "report.json",
+        "report.html",
+    ]
 
 
 class TestProgram:
@@ -119,22 +119,15 @@ class TestProgram:
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
     def test_runs_are_put_together(self, tmp_path):
-        Report("qat.py", [row("float"), row("QAT")], notes=["one"], history=[{"epoch": 0, "ap": 0.5}]).save(
-            tmp_path / "qat/report.json"
-        )
-        Report("val_trt.py", [row("ONNX"), row("QAT")], notes=["two", "one"]).save(tmp_path / "onnx.json")
-        done = self.make(
-            tmp_path / "qat",
-            tmp_path / "onnx.json",
-            "--output",
-            tmp_path / "out",
-            "--note",
-            "three",
-            "--title",
-            "Title",
-        )
+        report = Report(command="qat.py", rows=[make_row(ap=0.5), make_row("QAT")], notes=["one"])
+        report.history = [Epoch(epoch=0, ap=0.5)]
+        report.save(tmp_path / "qat/report.json")
+        report = Report(command="val_trt.py", rows=[make_row("ONNX"), make_row("QAT")], notes=["two", "one"])
+        report.save(tmp_path / "onnx.json")
+        done = self.make(tmp_path / "qat", tmp_path / "onnx.json", "--output", tmp_path / "out", "--note", "three",
+                         "--title", "Title")  # fmt: skip
         assert done.returncode == 0, done.stderr
-        report = load(tmp_path / "out")
+        report = Report.load(tmp_path / "out/report.json")
         assert [row.stage for row in report.rows] == ["float", "QAT", "ONNX"]
         assert (report.notes, report.title, report.command) == (["one", "two", "three"], "Title", "qat.py\nval_trt.py")
         assert len(report.history) == 1
@@ -142,19 +135,18 @@ class TestProgram:
         assert "Title" in (tmp_path / "out" / "report.html").read_text()
 
     def test_the_first_runs_folder_is_the_default(self, tmp_path):
-        Report("qat.py", [row("float")]).save(tmp_path / "report.json")
+        Report(command="qat.py", rows=[make_row()]).save(tmp_path / "report.json")
         assert self.make(tmp_path / "report.json").returncode == 0
         assert (tmp_path / "report.html").is_file()
 
     def test_bad_input_is_one_line_and_exit_code_2(self, tmp_path):
-        Report("qat.py").save(tmp_path / "report.json")
-        box, hostile = Box((0, 0, 9, 9), "a", 0.5, ("0,0 9,0 9,<svg>",)), tmp_path / "hostile.json"
-        Report("qat.py", samples=[Sample("a.png", {"float": [box]})]).save(hostile)
+        Report(command="qat.py").save(tmp_path / "report.json")
+        (tmp_path / "newer.json").write_text('{"schema_version": 3}')
         for arguments in (
             ["missing"],
             [tmp_path, "--compare", "a.pt", "b.onnx"],
             [tmp_path, "--compare", "a", "b", "--data", "no.yaml"],
-            [hostile],
+            [tmp_path / "newer.json"],
         ):
             done = self.make(*arguments)
             assert done.returncode == 2

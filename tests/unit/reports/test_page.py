@@ -1,12 +1,10 @@
-"""The page of a report: it holds every number, and nothing in it is markup or a link."""
+"""The page of a report: it holds every number, and nothing in it is markup, a script or a link."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import html.parser
 import io
-import json
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -15,7 +13,7 @@ from PIL import Image
 from report_examples import NASTY, make_row
 
 from utils.reports.html import page, write_html
-from utils.reports.schema import Box, Report
+from utils.reports.schema import Box, Range, Report, Sample
 
 
 class _Page(html.parser.HTMLParser):
@@ -40,31 +38,12 @@ class _Page(html.parser.HTMLParser):
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_page_holds_every_number(report):
+    report.add(make_row("QAT", versions={"torch": "2.8.0"}))
     text = " ".join(_Page(page(report)).words)
-    for number in ("0.7412", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81 MB", "18.21"):
-        assert number in text
-    for number in ("0.7365", "0.7399", "1.0e-05", "2.500", "0.7500", "0.1250", "16"):
-        assert number in text
-    for word in (
-        "A report",
-        "python qat.py quantize",
-        "somewhere else",
-        "2.11.0",
-        "a CPU",
-        "a note",
-        "runs/PTQ.pt",
-    ):
+    for word in ("0.7412", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81 MB", "18.21", "A report",
+                 "python qat.py quantize", "somewhere else", "torch: 2.11.0, 2.8.0", "a CPU", "a note",
+                 "runs/PTQ.pt"):  # fmt: skip
         assert word in text
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_cards_say_what_they_are_compared_with(report):
-    report.rows.append(make_row("ONNX", ap_with="30 images"))
-    text = page(report)
-    assert [text.count(words) for words in ("the reference", "-0.0051 to float", "not compared with float")] == [1] * 3
-    report.rows = report.rows[1:]
-    text = page(report)
-    assert (text.count("the reference"), text.count("no float row beside it")) == (0, 2)
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -75,23 +54,19 @@ def test_differences_within_their_error_have_no_colour(compared):
     assert re.findall(r'<td class="(up|down)">(.*?)</td>', text) == [
         ("up", "+0.0088"), ("up", "+0.0388 ± 0.0058"), ("down", "-0.0412 ± 0.0058"),
     ]  # fmt: skip
-    assert "-0.0051 ± 0.0058 to float" in text
     assert "±: the standard error of the difference" in text
     assert "Not compared, since" in text
 
 
-def test_the_page_fetches_nothing(report):
+def test_the_page_fetches_nothing_and_runs_nothing(report):
     text = page(report)
     parsed = _Page(text)
-    assert len(parsed.links) == 5, "two charts and three panels"
+    assert len(parsed.links) == 3, "two charts and an image with its columns"
     assert all(link.startswith("data:image/") for link in parsed.links)
-    assert not {"link", "iframe", "object", "embed"} & set(parsed.tags)
+    assert not {"script", "link", "iframe", "object", "embed"} & set(parsed.tags)
     written = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", written)
-
-
-def test_the_images_inside_are_images(report):
-    for link in _Page(page(report)).links:
+    for link in parsed.links:
         kind, data = link.removeprefix("data:image/").split(";base64,")
         content = base64.b64decode(data, validate=True)
         if kind == "svg+xml":
@@ -101,36 +76,30 @@ def test_the_images_inside_are_images(report):
 
 
 def test_markup_in_names_is_shown_and_not_run(report):
-    plain = _Page(page(report))
+    tags = set(_Page(page(report)).tags)
     report.title = report.command = report.data = NASTY
     report.notes = [NASTY]
     report.rows = [make_row(NASTY, file=NASTY, device=NASTY, measured_on=NASTY, versions={NASTY: NASTY})]
-    report.ranges[0]["name"] = NASTY
-    report.samples = [
-        dataclasses.replace(report.samples[0], predictions={NASTY: [Box((1, 1, 9, 9), "$" + NASTY, 0.5)]})
-    ]
+    report.ranges = [Range(name=NASTY, kind="weight", amax=1.0)]
+    box = Box(xyxy=(1, 1, 9, 9), name="$" + NASTY, score=0.5)
+    report.samples = [Sample(image=report.samples[0].image, predictions={NASTY: [box]})]
     nasty = _Page(page(report))
-    assert nasty.tags.count("script") == plain.tags.count("script") == 1
+    assert set(nasty.tags) <= tags
     assert NASTY in "".join(nasty.words)
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_only_pages_with_masks_speak_of_them(report):
+def test_only_pages_with_masks_speak_of_them(report, segmented):
     assert "Masks are filled" not in page(report)
-    assert "outline" not in json.dumps(report.to_dict())
-    (sample,) = report.samples
-    report.samples = [dataclasses.replace(sample, truth=[Box((5, 5, 25, 30), "seven", None, ("6,6 20,6 20,28",))])]
+    assert "P and R: precision" in page(report)
+    assert "P and R: precision" not in page(segmented)
+    mask = Box(xyxy=(5, 5, 25, 30), name="seven", outline=("6,6 20,6 20,28",))
+    report.samples = [Sample(image=report.samples[0].image, predictions={}, truth=[mask])]
     assert "Masks are filled, and outlined, in the colour of their box." in page(report)
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_precision_and_recall_are_explained_where_they_are_shown(report, segmented):
-    assert "P and R: precision" in page(report)
-    assert "P and R: precision" not in page(segmented)
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_missing_image_costs_its_panels_only(report, image):
+def test_a_missing_image_costs_its_drawing_only(report, image):
     image[0].unlink()
     text = page(report)
     assert "cannot read the image" in text
@@ -138,12 +107,6 @@ def test_a_missing_image_costs_its_panels_only(report, image):
 
 
 def test_an_empty_report_is_a_page(tmp_path):
-    path = write_html(Report("nothing was run", hardware={}), tmp_path / "report.html")
+    path = write_html(Report(command="nothing was run", hardware={}), tmp_path / "report.html")
     assert "nothing was run" in path.read_text()
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_several_versions_are_all_named(report):
-    report.add(make_row("QAT", versions={"torch": "2.8.0"}))
-    assert "2.11.0, 2.8.0" in page(report)

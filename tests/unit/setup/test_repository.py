@@ -52,16 +52,6 @@ def test_one_version_everywhere():
     assert [models.quantize.__version__, cited, first[1]] == [VERSION] * 3
 
 
-def test_changelog_is_kept_as_keepachangelog_has_it():
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert text.index("## Unreleased") < text.index(f"## {VERSION} - ") < text.index("## 0.1.0")
-    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    section = text.split(f"## {VERSION} - ")[1].split("\n## ")[0]
-    titles = re.findall(r"^### (.+)$", section, re.MULTILINE)
-    assert set(titles) <= known
-    assert len(titles) == len(set(titles)) >= 3
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_and_rights_are_given_by_name(path):
     used = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))

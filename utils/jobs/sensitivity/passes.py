@@ -19,8 +19,8 @@ from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core import distributed
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
+from utils.evaluation.metrics import Statistics
 from utils.evaluation.proxy import distance, weight
-from utils.evaluation.statistics import Statistics
 from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.units import Unit
 

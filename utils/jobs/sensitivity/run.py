@@ -159,11 +159,8 @@ class Analysis:
         return model
 
     def _recipe_with(self, patterns: Sequence[str]) -> Recipe:
-        """The run's recipe with more in float, and without calibration exceptions for scales that are gone then."""
-        recipe = self.recipe.replace(float=tuple(dict.fromkeys((*self.recipe.float, *patterns))))
-        kept = set(placement.plan(self._inputs.source.model, recipe).scale_names)
-        scales = {name: method for name, method in recipe.calibration.scales.items() if name in kept}
-        return recipe.replace(calibration_scales=scales)
+        """The run's recipe with more in float."""
+        return self.recipe.replace(float=tuple(dict.fromkeys((*self.recipe.float, *patterns))))
 
     def _verified(self, recipe: Recipe) -> float | None:
         """AP of the network that `qat.py quantize --recipe` makes, placed and calibrated anew; None if time is over.

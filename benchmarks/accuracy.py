@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""What INT8 costs networks in AP, and what it gains in time: train, quantize, export, build, evaluate, time.
+
+    python benchmarks/accuracy.py --data datasets/digits-640/data.yaml --networks yolov9-s --epochs 12
+    python benchmarks/accuracy.py --data data/coco.yaml --weights yolov9-c-converted.pt -- --optimization-level 2
+
+YOLOV9_CHECKOUT, or --checkout, is a patched checkout, whose programs do the work. What they found lies in --output,
+and a step whose result is there is not run again. Without a GPU or TensorRT, ONNX Runtime evaluates and times the
+exported files. Options behind -- are for benchmark_trt.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
+
+from benchmarks import steps
+from benchmarks.steps import Runner, Setup, Step, StepError, Words, folder_name, input_file
+from utils.core.errors import InputError
+from utils.core.files import file_hash
+from utils.core.options import Count, add_options, option
+from utils.core.resampled import Difference, Resampled, difference_error
+from utils.core.run_folder import held
+from utils.core.text_tables import columns, markdown
+
+BATCHES = (1, 8)  # that are timed; AP is that of the engine of the larger
+TRAINING = {  # upstream's networks → images a batch, and the highest learning rate of AdamW
+    "yolov9-t": (64, 0.0015),
+    "yolov9-s": (64, 0.0015),
+    "yolov9-m": (48, 0.001),
+    "yolov9-c": (48, 0.001),
+}
+SETTINGS = {  # a state's name → the options of `qat.py quantize` that make it
+    "PTQ": "--ptq-only",
+    "PTQ auto": "--ptq-only --calib-method auto",
+    "ranges only": "--train ranges",
+    "QAT": "",
+}
+
+
+class AccuracyOptions(steps.BenchmarkOptions):
+    """What is measured."""
+
+    data: str = option(..., "dataset's YAML", metavar="FILE")
+    networks: list[Literal["yolov9-t", "yolov9-s", "yolov9-m", "yolov9-c"]] = option([], "of upstream's, to train")
+    weights: list[str] = option([], "trained float checkpoints, as reparameterization.py leaves them", metavar="FILE")
+    output: str = option("runs/accuracy", "where results lie", metavar="DIR")
+    workers: int = option(8, "processes that read images, for each GPU", ge=0, le=256, metavar="N")
+    settings: str = option("", "YAML, a state's name: options of qat.py quantize (default: SETTINGS)", metavar="FILE")
+    seeds: list[int] = option([57], "each setting is measured with each of them", metavar="N")
+    deploy: str = option("QAT", "the setting that is exported and timed, with the first seed; '': none", metavar="NAME")
+    epochs: Count = option(20, "of the training", group="training", metavar="N")
+    batch_size: Count | None = option(None, "of the training (default: the network's)", group="training", metavar="N")
+    hyp: str = option("", "of the training (default: data/demo/hyp.digits-640.yaml)", group="training", metavar="FILE")
+    gpus: Count = option(1, "that train a network together", group="training", metavar="N")
+
+
+def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path, folder: Path) -> Iterator[Step]:
+    """Upstream's train_dual.py, and the conversion to the network that is deployed, `float.pt`."""
+    batch, rate = TRAINING[name]
+    last = folder / "train/weights/last.pt"
+    given = input_file(options.hyp or str(setup.checkout / "data/demo/hyp.digits-640.yaml"), "--hyp")
+    hyp = {**yaml.safe_load(given.read_text(encoding="utf-8")), "lr0": rate, "warmup_bias_lr": rate}
+    (folder / "hyp.yaml").write_text(yaml.safe_dump(hyp), encoding="utf-8")
+    together = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(options.gpus)]
+    command: Words = [
+        *(together if options.gpus > 1 else []),
+        *("scripts/run_upstream.py", "--fast", "train_dual.py", "--data", data, "--hyp", folder / "hyp.yaml"),
+        *("--cfg", setup.checkout / f"models/detect/{name}.yaml", "--weights", "", "--imgsz", str(options.imgsz)),
+        *("--batch-size", str(options.batch_size or batch), "--epochs", str(options.epochs), "--optimizer", "AdamW"),
+        *("--cos-lr", "--cache", "ram", "--workers", str(options.workers), "--noval", "--noplots", *setup.device),
+        *("--project", folder, "--name", "train", "--exist-ok"),
+    ]
+    yield Step("train", command, last, resume=(last, ["--resume", last]))
+    command = ["reparameterization.py", "--weights", last, "--save", folder / "float.pt", "--device", "cpu"]
+    yield Step("convert", command, folder / "float.pt")
+
+
+def quantizing_steps(
+    weights: Path, options: AccuracyOptions, settings: Mapping[str, str], setup: Setup, data: Path, folder: Path
+) -> Iterator[Step]:
+    """AP of the float network, and of each setting with each seed."""
+    images: Words = ["--data", data, "--imgsz", str(options.imgsz), "--workers", str(options.workers), *setup.device]
+    place: Words = ["--project", folder, "--exist-ok", "--name"]
+    command: Words = ["qat.py", "eval", "--weights", weights, *images, *place, "float"]
+    yield Step("float", command, folder / "float/report.json", read_report)
+    for setting, words in settings.items():
+        for seed in options.seeds:
+            step = f"{setting}, seed {seed}"
+            run = folder / folder_name(step)
+            command = ["qat.py", "quantize", "--weights", weights, *images, "--seed", str(seed), "--no-eval-origin"]
+            command += [*shlex.split(words), *place, run.name]
+            yield Step(step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run]))
+
+
+def deployed_steps(
+    weights: Path, quantized: Path, options: AccuracyOptions, setup: Setup, data: Path, folder: Path
+) -> Iterator[Step]:
+    """Files of the float network and of a quantized one, their times and their AP; as engines, where there are some."""
+    ran, engines = ("ONNX", False) if setup.no_engines else ("engine", True)
+    place: Words = ["--project", folder, "--exist-ok", "--name"]
+    files = {kind: folder / f"{folder.name}-{kind}.onnx" for kind in ("float", "int8")}
+    for file, source in zip(files.values(), (weights, quantized), strict=True):
+        command: Words = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), *setup.device]
+        command += ["--data", data, "--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", setup.typing]
+        yield Step(f"export {file.stem}", [*command, "--output", file], file)
+    command = ["scripts/benchmark_trt.py", files["int8"], "--baseline", files["float"], *setup.timing]
+    command += ["--batch-size", *map(str, BATCHES), *place, f"times-{ran}"]
+    yield Step(f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines)
+    for kind, file in files.items():
+        built = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine") if engines else file
+        run = folder / f"{kind}-{ran}"
+        command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
+        command += [*([] if engines else ["--device", "cpu"]), *place, run.name]
+        yield Step(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """`report.json` → its last row: AP, AP on resampled images, the same of masks, and the file's name."""
+    row = json.loads(path.read_text(encoding="utf-8"))["rows"][-1]
+    names = ("ap", "ap50", "ap_resampled", "mask_ap", "mask_ap_resampled", "measured_on")
+    return {"file": Path(row["file"]).name, **{name: row[name] for name in names if row.get(name) not in (None, "")}}
+
+
+def table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown: for each network a row for each state, with AP, its difference to float, and times.
+
+    Args:
+        networks: name → what a `Runner` keeps.
+    """
+    heads = ["network", "state", "AP", "to float", *(f"ms, batch {one}" for one in BATCHES), "images/s"]
+    rows, places = [], []
+    for name, content in networks.items():
+        found = {step: entry["result"] for step, entry in content["steps"].items() if entry["result"]}
+        times: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for step in [step for step in found if step.startswith("times")]:
+            ran, timed = step.rpartition(" ")[2], found.pop(step)
+            times |= {(f"{row['model'].rpartition('-')[2]} {ran}", row["batch"]): row for row in timed["rows"]}
+            places.append(timed["measured_on"])
+        for step, result in found.items():
+            mine = [times.get((step, batch), {}) for batch in BATCHES]
+            cells = [f"{row['ms']:.2f}" if row.get("ms") else "" for row in mine]
+            rate = mine[-1].get("images_per_second")
+            difference = "" if step == "float" or "float" not in found else str(_difference(result, found["float"]))
+            rows.append([name, step, f"{result['ap']:.4f}", difference, *cells, f"{rate:,.0f}" if rate else ""])
+    where = "; ".join(dict.fromkeys(places))
+    remarks = [f"Median milliseconds of a batch, both files in turns: {where}."] if where else []
+    remarks.append("±: standard error of the difference, from resampling the images.")
+    return [*markdown(columns(heads, left=heads[:2]), rows), "", *remarks]
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Difference:
+    resampled = [Resampled.from_text(each["ap_resampled"]) if "ap_resampled" in each else None for each in (one, other)]
+    return Difference(one["ap"] - other["ap"], difference_error(*resampled))
+
+
+def read_settings(file: str) -> Mapping[str, str]:
+    """The settings of a YAML file.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    content = yaml.safe_load(input_file(file, "--settings").read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not all(isinstance(one, str) for pair in content.items() for one in pair):
+        raise InputError(f"--settings {file}: expected a mapping, a state's name: options of qat.py quantize")
+    return content
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, without what stands behind `--`."""
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("accuracy.py", description=__doc__, formatter_class=about)
+    add_options(parser, AccuracyOptions)
+    return parser
+
+
+def run(words: list[str], timing: list[str]) -> int:
+    """Measure every network; 1 if a step failed, after the others."""
+    options = AccuracyOptions.parsed(make_parser().parse_args(words))
+    data = input_file(options.data, "--data")
+    settings = read_settings(options.settings) if options.settings else SETTINGS
+    if options.deploy and options.deploy not in settings:
+        raise InputError(f"--deploy {options.deploy} is none of the settings {', '.join(settings)}; '' deploys none")
+    trained = {Path(file).stem: input_file(file, "--weights") for file in options.weights}
+    names = [*options.networks, *(Path(file).stem for file in options.weights)]
+    if not names or len(set(names)) < len(names):
+        raise InputError("give --networks, or --weights, each of another name")
+    setup = Setup.of(options, str(data), timing)
+    content = yaml.safe_load(data.read_text(encoding="utf-8"))
+    content.pop("path", None)  # which differs between machines
+    dataset = hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
+    output, failed = Path(options.output).resolve(), False
+    for name in names:
+        folder = output / name
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = trained.get(name, folder / "float.pt")
+        with held(folder):
+            inputs = {"--data": dataset, "--weights": file_hash(weights) if name in trained else "trained here"}
+            runner = Runner(setup.checkout, folder, inputs)
+            try:
+                for step in () if name in trained else training_steps(name, options, setup, data, folder):
+                    runner.run(step)
+                for step in quantizing_steps(weights, options, settings, setup, data, folder):
+                    runner.run(step)
+                if options.deploy:
+                    chosen = f"{options.deploy}, seed {options.seeds[0]}"
+                    file = folder / folder_name(chosen) / "weights" / runner.content["steps"][chosen]["result"]["file"]
+                    for step in deployed_steps(weights, file, options, setup, data, folder):
+                        runner.run(step)
+            except StepError as error:
+                steps.logger.error("error: %s", error)
+                failed = True
+    results = sorted(output.glob(f"*/{steps.RESULTS}"))  # also of networks that another process measures
+    networks = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in results}
+    steps.write_json(networks, output / "accuracy.json")
+    steps.logger.info("\n%s\n\n%s", "\n".join(table(networks)), output / "accuracy.json")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(steps.main(run))

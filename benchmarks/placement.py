@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Judge a placement of quantizers by engines: FP16, INT8 in convolutions only, and ours, timed in turns.
+
+    python benchmarks/placement.py models/detect/gelan-c.yaml --imgsz 640 --batch-size 1 8 -- --optimization-level 2
+
+MODEL is one of upstream's YAMLs (random weights: the speed is the same), or a float checkpoint. YOLOV9_CHECKOUT, or
+--checkout, is a patched checkout, whose programs do the work. A step whose result lies in --output is not run again:
+after a change of rules.py give another --output. Options behind -- are for benchmark_trt.py. With --device cpu, ONNX
+Runtime times the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # where benchmarks/ and utils/ lie
+
+from benchmarks import steps
+from benchmarks.steps import Runner, Setup, Step, StepError, Words, input_file
+from utils.core.errors import InputError
+from utils.core.files import atomic_path, file_hash
+from utils.core.options import BatchSize, add_options, option
+from utils.core.run_folder import held
+from utils.core.text_tables import columns, markdown
+
+CALIBRATION_SIZE = "320"  # pixels: only the speed of the engines is looked at, not what they detect
+VARIANTS = ("fp16", "int8-convs", "int8")
+
+
+class PlacementOptions(steps.BenchmarkOptions):
+    """What is compared."""
+
+    models: list[str] = option(..., "YAML of upstream's models/, or float checkpoint", positional=True, metavar="MODEL")
+    output: str = option("runs/placement", "where all files go", metavar="DIR")
+    batch_size: list[BatchSize] = option([1, 8], "that are timed", metavar="N")
+    data: str = option("", "dataset's YAML to calibrate on (default: noise)", metavar="FILE")
+    recipe: str = option("", "of both INT8 variants", metavar="FILE")
+
+
+def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The placement that quantizer libraries give by default: each convolution quantizes its own input.
+
+    All other pairs of QuantizeLinear and DequantizeLinear on activations are taken out. No scale is shared: each is the
+    old one and a little more, as if each had been calibrated by itself.
+
+    Args:
+        model: a quantized file whose convolutions are whole (export_qat.py --keep-layers).
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    producers = {output: node for node in graph.node for output in node.output}
+    constants = {one.name: one for one in graph.initializer}
+    constants |= {name: node.attribute[0].t for name, node in producers.items() if node.op_type == "Constant"}
+
+    def quantize_of(name: str) -> onnx.NodeProto | None:
+        """The QuantizeLinear of an activation that `name` is the DequantizeLinear of."""
+        node = producers.get(name)
+        before = producers.get(node.input[0]) if node is not None and node.op_type == "DequantizeLinear" else None
+        return before if before is not None and before.input[0] not in constants else None
+
+    def unquantized(name: str) -> str:
+        quantize = quantize_of(name)
+        return name if quantize is None else unquantized(quantize.input[0])
+
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            quantize = quantize_of(name)
+            if quantize is None:
+                continue
+            source = unquantized(name)
+            if node.op_type != "Conv":
+                node.input[index] = source
+                continue
+            scale = numpy_helper.to_array(constants[quantize.input[1]])
+            own, stem = np.asarray(scale * (1 + len(nodes) * 1e-5), scale.dtype), f"{node.name}/own_input"
+            graph.initializer.append(numpy_helper.from_array(own, f"{stem}_scale"))
+            shared = [f"{stem}_scale", *quantize.input[2:]]
+            nodes.append(helper.make_node("QuantizeLinear", [source, *shared], [f"{stem}_q"], f"{stem}_q"))
+            nodes.append(helper.make_node("DequantizeLinear", [f"{stem}_q", *shared], [f"{stem}_dq"], f"{stem}_dq"))
+            node.input[index] = f"{stem}_dq"
+        nodes.append(node)
+    needed, kept = {output.name for output in graph.output}, []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.append(node)
+    used = [one for one in graph.initializer if one.name in needed]
+    del graph.node[:], graph.value_info[:], graph.initializer[:]
+    graph.node.extend(reversed(kept))
+    graph.initializer.extend(used)
+    return result
+
+
+def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[Step]:
+    """A checkpoint, calibrated, as the files of FP16 and of ours, and `whole.onnx`, of which int8-convs is made."""
+    weights = model
+    if model.suffix != ".pt":
+        weights = folder / "float.pt"
+        yield Step("random weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
+    data = input_file(options.data or str(folder / "noise/data.yaml"), "--data")
+    command: Words = ["qat.py", "quantize", "--weights", weights, "--data", data, *setup.device]
+    command += ["--imgsz", CALIBRATION_SIZE, "--batch-size", "1", "--workers", "0", "--calib-batches", "1"]
+    command += ["--calib-method", "max", "--ptq-only", "--no-eval-origin", "--no-eval-ptq", "--project", folder]
+    command += ["--name", "ptq", "--exist-ok"]
+    command += ["--recipe", input_file(options.recipe, "--recipe")] if options.recipe else []
+    quantized = folder / f"ptq/weights/ptq_{weights.stem}.pt"
+    yield Step("quantize", command, quantized)
+    for source, name, further in (
+        (weights, f"{folder.name}-fp16", []),
+        (quantized, f"{folder.name}-int8", []),
+        (quantized, "whole", ["--keep-layers"]),
+    ):
+        file = folder / f"{name}.onnx"
+        command = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), "--include", "onnx", *further]
+        command += ["--simplify", "--dynamic", "batch", "--typing", setup.typing, "--check", "0", *setup.device]
+        yield Step(f"export {name}", [*command, "--output", file], file)
+
+
+def timing_steps(options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[Step]:
+    """Engines of the three files, timed in turns; and what each is made of."""
+    fp16, convolutions, ours = (folder / f"{folder.name}-{variant}.onnx" for variant in VARIANTS)
+    engines = not setup.no_engines
+    command: Words = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
+    command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
+    yield Step("times", command, folder / "times/benchmark.json", steps.read_times, tensorrt=engines)
+    for batch, file in product(options.batch_size if engines else (), (fp16, convolutions, ours)):
+        engine = file.with_name(f"{file.stem}-b{batch}.engine")
+        command = ["scripts/inspect_engine.py", engine]
+        yield Step(f"layers {engine.stem}", command, engine.with_suffix(".layers.json"), read_layers, tensorrt=True)
+
+
+def read_layers(path: Path) -> dict[str, Any]:
+    """`ENGINE.layers.json` → numbers of layers that compute, of those in INT8, and of copies; shares of the time."""
+    layers = json.loads(path.read_text(encoding="utf-8"))
+    total = sum(layer["ms"] or 0 for layer in layers)
+    kinds = {
+        "compute": [layer for layer in layers if layer["kind"] == "compute"],
+        "int8": [layer for layer in layers if layer["kind"] == "compute" and layer["precision"] == "INT8"],
+        "copies": [layer for layer in layers if layer["kind"] != "compute"],
+    }
+    shares = {kind: sum(one["ms"] or 0 for one in some) / total if total else None for kind, some in kinds.items()}
+    return {"count": {kind: len(some) for kind, some in kinds.items()}, "share": shares}
+
+
+def rows_of(name: str, results: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of the table for one model: batch size, variant, milliseconds, how many times as long FP16 takes, layers.
+
+    Args:
+        results: step → what was read of its output.
+    """
+    timed = {(row["batch"], row["model"].removeprefix(f"{name}-")): row for row in results["times"]["rows"]}
+    rows = []
+    for batch, variant in product(sorted({batch for batch, _ in timed}), VARIANTS):
+        row = timed[batch, variant]
+        if row["ms"] is None:
+            rows.append([name, str(batch), variant, row["error"], *[""] * 4])
+            continue
+        layers, cells = results.get(f"layers {name}-{variant}-b{batch}"), ["", ""]
+        if layers:
+            count, share = layers["count"], layers["share"]
+            percent = {kind: "" if one is None else f", {one:.0%}" for kind, one in share.items()}
+            cells = [f"{count['int8']} of {count['compute']}{percent['int8']}", f"{count['copies']}{percent['copies']}"]
+        base = timed[batch, "fp16"]["ms"]
+        ratio = f"{base / row['ms']:.2f}" if base else ""
+        rows.append([name, str(batch), variant, f"{row['ms']:.3f}", ratio, f"{row['images_per_second']:,.0f}", *cells])
+    return rows
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, without what stands behind `--`."""
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("placement.py", description=__doc__, formatter_class=about)
+    add_options(parser, PlacementOptions)
+    return parser
+
+
+def run(words: list[str], timing: list[str]) -> int:
+    """Compare the variants of every model; 1 if a step failed, after the others."""
+    options = PlacementOptions.parsed(make_parser().parse_args(words))
+    setup = Setup.of(options, "data/coco.yaml", timing)
+    if setup.no_engines and options.device != "cpu":
+        raise InputError(f"no engines can be built: {setup.no_engines}; --device cpu times the files by ONNX Runtime")
+    near = {model: setup.checkout / model for model in options.models}  # where upstream's YAMLs lie
+    models = [input_file(str(one if one.is_file() else model), "MODEL") for model, one in near.items()]
+    if len({model.stem for model in models}) < len(models):
+        raise InputError("two models have the same name; rename one, files are named after them")
+    rows, places, failed = [], [], False
+    for model in models:
+        folder = Path(options.output).resolve() / model.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder):
+            runner = Runner(setup.checkout, folder, {"MODEL": file_hash(model)})
+            try:
+                for step in export_steps(model, options, setup, folder):
+                    runner.run(step)
+                convolutions = folder / f"{model.stem}-int8-convs.onnx"
+                if not convolutions.exists():
+                    with atomic_path(convolutions) as temporary:
+                        onnx.save(convolutions_only(onnx.load(folder / "whole.onnx")), temporary)
+                results = {step.name: runner.run(step) for step in timing_steps(options, setup, folder)}
+            except StepError as error:
+                steps.logger.error("error: %s", error)
+                failed = True
+                continue
+        rows += rows_of(model.stem, results)
+        places.append(results["times"]["measured_on"])
+    heads = ["model", "batch", "variant", "ms", "FP16 takes as long", "images/s", "INT8 layers, of the time", "copies"]
+    lines = markdown(columns(heads, left=heads[2:3]), rows)
+    steps.logger.info("\n%s\n\n%s", "\n".join(lines), "; ".join(dict.fromkeys(places)))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(steps.main(run))

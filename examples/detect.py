@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Detect objects with a YOLOv9 engine by TensorRT, cuda-python, NumPy and OpenCV: no torch, nothing of this project.
+
+    pip install numpy "opencv-python-headless>=4.8" cuda-python    # and TensorRT: JetPack's, or pip install tensorrt
+    python detect.py yolov9-c-int8.engine images/ --output drawn   # a folder of images, an image, or a video
+
+Copy this file into your product, which needs `Detector` alone. Class names are those of ENGINE.json, which
+scripts/build_engine.py writes beside the engine. Masks of a segmentation network are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import tensorrt as trt
+
+try:
+    from cuda.bindings import runtime as cudart  # cuda-python from 12.6 on
+except ImportError:
+    from cuda import cudart
+
+DTYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT32": np.int32, "INT64": np.int64}
+GREY = 114  # around letterboxed images, as in training
+SAME_PLACE = 0.45  # boxes of several classes that overlap by more are one object
+MAX_DETECTIONS = 300
+IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+
+
+class Detector:
+    """An engine on a GPU, for one image at a time, at the size that it was optimised for; `names` are its classes'."""
+
+    def __init__(self, path: str | Path, conf: float = 0.25, iou: float = 0.45, device: int = 0) -> None:
+        """Load an engine on the GPU with this number; `conf` is the least score, `iou` NMS drops boxes above it.
+
+        An engine with NMS inside has an `iou` of its own, and finds nothing below its own `conf`.
+        """
+        note = Path(f"{path}.json")
+        metadata = json.loads(note.read_text(encoding="utf-8"))["metadata"] if note.is_file() else {}
+        self.names = {int(key): name for key, name in json.loads(metadata.get("names", "{}")).items()}
+        self.conf, self.iou = conf, iou
+        _cuda(cudart.cudaSetDevice(device))
+        self._stream = _cuda(cudart.cudaStreamCreate())
+        self._logger = trt.Logger(trt.Logger.WARNING)
+        trt.init_libnvinfer_plugins(self._logger, "")  # EfficientNMS
+        self._engine = engine = trt.Runtime(self._logger).deserialize_cuda_engine(Path(path).read_bytes())
+        if engine is None:
+            raise RuntimeError(f"{path} is no engine of TensorRT {trt.__version__} for this GPU; build it again here")
+        self._context = context = engine.create_execution_context()
+        tensors = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        self._input = next(name for name in tensors if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)
+        if not {"num_dets", "output0"} & set(tensors):
+            raise RuntimeError(f"{path} has {', '.join(tensors)}; expected an engine of a file of export_qat.py")
+        shape = tuple(engine.get_tensor_shape(self._input))
+        if -1 in shape:
+            smallest, best, _ = engine.get_tensor_profile_shape(self._input, 0)
+            shape = (smallest[0], *best[1:])
+        context.set_input_shape(self._input, shape)
+        self._nhwc = shape[3] == 3
+        self.size = (shape[1], shape[2]) if self._nhwc else (shape[2], shape[3])
+        self._host, self._device = {}, {}  # memory of each tensor
+        for name in tensors:
+            dtype = DTYPES[engine.get_tensor_dtype(name).name]
+            self._host[name] = np.zeros(tuple(context.get_tensor_shape(name)), dtype)
+            self._device[name] = int(_cuda(cudart.cudaMalloc(self._host[name].nbytes)))
+            context.set_tensor_address(name, self._device[name])
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        """Detect.
+
+        Args:
+            image: uint8 BGR `[H, W, 3]`, as OpenCV reads it.
+
+        Returns:
+            float32 `[n, 6]`: x1, y1, x2, y2 in pixels of the image, score, class; the best first.
+        """
+        pixels, ratio, corner = letterbox(image, self.size)
+        outputs = self.infer(pixels)
+        rows = self._read_detections(outputs) if "num_dets" in outputs else self._suppress(outputs)
+        boxes = (rows[:, :4] - np.tile(corner, 2)) / np.tile(ratio, 2)
+        rows[:, :4] = boxes.clip(0, np.tile(image.shape[1::-1], 2))
+        return nms(rows, SAME_PLACE, np.zeros(len(rows)))
+
+    def infer(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """Run the engine on a letterboxed image, uint8 RGB `[H, W, 3]`; outputs by name, without the batch's axis."""
+        feed, kinds = self._host[self._input], cudart.cudaMemcpyKind
+        feed[:] = pixels if self._nhwc else pixels.transpose(2, 0, 1)  # the same for each image of a static batch
+        if feed.dtype != np.uint8:
+            feed /= 255
+        copy, device, stream = cudart.cudaMemcpyAsync, self._device, self._stream
+        _cuda(copy(device[self._input], feed.ctypes.data, feed.nbytes, kinds.cudaMemcpyHostToDevice, stream))
+        if not self._context.execute_async_v3(int(stream)):
+            raise RuntimeError("TensorRT could not run the engine; its log says why")
+        outputs = {name: array for name, array in self._host.items() if name != self._input}
+        for name, array in outputs.items():
+            _cuda(copy(array.ctypes.data, device[name], array.nbytes, kinds.cudaMemcpyDeviceToHost, stream))
+        _cuda(cudart.cudaStreamSynchronize(stream))
+        return {name: array[0] for name, array in outputs.items()}
+
+    def _read_detections(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
+        """Of an engine with NMS inside: rows of x1, y1, x2, y2 in pixels of the input, score, class."""
+        columns = outputs["det_boxes"], outputs["det_scores"], outputs["det_classes"]
+        rows = np.column_stack(columns).astype(np.float32)[: int(outputs["num_dets"][0])]
+        rows = rows[np.argsort(-rows[:, 4], kind="stable")]
+        return rows[rows[:, 4] > self.conf][:MAX_DETECTIONS]
+
+    def _suppress(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
+        """The same of raw predictions `[4 + classes + masks, anchors]` (cx, cy, w, h, scores), by NMS of each class."""
+        raw: np.ndarray = outputs["output0"].astype(np.float32)
+        masks = next((len(array) for array in outputs.values() if array.ndim == 3), 0)  # prototypes of segmentation
+        middle, half, scores = raw[:2].T, raw[2:4].T / 2, raw[4 : len(raw) - masks].T
+        anchor, label = np.nonzero(scores > self.conf)  # a box counts for each class that it may be
+        columns = middle[anchor] - half[anchor], middle[anchor] + half[anchor], scores[anchor, label], label
+        rows = np.column_stack(columns).astype(np.float32)
+        return nms(rows, self.iou, label)[:MAX_DETECTIONS]
+
+
+def letterbox(image: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float], tuple[float, float]]:
+    """Fit an image into the input as in training and evaluation: its aspect ratio stays, grey is around it.
+
+    Returns:
+        uint8 RGB `[*size, 3]`; the ratios of width and height; x and y of the image's corner in the input.
+    """
+    height, width = image.shape[:2]
+    ratio = min(size[0] / height, size[1] / width)
+    new_height, new_width = max(int(height * ratio), 1), max(int(width * ratio), 1)
+    if (new_height, new_width) != (height, width):
+        method = cv2.INTER_LINEAR if new_height > height or new_width > width else cv2.INTER_AREA
+        image = cv2.resize(image, (new_width, new_height), interpolation=method)
+    x, y = (size[1] - new_width) / 2, (size[0] - new_height) / 2
+    top, left = round(y - 0.1), round(x - 0.1)
+    canvas = np.full((*size, 3), GREY, np.uint8)
+    canvas[top : top + new_height, left : left + new_width] = image[..., ::-1]
+    return canvas, (new_width / width, new_height / height), (x, y)
+
+
+def nms(rows: np.ndarray, iou: float, classes: np.ndarray) -> np.ndarray:
+    """The rows that stay, the best first: of two boxes of a class that overlap by more than `iou` the better one."""
+    boxes = np.column_stack([rows[:, :2], rows[:, 2:4] - rows[:, :2]])  # x, y, width, height
+    kept = cv2.dnn.NMSBoxesBatched(boxes.tolist(), rows[:, 4].tolist(), classes.astype(int).tolist(), 0.0, iou)
+    return rows[np.array(kept, int).reshape(-1)]  # an empty tuple where there was no box
+
+
+def draw(image: np.ndarray, rows: np.ndarray, names: dict[int, str]) -> np.ndarray:
+    """A copy of an image with boxes, names and scores."""
+    image = image.copy()
+    for *box, score, label in rows.tolist():
+        x1, y1, x2, y2 = map(round, box)
+        colour = np.random.default_rng(int(label)).integers(0, 200, 3).tolist()
+        cv2.rectangle(image, (x1, y1), (x2, y2), colour, 2)
+        text = f"{names.get(int(label), int(label))} {score:.2f}"
+        cv2.putText(image, text, (x1, max(y1 - 4, 12)), cv2.FONT_HERSHEY_SIMPLEX, 0.5, colour, 1, cv2.LINE_AA)
+    return image
+
+
+def draw_video(detector: Detector, source: Path, target: Path) -> None:
+    """Write a video with what is detected in each frame."""
+    video = cv2.VideoCapture(str(source))
+    size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
+    writer = cv2.VideoWriter(str(target), cv2.VideoWriter.fourcc(*"mp4v"), video.get(cv2.CAP_PROP_FPS) or 25, size)
+    while (frame := video.read()[1]) is not None:
+        writer.write(draw(frame, detector(frame), detector.names))
+    writer.release()
+
+
+def _cuda(answer: tuple[Any, ...]) -> Any:
+    """The value that a function of the CUDA runtime returns behind its error code."""
+    code, *values = answer
+    if int(code):
+        raise RuntimeError(f"CUDA: {cudart.cudaGetErrorString(code)[1]}")
+    return values[0] if values else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("source", type=Path, help="a folder of images, an image, or a video")
+    parser.add_argument("--output", type=Path, default=Path("drawn"), help="folder (default: drawn)")
+    parser.add_argument("--conf", type=float, default=0.25, help="least score (default: 0.25)")
+    parser.add_argument("--iou", type=float, default=0.45, help="IoU of NMS (default: 0.45)")
+    args = parser.parse_args()
+    detector = Detector(args.engine, args.conf, args.iou)
+    args.output.mkdir(parents=True, exist_ok=True)
+    if args.source.is_file() and args.source.suffix.lower() not in IMAGES:
+        draw_video(detector, args.source, args.output / f"{args.source.stem}.mp4")
+        return
+    for path in sorted(args.source.iterdir()) if args.source.is_dir() else [args.source]:
+        image = cv2.imread(str(path)) if path.suffix.lower() in IMAGES else None
+        if image is not None:
+            rows = detector(image)
+            cv2.imwrite(str(args.output / path.name), draw(image, rows, detector.names))
+            print(f"{args.output / path.name}: {len(rows)} objects")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""benchmarks/accuracy.py and placement.py on a CPU, to their ends: real programs, a small network, few images."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import yaml
+from qat_runs import write_small_set
+from random_networks import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("--", "--duration", "0.1", "--warmUp", "0")  # of benchmark_trt.py
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def benchmark(program: str, *words: object, checkout: Path) -> str:
+    """Run a benchmark; gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / program, *map(str, words)], capture_output=True, text=True, timeout=800,
+        env={**os.environ, "YOLOV9_CHECKOUT": str(checkout)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_network_goes_to_its_table_and_what_is_there_is_not_made_again(checkout, demo_data, small_weights, tmp_path):
+    (tmp_path / "settings.yaml").write_text("PTQ: --ptq-only --calib-batches 2\n")
+    words = ["--data", write_small_set(tmp_path, demo_data), "--weights", small_weights, "--imgsz", 96, "--device",
+             "cpu", "--workers", 0, "--settings", tmp_path / "settings.yaml", "--deploy", "PTQ",
+             "--output", tmp_path / "out", *QUICK]  # fmt: skip
+    folder = tmp_path / "out/gelan-digits"
+    table = benchmark("accuracy.py", *words, checkout=checkout)
+    before = written(folder)
+    results: Any = json.loads((folder / "results.json").read_text())
+    del results["steps"]["PTQ, seed 57"], results["steps"]["int8 ONNX"]  # as if it had been killed in the midst of them
+    (folder / "results.json").write_text(json.dumps(results))
+    assert benchmark("accuracy.py", *words, checkout=checkout).count("says how far it is") == 2
+    again = written(folder)
+    changed = {name for name in before if again[name] != before[name] and "logs" not in name and ".lock" not in name}
+    assert {name.partition("/")[0] for name in changed} <= {"results.json", "PTQ-seed-57", "int8-ONNX"}
+    steps = json.loads((tmp_path / "out/accuracy.json").read_text())["gelan-digits"]["steps"]
+    assert set(steps) == {"float", "PTQ, seed 57", "export gelan-digits-float", "export gelan-digits-int8",
+                          "times, ONNX", "float ONNX", "int8 ONNX"}  # fmt: skip
+    ap = {name: steps[name]["result"]["ap"] for name in ("float", "PTQ, seed 57", "float ONNX", "int8 ONNX")}
+    report = json.loads((folder / "PTQ-seed-57/report.json").read_text())
+    assert ap["PTQ, seed 57"] == report["rows"][-1]["ap"] > 0
+    assert ap["float ONNX"] == pytest.approx(ap["float"], abs=1e-4)
+    assert ap["int8 ONNX"] == pytest.approx(ap["PTQ, seed 57"], rel=0.5)
+    difference = ap["PTQ, seed 57"] - ap["float"]
+    assert f"| gelan-digits | PTQ, seed 57 | {ap['PTQ, seed 57']:.4f} | {difference:+.4f} ± " in table
+    assert [row["batch"] for row in steps["times, ONNX"]["result"]["rows"]] == [1, 1, 8, 8]
+
+
+def test_three_placements_of_one_network_are_timed(checkout, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    words = [tmp_path / "tiny.yaml", "--imgsz", 64, "--batch-size", 1, "--device", "cpu", "--output", tmp_path / "out"]
+    table = benchmark("placement.py", *words, *QUICK, checkout=checkout)
+    folder = tmp_path / "out/tiny"
+    files = {name: folder / f"tiny-{name}.onnx" for name in ("fp16", "int8-convs", "int8")}
+    lines = [line.split(" | ")[:3] for line in table.splitlines() if line.startswith("| tiny")]
+    assert lines == [["| tiny", "1", name] for name in files]
+    counts = {name: Counter(node.op_type for node in onnx.load(file).graph.node) for name, file in files.items()}
+    assert counts["fp16"]["QuantizeLinear"] == 0
+    graph = onnx.load(files["int8-convs"]).graph
+    producers = {output: node for node in graph.node for output in node.output}
+    quantized = [node for node in graph.node if node.op_type == "Conv" and node.input[1] in producers]
+    inputs = [producers[producers[node.input[0]].input[0]] for node in quantized]
+    scales = {one.name: float(onnx.numpy_helper.to_array(one)) for one in graph.initializer if one.name in
+              {node.input[1] for node in inputs}}  # fmt: skip
+    assert len(quantized) == counts["fp16"]["Conv"] - 1  # DFL's is in float
+    assert all(node.op_type == "QuantizeLinear" for node in inputs)
+    assert len(set(scales.values())) == len(quantized)  # each its own
+    assert counts["int8-convs"]["QuantizeLinear"] == 2 * len(quantized)  # no Add, Concat or pool
+    image = np.random.default_rng(0).random((1, 3, 64, 64), dtype=np.float32)
+    outputs = {}
+    for name, file in {**files, "whole": folder / "whole.onnx"}.items():
+        session = onnxruntime.InferenceSession(file)
+        (outputs[name], *_) = session.run(None, {session.get_inputs()[0].name: image})
+    far = {name: float(np.abs(found - outputs["fp16"]).mean()) for name, found in outputs.items()}
+    assert 0 < far["int8-convs"] < 2 * far["whole"]

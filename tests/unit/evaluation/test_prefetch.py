@@ -1,0 +1,117 @@
+"""The network is started on the next batch before NMS of this one; what is found stays the same."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
+
+from utils.evaluation import prefetch
+from utils.evaluation.dataset import load_data
+from utils.evaluation.detector import Detector
+from utils.evaluation.loop import EvalConfig, evaluate
+from utils.jobs.open import open_runner
+from utils.runners.pytorch import TorchRunner
+
+CONFIG = EvalConfig(imgsz=64, batch_size=8, workers=0)
+
+
+class OneBuffer(TorchRunner):
+    """Gives the same tensor each time, as engines do, so that an answer is gone with the next run; keeps a journal."""
+
+    def __init__(self, *words):
+        super().__init__(*words)
+        self.journal, self._kept = [], {}
+
+    def _infer(self, feeds):
+        self.journal.append(f"network {len(feeds['images'])}")
+        found = super()._infer(feeds)
+        if self._kept and self._kept["output0"].shape == found["output0"].shape:
+            return {name: self._kept[name].copy_(one) for name, one in found.items()}
+        self._kept = {name: one.clone() for name, one in found.items()}
+        return self._kept
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("square")
+    samples = write_set(folder, 20, SQUARE)
+    return load_data(folder / "data.yaml"), KnowingModel(samples, ("cat", "dog", "owl"), 64)
+
+
+def evaluated(known, config, monkeypatch=None):
+    data, model = known
+    with OneBuffer(model, "cpu") as runner:
+        if monkeypatch is not None:
+            found = Detector._found
+            monkeypatch.setattr(Detector, "_found", lambda *words: runner.journal.append("NMS") or found(*words))
+        return evaluate(runner, data, config, progress=False), runner.journal
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_an_item_is_given_when_the_next_one_was_made(count):
+    made = []
+    for number, item in enumerate(prefetch.prefetch(made.append(number) or number for number in range(count))):
+        assert item == number
+        assert len(made) == min(number + 2, count)
+    assert made == list(range(count))
+
+
+def test_the_next_batch_is_started_before_nms_of_this_one(known, monkeypatch):
+    result, journal = evaluated(known, replace(CONFIG, overlap=True), monkeypatch)
+    assert journal == ["network 8", "network 8", "NMS", "network 4", "NMS", "NMS"]
+    assert set(result.ms) == {"preprocess", "inference", "nms"}
+
+
+def test_images_on_the_cpu_for_a_network_on_a_gpu(known, monkeypatch):
+    """As a call takes them; only memory of the GPU has to be kept from being used again while it is read."""
+    data, model = known
+    for name in ("current_stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    with OneBuffer(model, "cpu") as runner:
+        detector = prefetch.OverlappingDetector(runner, data)
+        detector._beside = MagicMock()
+        monkeypatch.setattr(detector, "_infer", lambda inputs, kept: {"output0": inputs})
+        started = detector.start(images)
+    assert (started.shape, len(started.marks)) == (images.shape, 3)
+    assert started.raw["output0"].shape == images.shape
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+def test_it_finds_the_same(known, batch_size):
+    config = replace(CONFIG, batch_size=batch_size)
+    (plain, order), (ahead, _) = evaluated(known, config), evaluated(known, replace(config, overlap=True))
+    assert 0.3 < plain.ap < 0.9
+    assert numbers(ahead) == numbers(plain)
+    assert ahead.images == plain.images == 20
+    assert len(order) == -(-20 // batch_size)
+    assert set(ahead.parts) == set(plain.parts)
+
+
+def test_a_static_batch_size_is_filled_up(known, tmp_path):
+    data, model = known
+    export_answers(model, tmp_path / "a.onnx", batch=8)
+    found = []
+    for config in (CONFIG, replace(CONFIG, overlap=True)):
+        with open_runner(tmp_path / "a.onnx") as runner:
+            found.append(evaluate(runner, data, config, progress=False).ap)
+    assert found[0] == found[1] > 0.3
+
+
+def test_batches_without_images_keep_their_place(known):
+    data, model = known
+
+    class Empty:
+        def __len__(self):
+            return 0
+
+    with TorchRunner(model, "cpu") as runner:
+        for kind in (Detector, prefetch.OverlappingDetector):
+            batches = [Empty(), Empty()]
+            assert list(prefetch.detections(batches, kind(runner, data))) == [(one, None) for one in batches]

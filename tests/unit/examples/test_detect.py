@@ -1,0 +1,195 @@
+"""examples/detect.py finds what `val_trt.py --source` finds, box for box, on the stand-ins of TensorRT and CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import cv2
+import fake_cuda_python
+import numpy as np
+import onnx
+import pytest
+from known_images import MIXED, KnowingModel, export_answers, write_set
+from known_masks import KnowingMasks, export_masks, write_outlined_set
+from tensorrt_stand_in import stand_in
+
+from utils.core.input_form import FLOATS, InputForm
+from utils.jobs.visualize import Artist
+from utils.onnx_graph.input_forms import attach_input
+from utils.onnx_graph.output_formats import NmsSettings, attach_deepstream, attach_nms
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.runner import TensorRTRunner
+
+FILE = Path(__file__).resolve().parents[3] / "examples/detect.py"
+NAMES = ("cat", "dog", "owl")
+
+
+@pytest.fixture
+def api(monkeypatch):
+    return stand_in(monkeypatch)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    runtime, bindings = fake_cuda_python.make(), ModuleType("cuda.bindings")
+    bindings.runtime = runtime
+    for name, module in {"cuda": ModuleType("cuda"), "cuda.bindings": bindings, runtime.__name__: runtime}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return runtime
+
+
+@pytest.fixture
+def detect(api, cuda, monkeypatch):
+    """The example as a module."""
+    monkeypatch.setitem(sys.modules, "tensorrt", api.module)
+    spec = importlib.util.spec_from_file_location("detect", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    samples = write_set(tmp_path_factory.mktemp("known"), 8, MIXED)
+    return samples, KnowingModel(samples, NAMES, 64)
+
+
+def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4)):
+    """An engine of the network that knows the images; of a dynamic size unless the batch is static."""
+    file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64)
+    content, _ = attach_input(onnx.load(file), form)
+    onnx.save(content if nms is None else attach_nms(content, nms), file)
+    side = (64, 64, 64)
+    sizes = {} if batch else {"batch": build_batch, "height": side, "width": side}
+    return build(file, folder / "a.engine", BuildConfig(progress=False, **sizes), api).path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch": 4},
+        {"build_batch": (2, 4, 4)},
+        {"form": InputForm("uint8")},
+        {"form": InputForm("uint8", "nhwc")},
+        {"nms": NmsSettings("onnx", topk=20)},
+        {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputForm("uint8", "nhwc")},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("conf", "iou"), [(0.25, 0.45), (0.02, 0.1)])
+def test_it_finds_what_val_trt_finds(options, conf, iou, known, tmp_path, monkeypatch, detect):
+    version = "10.3.0" if "form" in options else "8.6.0"  # 8.6 refuses files that multiply bytes
+    api = stand_in(monkeypatch, version)
+    monkeypatch.setattr(detect, "trt", api.module)
+    samples, model = known
+    engine = engine_of(model, tmp_path, api, **options)
+    detector = detect.Detector(engine, conf, iou)
+    assert detector.names == dict(enumerate(NAMES))
+    count = 0
+    with TensorRTRunner(engine, "cpu", api=api) as runner:
+        artist = Artist(runner, imgsz=64, conf_thres=conf, iou_thres=iou)
+        for sample in samples:
+            image = cv2.imread(str(sample.path))
+            found, expected = detector(image), artist.find(image).numpy()
+            np.testing.assert_allclose(found, expected, atol=1e-3)
+            count += len(found)
+    assert count >= 8
+
+
+def test_boxes_of_a_segmentation_network(tmp_path, api, detect):
+    samples = write_outlined_set(tmp_path / "set", 8)
+    file = export_masks(KnowingMasks(samples, NAMES, 96), tmp_path / "a.onnx")
+    engine = build(file, tmp_path / "a.engine", BuildConfig(progress=False), api).path
+    detector, count = detect.Detector(engine), 0
+    with TensorRTRunner(engine, "cpu", api=api) as runner:
+        for sample in samples:
+            image = cv2.imread(str(sample.path))
+            expected = Artist(runner).find(image).numpy()[:, :6]
+            np.testing.assert_allclose(detector(image), expected, atol=1e-3)
+            count += len(expected)
+    assert count >= 8
+
+
+def test_the_input_is_in_0_to_1_and_rows_behind_the_last_detection_mean_nothing(known, tmp_path, api, detect):
+    detector = detect.Detector(engine_of(known[1], tmp_path, api))
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    pixels[32, 32] = 5  # by which the network knows the first image
+    detector.infer(pixels)
+    np.testing.assert_array_equal(detector._host["images"][0], pixels.transpose(2, 0, 1) / np.float32(255))
+    boxes = np.array([[0, 0, 9, 9], [20, 20, 40, 40], [20, 20, 40, 41], [1, 1, 2, 2]], np.float32)
+    scores, classes = np.array([0.3, 0.6, 0.9, 0.99], np.float32), np.array([2, 0, 1, 0], np.int32)
+    found = {"num_dets": np.array([3]), "det_boxes": boxes, "det_scores": scores, "det_classes": classes}
+    detector.infer = lambda pixels: found
+    rows = detector(np.zeros((64, 64, 3), np.uint8))
+    np.testing.assert_allclose(rows, [[20, 20, 40, 41, 0.9, 1], [0, 0, 9, 9, 0.3, 2]], atol=1e-6)
+
+
+def test_what_is_no_engine_and_other_outputs_are_refused(known, tmp_path, api, detect):
+    (tmp_path / "no.engine").write_bytes(b"no engine")
+    with pytest.raises(RuntimeError, match=r"no\.engine"):
+        detect.Detector(tmp_path / "no.engine")
+    engine_of(known[1], tmp_path, api)
+    file = export_answers(known[1], tmp_path / "deepstream.onnx", None, 64)
+    onnx.save(attach_deepstream(onnx.load(file)), file)
+    build(file, tmp_path / "deepstream.engine", BuildConfig(progress=False), api)
+    with pytest.raises(RuntimeError, match=r"deepstream\.engine"):
+        detect.Detector(tmp_path / "deepstream.engine")
+
+
+def test_errors_of_cuda_are_raised(known, tmp_path, api, cuda, detect, monkeypatch):
+    engine = engine_of(known[1], tmp_path, api)
+    monkeypatch.setattr(cuda, "cudaMalloc", lambda count: (fake_cuda_python.Failure.NO_MEMORY, None))
+    with pytest.raises(RuntimeError, match="NO_MEMORY"):
+        detect.Detector(engine)
+
+
+WITHOUT_OURS = """
+import runpy, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "torchvision", "utils", "models", "onnx"):
+            raise ModuleNotFoundError(name, name=name)
+sys.path.insert(0, {support!r})
+from types import ModuleType
+import fake_cuda_python, fake_tensorrt
+sys.modules["tensorrt"] = fake_tensorrt.make("8.6.0", "Fake GPU")
+sys.modules["cuda"], sys.modules["cuda.bindings"] = ModuleType("cuda"), ModuleType("cuda.bindings")
+sys.modules["cuda.bindings"].runtime = fake_cuda_python.make()
+sys.meta_path.insert(0, Hidden())
+sys.argv = ["detect.py", *sys.argv[1:]]
+runpy.run_path({file!r}, run_name="__main__")
+"""
+
+
+def test_a_folder_and_a_video_by_a_process_without_torch_and_without_our_library(known, tmp_path, api):
+    samples, model = known
+    engine = engine_of(model, tmp_path, api)
+    folder = samples[0].path.parent
+    video = tmp_path / "a.avi"
+    writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"MJPG"), 10, (64, 64))
+    for _ in range(3):
+        writer.write(np.full((64, 64, 3), 5, np.uint8))
+    writer.release()
+    script = WITHOUT_OURS.format(support=str(FILE.parents[1] / "tests/support"), file=str(FILE))
+    for source in (folder, video):
+        words = [engine, source, "--output", tmp_path / "drawn"]
+        done = subprocess.run(
+            [sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    drawn = sorted((tmp_path / "drawn").iterdir())
+    assert [path.name for path in drawn] == [*sorted(sample.path.name for sample in samples), "a.mp4"]
+    for sample in samples:
+        before, after = cv2.imread(str(sample.path)), cv2.imread(str(tmp_path / "drawn" / sample.path.name))
+        assert before.shape == after.shape
+        assert (before != after).any() == any(row[5] > 0.25 for row in sample.answers)
+    assert cv2.VideoCapture(str(drawn[-1])).get(cv2.CAP_PROP_FRAME_COUNT) == 3
+    names = json.loads(json.loads(Path(f"{engine}.json").read_text())["metadata"]["names"])
+    assert list(names.values()) == list(NAMES)

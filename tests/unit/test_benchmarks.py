@@ -1,0 +1,166 @@
+"""benchmarks/: which steps run, what is refused, and what the tables say, without programs that compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks import accuracy, placement, steps
+from benchmarks.steps import Runner, Step, StepError
+from utils.core.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import pathlib, sys
+folder, *words = sys.argv[1:]
+with open(pathlib.Path(folder) / "calls", "a") as calls:
+    calls.write(" ".join(words) + chr(10))
+(pathlib.Path(folder) / "begun").touch()
+if "fail" in words:
+    sys.exit("no such thing")
+(pathlib.Path(folder) / "result").write_text("7")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout/program.py").write_text(PROGRAM)
+    return tmp_path / "checkout"
+
+
+def step(folder: Path, *words: str, name: str = "one") -> Step:
+    resume = (folder / "begun", ["--resume"])
+    return Step(name, ["program.py", folder, *words], folder / "result", lambda path: int(path.read_text()), resume)
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
+
+
+class TestRunner:
+    def test_a_step_runs_once_and_again_only_where_its_output_is_gone(self, checkout, tmp_path):
+        folder = tmp_path / "a"
+        folder.mkdir()
+        for _ in range(2):
+            assert Runner(checkout, folder, {}).run(step(folder, "--a")) == 7
+        assert calls(folder) == ["--a"]
+        (folder / "result").unlink()
+        assert Runner(checkout, folder, {}).run(step(folder, "--a")) == 7
+        assert calls(folder) == ["--a", "--a --resume"]  # goes on with what the first call began
+        known = json.loads((folder / steps.RESULTS).read_text())["steps"]["one"]
+        assert (known["command"], known["result"]) == (["program.py", "a", "--a"], 7)  # no folder of this machine
+
+    def test_a_step_that_fails_names_its_log_and_runs_again(self, checkout, tmp_path):
+        with pytest.raises(StepError, match=r"exit code 1: no such thing; see .*logs/one-two\.log"):
+            Runner(checkout, tmp_path, {}).run(step(tmp_path, "fail", name="one, two"))
+        assert Runner(checkout, tmp_path, {}).run(step(tmp_path, name="one, two")) == 7
+
+    def test_a_program_that_leaves_nothing_has_failed(self, checkout, tmp_path):
+        with pytest.raises(StepError, match="left no nothing"):
+            Runner(checkout, tmp_path, {}).run(Step("one", ["program.py", tmp_path], tmp_path / "nothing"))
+
+    def test_results_of_something_else_are_refused(self, checkout, tmp_path):
+        Runner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--a"))
+        with pytest.raises(InputError, match="--weights"):
+            Runner(checkout, tmp_path, {"--weights": "2"})
+        with pytest.raises(InputError, match="--a"):
+            Runner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--b"))
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "named"),
+    [
+        ("accuracy.py", ["--data", "none.yaml", "--weights", "a.pt"], "--data none.yaml"),
+        ("accuracy.py", ["--data", "d.yaml"], "--networks"),
+        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "b/a.pt"], "--weights"),
+        ("accuracy.py", ["--data", "d.yaml", "--weights", "none.pt"], "none.pt"),
+        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--deploy", "QTA"], "--deploy QTA"),
+        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt", "--settings", "d.yaml"], "--settings d.yaml"),
+        ("accuracy.py", ["--data", "d.yaml", "--weights", "a.pt"], "--checkout"),
+        ("placement.py", ["a.yaml"], "--checkout"),
+    ],
+)
+def test_mistakes_are_one_line(program, words, named, tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("a.pt", "b/a.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "d.yaml").write_text("names: [a]\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / program, *words], cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, env={**os.environ, "YOLOV9_CHECKOUT": ""}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert named in done.stderr
+
+
+def test_training_is_upstreams_with_the_networks_rate(tmp_path):
+    (tmp_path / "hyp.yaml").write_text("lr0: 1.0\nmosaic: 0.5\n")
+    words = ["--data", "d.yaml", "--networks", "yolov9-m", "--hyp", str(tmp_path / "hyp.yaml"), "--gpus", "2"]
+    options = accuracy.AccuracyOptions.parsed(accuracy.make_parser().parse_args(words))
+    setup = steps.Setup(tmp_path, "", "weak", [], [])
+    folder = tmp_path / "yolov9-m"
+    folder.mkdir()
+    train, convert = accuracy.training_steps("yolov9-m", options, setup, Path("d.yaml"), folder)
+    text = " ".join(map(str, train.command))
+    assert "--nproc_per_node 2 scripts/run_upstream.py --fast train_dual.py" in text
+    assert "models/detect/yolov9-m.yaml" in text
+    assert "--batch-size 48 --epochs 20" in text
+    assert yaml.safe_load((folder / "hyp.yaml").read_text()) == {"lr0": 0.001, "warmup_bias_lr": 0.001, "mosaic": 0.5}
+    assert train.resume == (train.output, ["--resume", train.output])
+    assert (convert.command[0], convert.output) == ("reparameterization.py", folder / "float.pt")
+
+
+def entry(**result: object) -> dict[str, object]:
+    return {"command": [], "seconds": 1.0, "result": result}
+
+
+TIMES = [("a-fp16", 1, 2.0), ("a-int8-convs", 1, 4.0), ("a-int8", 1, 1.0), ("a-float", 8, 4.0), ("a-float", 1, 2.0)]
+
+
+def times(*names: str) -> dict[str, object]:
+    rows = [
+        {"model": model, "batch": batch, "ms": ms, "images_per_second": 1000 * batch / ms, "error": ""}
+        for model, batch, ms in TIMES if model in names
+    ]  # fmt: skip
+    return {"measured_on": "a GPU", "rows": rows}
+
+
+def test_the_table_of_accuracy():
+    hash_of_images = "a" * 32
+    resampled = {"float": f"{hash_of_images} 0.5000000 0.6000000", "QAT": f"{hash_of_images} 0.5100000 0.6300000"}
+    content = {"steps": {
+        "train": {"command": [], "seconds": 1.0, "result": None},
+        "float": entry(ap=0.55, ap_resampled=resampled["float"]),
+        "QAT, seed 57": entry(ap=0.57, ap_resampled=resampled["QAT"]),
+        "times, engine": entry(**times("a-float", "a-int8")),
+        "float engine": entry(ap=0.54),
+    }}  # fmt: skip
+    lines = accuracy.table({"a": content})
+    assert lines[2:5] == [
+        "| a | float | 0.5500 |  |  |  |  |",
+        "| a | QAT, seed 57 | 0.5700 | +0.0200 ± 0.0141 |  |  |  |",  # 0.01 and 0.03: their standard deviation
+        "| a | float engine | 0.5400 | -0.0100 | 2.00 | 4.00 | 2,000 |",
+    ]
+    assert any("a GPU" in line for line in lines)
+
+
+def test_the_table_of_placements(tmp_path):
+    layers = [
+        {"kind": "compute", "precision": "INT8", "ms": 3.0}, {"kind": "compute", "precision": "FP16", "ms": 0.5},
+        {"kind": "reformat", "precision": "", "ms": 0.5},
+    ]  # fmt: skip
+    (tmp_path / "a.layers.json").write_text(json.dumps(layers))
+    found = placement.read_layers(tmp_path / "a.layers.json")
+    results = {"times": times("a-fp16", "a-int8-convs", "a-int8"), "layers a-int8-b1": found}
+    assert placement.rows_of("a", results) == [
+        ["a", "1", "fp16", "2.000", "1.00", "500", "", ""],
+        ["a", "1", "int8-convs", "4.000", "0.50", "250", "", ""],
+        ["a", "1", "int8", "1.000", "2.00", "1,000", "1 of 2, 75%", "1, 12%"],
+    ]
