@@ -21,7 +21,7 @@ COPY scripts/lib.sh scripts/environment.py scripts/
 RUN PYTHON=python3 ./install_dependencies.sh --system --runtime && \
     if [ "$TENSORRT" != none ]; then python3 -m pip install "$TENSORRT"; fi
 
-COPY val_trt.py interrupts.py LICENSE NOTICE ./
+COPY val_trt.py LICENSE NOTICE ./
 COPY models/ models/
 COPY utils/ utils/
 COPY scripts/ scripts/

@@ -20,25 +20,21 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-import interrupts
-
-interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
-
-import argparse
 import logging
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from utils.cli import IMAGE_SIZE_FLAGS, add_build_options, add_device, add_run_dir, command_line, run_program
-from utils.core.arguments import idle, refuse_idle
-from utils.core.bounds import bounded
+from pydantic import Field
+
+from utils.cli import command_line, run_program
 from utils.core.errors import DependencyError, InputError
-from utils.core.input_form import INPUT_FORMATS
+from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, OneOrTwoSizes, RunFolderOptions, option, project_option
 from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
+from utils.trt.build_config import OF_BUILDS, BuildOptions
 
 if TYPE_CHECKING:
     from utils.trt.benchmark import Entry
@@ -49,114 +45,96 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("utils.benchmark")
 
-OF_BUILDS = ("tactic_sources_off", "optimization_level", "max_aux_streams", "timing_iterations", "build_limit", "tune")
+TIMES = "timing, with trtexec's names and defaults"
 OF_GPUS = ("useCudaGraph", "useSpinWait", "noDataTransfers", "exposeDMA")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "benchmark_trt.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+class BenchmarkOptions(RunFolderOptions, BuildOptions):
+    """Latency and throughput of engines, ONNX files and PyTorch networks."""
+
+    files: list[Path] = option(..., "ONNX file, engine, or float .pt", positional=True, metavar="FILE")
+    baseline: list[Path] = option(
+        [], "float ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
+        metavar="FILE",
+    )  # fmt: skip
+    batch_size: list[BatchSize] | None = option(None, "default: 1 4 8 12", metavar="N")
+    sweep: BatchSize | None = option(None, "batch sizes 1, 2, 4, ... up to N", metavar="N")
+    imgsz: OneOrTwoSizes | None = option(
+        None, "height and width, or both in one, of files of dynamic size and of a .pt", *IMAGE_SIZE_FLAGS,
+        metavar="PX",
+    )  # fmt: skip
+    warmUp: Annotated[float, Field(ge=0, le=600_000)] = option(  # trtexec's name
+        200, "before each round", "--warmUp", group=TIMES, metavar="MS"
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="ONNX file, engine, or float .pt")
-    parser.add_argument(
-        "--baseline", nargs="+", type=Path, default=[], metavar="FILE",
-        help="float ONNX (its engine is FP16), or an FP16 engine; several to compare with and without NMS or masks",
+    duration: Annotated[float, Field(gt=0, le=86_400)] = option(3, "of each engine", group=TIMES, metavar="S")
+    rounds: Annotated[int, Field(ge=1, le=1000)] = option(3, "turns that it is spread over", group=TIMES, metavar="N")
+    infStreams: list[Annotated[int, Field(ge=1, le=64)]] = option(
+        [1], "contexts side by side, each with its own stream and buffers; several to compare", "--infStreams",
+        group=TIMES, metavar="N",
     )  # fmt: skip
-    batches = parser.add_mutually_exclusive_group()
-    batches.add_argument(
-        "--batch-size", type=bounded("batch_size"), nargs="+", metavar="N", help="default: 1 4 8 12"
-    )  # fmt: skip
-    batches.add_argument("--sweep", type=bounded("batch_size"), metavar="N", help="batch sizes 1, 2, 4, ... up to N")
-    parser.add_argument(*IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), nargs="+", metavar="PX",
-                        help="height and width, or both in one, of files of dynamic size and of a .pt")  # fmt: skip
-    times = parser.add_argument_group("timing, with trtexec's names and defaults")
-    times.add_argument(
-        "--warmUp", type=bounded("warmUp"), default=200, metavar="MS", help="before each round (default: 200)"
+    useCudaGraph: bool = option(
+        False, "replay a CUDA graph; also of torch.compile's rows", "--useCudaGraph", group=TIMES
     )
-    times.add_argument(
-        "--duration", type=bounded("duration"), default=3, metavar="S", help="of each engine (default: 3)"
-    )
-    times.add_argument(
-        "--rounds", type=bounded("rounds"), default=3, metavar="N", help="turns that it is spread over (default: 3)"
-    )
-    times.add_argument(
-        "--infStreams", type=bounded("infStreams"), nargs="+", default=[1], metavar="N",
-        help="contexts side by side, each with its own stream and buffers; several to compare (default: 1)",
-    )  # fmt: skip
-    times.add_argument("--useCudaGraph", action="store_true", help="replay a CUDA graph; also of torch.compile's rows")
-    times.add_argument("--useSpinWait", action="store_true", help="wait without sleeping")
-    times.add_argument("--noDataTransfers", action="store_true", help="without copying inputs and outputs")
-    times.add_argument("--exposeDMA", action="store_true", help="copy before and after a run, not during others")
-    times.add_argument("--own-timing", action="store_true", help="our own loop, even where trtexec is installed")
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction,
-        help="rows of torch.compile for a .pt; takes minutes (default: on a GPU)",
-    )  # fmt: skip
-    building = parser.add_argument_group("building")
-    add_build_options(building)
-    building.add_argument(
-        "--input-format", choices=INPUT_FORMATS, nargs="+", default=["linear"],
-        help="of ONNX files exported with --input int8: how channels lie in the engine's memory; several to compare",
-    )  # fmt: skip
-    add_device(parser)
-    add_run_dir(parser, "runs/benchmark_trt")
-    return parser
+    useSpinWait: bool = option(False, "wait without sleeping", "--useSpinWait", group=TIMES)
+    noDataTransfers: bool = option(False, "without copying inputs and outputs", "--noDataTransfers", group=TIMES)
+    exposeDMA: bool = option(False, "copy before and after a run, not during others", "--exposeDMA", group=TIMES)
+    own_timing: bool = option(False, "our own loop, even where trtexec is installed", group=TIMES)
+    compile: bool | None = option(None, "rows of torch.compile for a .pt; takes minutes (default: on a GPU)")
+    project: str = project_option("runs/benchmark_trt")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(options: BenchmarkOptions) -> int:
     """Build what is missing, time, write table, JSON, CSV and plot. 1 if an engine has no figures."""
-    if args.imgsz and len(args.imgsz) > 2:
-        raise InputError(f"--imgsz takes one side or height and width, not {len(args.imgsz)} numbers")
-    if args.noDataTransfers:
-        refuse_idle(args, ["exposeDMA"], "with --noDataTransfers, which copies nothing")
-    checkpoints = [file for file in args.files if file.suffix.lower() == ".pt"]
-    others = [file for file in args.files if file not in checkpoints]
-    on_cpu = args.device.strip().lower() == "cpu"
-    engines = bool(others or args.baseline) and not on_cpu
+    if options.sweep and options.batch_size:
+        raise InputError("--batch-size gives batch sizes and --sweep asks for 1, 2, 4, ...; give one of them")
+    if options.noDataTransfers:
+        options.reject_unused(["exposeDMA"], "with --noDataTransfers, which copies nothing")
+    checkpoints = [file for file in options.files if file.suffix.lower() == ".pt"]
+    others = [file for file in options.files if file not in checkpoints]
+    on_cpu = options.device.strip().lower() == "cpu"
+    engines = bool(others or options.baseline) and not on_cpu
     if engines:
         need_tensorrt()
-    need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or args.baseline) else []))
+    need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
-    from utils.trt.benchmark import Entry, check, in_formats
-    from utils.trt.build_config import BuildConfig
+    from utils.trt.benchmark import Entry, check
     from utils.trt.decision import check_target
     from utils.trt.timing import TimingConfig
 
-    entries = [*(Entry(file, True) for file in args.baseline), *map(Entry, others)]
-    size = (args.imgsz[0], args.imgsz[-1]) if args.imgsz else None
-    batches = benchmark.batch_sizes(args.batch_size, args.sweep)
-    timing = TimingConfig(args.warmUp, args.duration, args.rounds, args.useCudaGraph, args.useSpinWait,
-                          not args.noDataTransfers, overlap=not args.exposeDMA)  # fmt: skip
+    entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, others)]
+    size = (options.imgsz[0], options.imgsz[-1]) if options.imgsz else None
+    batches = benchmark.batch_sizes(options.batch_size, options.sweep)
+    timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
+                          not options.noDataTransfers, overlap=not options.exposeDMA)  # fmt: skip
     check(entries)
-    building = BuildConfig.given(args)
+    building = options.build_config()
     if not engines:
-        benchmark.check_without_engines(entries, args.infStreams, building, args.input_format)
+        benchmark.check_without_engines(entries, options.infStreams, building)
     elif all(entry.is_engine for entry in entries):
-        refuse_idle(args, OF_BUILDS, "to engines that are built already")
-    if args.compile and not checkpoints:
+        options.reject_unused(OF_BUILDS, "to engines that are built already")
+    if options.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
-    entries = in_formats(entries, args.input_format)
     api = tensorrt_api.load() if engines else None
     if api is None:
-        device = tensorrt_api.use_device(args.device)
+        device = tensorrt_api.use_device(options.device)
     else:
-        device = tensorrt_api.engine_device(args.device)
+        device = tensorrt_api.engine_device(options.device)
         check_target(api, tensorrt_api.gpu(device.index), ())
-    check_outputs(args, entries, batches, size, api, checkpoints, building)
+    check_outputs(options, entries, batches, size, api, checkpoints, building)
     common = None if size else benchmark.common_size(entries, checkpoints)
-    compiled = device.type == "cuda" if args.compile is None else args.compile
+    compiled = device.type == "cuda" if options.compile is None else options.compile
     job = benchmark.Benchmark(
         entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
-        list(dict.fromkeys(args.infStreams)), timing, building, device, compiled, size or common, api,
-        _trtexec(api) if api and not (args.own_timing or checkpoints) else None,
+        list(dict.fromkeys(options.infStreams)), timing, building, device, compiled, size or common, api,
+        _trtexec(api) if api and not (options.own_timing or checkpoints) else None,
     )  # fmt: skip
-    if not job.on_gpu and idle(args, *OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
-        logger.warning("on a CPU these do nothing: %s", ", ".join(idle(args, *OF_GPUS)))
-    about = benchmark_report.about(job, _method(args, job.program, job.on_gpu))
+    if not job.on_gpu and options.given(*OF_GPUS):  # benchmark_trt.sh gives them, wherever it runs
+        logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
+    about = benchmark_report.about(job, _method(options, job.program, job.on_gpu))
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
     rows: list[Row] = []
-    with new_run(args.project, args.name, args.exist_ok) as folder:
+    with new_run(options.project, options.name, options.exist_ok) as folder:
         for batch in batches:
             found = job.measure(batch)
             for row in found:
@@ -173,7 +151,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def check_outputs(
-    args: argparse.Namespace,
+    options: BenchmarkOptions,
     entries: Sequence[Entry],
     batches: Sequence[int],
     size: tuple[int, int] | None,
@@ -188,16 +166,13 @@ def check_outputs(
 
     read: list[Path] = [*(entry.file for entry in entries), *checkpoints]
     built: list[Path] = []
-    source: dict[Path, Path] = {}
     made = [entry for entry in entries if not entry.is_engine]
     for entry, batch in product(made, batches if api else ()):
         engine, wanted = planned(entry, batch, size, building)
-        if source.setdefault(engine, entry.file) != entry.file:
-            raise InputError(f"{source[engine]} and {entry.file} would have one engine, {engine}; rename one of them")
         if api and not is_current(engine, entry.file, api, gpu(), wanted):
             built += [engine, engine.with_name(f"{engine.name}.json")]
     refuse_overwrite(dict.fromkeys(built), read, "rename one of the files: engines are named after their ONNX files")
-    refuse_overwrite_in(args.project, args.name, args.exist_ok, ["benchmark.*"], read)
+    refuse_overwrite_in(options.project, options.name, options.exist_ok, ["benchmark.*"], read)
 
 
 def _trtexec(api: Api) -> Trtexec | None:
@@ -219,16 +194,16 @@ def _trtexec(api: Api) -> Trtexec | None:
     return None
 
 
-def _method(args: argparse.Namespace, program: Trtexec | None, on_gpu: bool) -> str:
+def _method(options: BenchmarkOptions, program: Trtexec | None, on_gpu: bool) -> str:
     words = [f"trtexec {program.version}" if program else "own loop"]
-    words += ["CUDA graph"] * (on_gpu and args.useCudaGraph) + ["spin wait"] * (on_gpu and args.useSpinWait)
-    transfers = "with data transfers" + (" before and after each run" if args.exposeDMA else "")
-    words += ["without data transfers" if args.noDataTransfers else transfers] * on_gpu
-    return f"{', '.join(words)}, {args.duration:g} s in {args.rounds} rounds, in turns; latency: median"
+    words += ["CUDA graph"] * (on_gpu and options.useCudaGraph) + ["spin wait"] * (on_gpu and options.useSpinWait)
+    transfers = "with data transfers" + (" before and after each run" if options.exposeDMA else "")
+    words += ["without data transfers" if options.noDataTransfers else transfers] * on_gpu
+    return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, in turns; latency: median"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    return run_program(make_parser(), main, argv)
+    return run_program("benchmark_trt.py", (BenchmarkOptions, main), argv, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -11,41 +11,35 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-import interrupts
-
-interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
-
-import argparse
-
-from utils.cli import add_device, run_program
+from utils.cli import run_program
+from utils.core.options import DeviceOptions, option
 from utils.jobs.dependencies import need, need_tensorrt
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("check_engine_setup.py", description=__doc__)
-    parser.add_argument("data", metavar="DATA", help="dataset's YAML")
-    parser.add_argument("--generate-graph", action="store_true", help="is graphviz there too?")
-    add_device(parser)
-    return parser
+class CheckOptions(DeviceOptions):
+    """Check what evaluating an engine needs before export and build."""
+
+    data: str = option(..., "dataset's YAML", positional=True, metavar="DATA")
+    generate_graph: bool = option(False, "is graphviz there too?")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(options: CheckOptions) -> None:
     """Check, and print the typing."""
     from utils.evaluation.data_yaml import load_data
-    from utils.trt import layer_graph, tensorrt_api
+    from utils.trt import tensorrt_api
     from utils.trt.decision import check_target
+    from utils.trt.layer_report import graphviz
 
-    load_data(args.data).paths("val")
+    load_data(options.data).paths("val")
     need_tensorrt()
-    if args.generate_graph:
-        layer_graph.program()
+    if options.generate_graph:
+        graphviz()
     need("torch")
-    tensorrt_api.use_device(args.device)
+    tensorrt_api.use_device(options.device)
     api = tensorrt_api.load()
     check_target(api, tensorrt_api.gpu(), ())
     print(api.typing)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(make_parser(), main))
+    sys.exit(run_program("check_engine_setup.py", (CheckOptions, main), about=__doc__))

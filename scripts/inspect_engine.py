@@ -15,58 +15,47 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-import interrupts
-
-interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
-
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.cli import add_device, run_program
-from utils.core.arguments import refuse_idle
-from utils.core.bounds import bounded
+from utils.cli import run_program
 from utils.core.input_files import check_file
+from utils.core.options import BatchSize, DeviceOptions, option
 from utils.jobs.dependencies import need, need_tensorrt
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "inspect_engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="engine, ENGINE.layers.json, or the inspector's JSON")
-    parser.add_argument(
-        "--batch-size", type=bounded("batch_size"), metavar="N", help="images (default: what the engine is best for)"
-    )
-    parser.add_argument("--generate-graph", action="store_true", help="draw the layers as SVG, with graphviz")
-    add_device(parser)
-    return parser
+class InspectOptions(DeviceOptions):
+    """Layers of an engine."""
+
+    file: Path = option(..., "engine, ENGINE.layers.json, or the inspector's JSON", positional=True, metavar="FILE")
+    batch_size: BatchSize | None = option(None, "images (default: what the engine is best for)", metavar="N")
+    generate_graph: bool = option(False, "draw the layers as SVG, with graphviz")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(options: InspectOptions) -> None:
     """Report."""
-    check_file(args.file, "expected an engine or the inspector's JSON")
-    recorded = args.file.suffix == ".json"
+    check_file(options.file, "expected an engine or the inspector's JSON")
+    recorded = options.file.suffix == ".json"
     if recorded:
-        refuse_idle(args, ["batch_size", "device"], "with a record, which has its times or none")
+        options.reject_unused(["batch_size", "device"], "with a record, which has its times or none")
     else:
         need("torch")
         need_tensorrt()
-    if args.generate_graph:
-        from utils.trt.layer_graph import program
+    if options.generate_graph:
+        from utils.trt.layer_report import graphviz
 
-        program()
+        graphviz()
     from utils.jobs import inspect_engine
 
+    draw = options.generate_graph
     if recorded:
-        inspect_engine.look_at_record(args.file, draw=args.generate_graph)
+        inspect_engine.look_at_record(options.file, draw=draw)
     else:
-        inspect_engine.look_inside(args.file, batch=args.batch_size, draw=args.generate_graph, device=args.device)
-    return 0
+        inspect_engine.look_inside(options.file, batch=options.batch_size, draw=draw, device=options.device)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    return run_program(make_parser(), main, argv)
+    return run_program("inspect_engine.py", (InspectOptions, main), argv, about=__doc__)
 
 
 if __name__ == "__main__":

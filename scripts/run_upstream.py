@@ -21,17 +21,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
-import interrupts
-
-interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
-
 import contextlib
 import importlib
 import logging
 import runpy
 from pathlib import Path
-
-from utils.core import console
 
 ROOT = Path(__file__).resolve().parents[1]
 FAST = "--fast"
@@ -44,7 +38,6 @@ def _known(option: str) -> str:
 
 
 def main() -> int:
-    console.guard()
     words = sys.argv[1:]
     fast = words[:1] == [FAST]
     program, options = (words[fast:] or [""])[0], words[fast + 1 :]
@@ -75,20 +68,20 @@ def main() -> int:
             upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
     sys.argv = [str(script), *map(_known, options)]
 
-    def work() -> int:
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except InputError as error:  # of a checkpoint or a model description that was refused
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code
-        except FileNotFoundError as error:
-            if error.filename is None:
-                raise
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-            return InputError.exit_code
-        return 0
-
-    return interrupts.job(work)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except InputError as error:  # of a checkpoint or a model description that was refused
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except FileNotFoundError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return InputError.exit_code
+    return 0
 
 
 if __name__ == "__main__":

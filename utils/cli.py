@@ -1,11 +1,22 @@
-"""What the command-line programs share: argument groups, and errors → one line and an exit code.
+"""The frame of every program: options, logging, and every error as one line and an exit code.
 
-Nothing here imports torch at module level, so that `-h` answers at once.
+    sys.exit(run_program("val_trt.py", ValOptions, evaluate))
+    sys.exit(run_program("qat.py", {"quantize": (QuantizeOptions, quantize), ...}))
+
+Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted (Ctrl-C), 143 terminated, 141 the output was
+closed (`| head`). `--debug` shows the traceback of an error. Nothing here imports torch, so that `-h` answers at once.
 """
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 10) or sys.platform == "win32":  # what follows would be a traceback there
+    sys.stderr.write("error: this needs Python 3.10 or newer on Linux, or on the Windows Subsystem for Linux (WSL)\n")
+    sys.exit(2)
+
 import argparse
+import contextlib
 import difflib
 import errno
 import gc
@@ -13,132 +24,70 @@ import logging
 import os
 import re
 import shlex
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-import interrupts
-from utils.core import console, distributed, shared_memory
-from utils.core.arguments import folder_name_argument, given_flags, refuse_empty, refuse_idle
-from utils.core.bounds import bounded
+from utils.core import distributed
 from utils.core.errors import QatError
 from utils.core.files import no_room
+from utils.core.options import Options, add_options, refuse_empty
 from utils.core.removed import removed
 from utils.core.shown import printable
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
-logger = logging.getLogger(__name__)
-
-IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
-NMS_FLAGS = {"kind": "--nms", "topk": "--topk-all", "iou_thres": "--iou-thres", "conf_thres": "--conf-thres"}
+_words: list[str] = []  # of the command line that was parsed last
+Command = tuple[type[Options], Callable[[Any], "int | None"]]  # options, and what is done with them
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """`--data FILE`: a dataset's YAML in upstream's form."""
-    default = "data/coco.yaml"
-    parser.add_argument("--data", default=default, metavar="FILE", help=f"dataset's YAML (default: {default})")
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, or SIGHUP of a terminal that closed."""
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """`--device`: as upstream takes it."""
-    text = "'cpu', or a CUDA device such as 0 (default: 0 if there is one)"
-    parser.add_argument("--device", default="", metavar="D", help=text)
+def run_program(
+    name: str,
+    commands: Command | Mapping[str, Command],
+    argv: Sequence[str] | None = None,
+    *,
+    about: str = "",
+    together: bool = False,
+) -> int:
+    """Parse the command line, do the work, and turn every error into one line and an exit code.
 
-
-def add_run_dir(parser: argparse.ArgumentParser, project: str, name: str = "exp") -> None:
-    """`--project --name --exist-ok`: where results go."""
-    parser.add_argument(
-        "--project", default=project, metavar="DIR", help=f"results go to PROJECT/NAME (default: {project})"
-    )
-    parser.add_argument(
-        "--name",
-        default=name,
-        type=folder_name_argument,
-        help=f"name of the run folder (default: {name}, {name}2, ...)",
-    )
-    parser.add_argument("--exist-ok", action="store_true", help="write into an existing PROJECT/NAME")
-
-
-def add_image_size(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """`--imgsz PX`: one side, 640 if it is left out."""
-    group.add_argument(
-        *IMAGE_SIZE_FLAGS, dest="imgsz", type=bounded("imgsz"), default=640, metavar="PX",
-        help="input size (default: 640)",
-    )  # fmt: skip
-
-
-def add_build_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Options of builds that change how fast an engine is, which `BuildConfig.given` reads."""
-    group.add_argument(
-        "--tactic-sources-off", nargs="+", default=[], metavar="NAME", help="such as CUBLAS CUBLAS_LT CUDNN"
-    )
-    add_kernel_options(group)
-    group.add_argument(
-        "--timing-iterations", type=bounded("timing_iterations"), metavar="N",
-        help="runs of a measured kernel, see TensorRT",
-    )  # fmt: skip
-    group.add_argument(
-        "--build-limit", type=bounded("build_limit"), metavar="MINUTES", help="end a build that takes longer"
-    )
-    group.add_argument(
-        "--tune", type=bounded("tune"), metavar="MINUTES",
-        help="of each engine: for so long try options that are not given here, and keep the fastest",
-    )  # fmt: skip
-
-
-def add_kernel_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """`--optimization-level` and `--max-aux-streams`."""
-    group.add_argument(
-        "--optimization-level", type=bounded("optimization_level"), metavar="N", help="0 to 5 (default: TensorRT's)"
-    )
-    group.add_argument(
-        "--max-aux-streams", type=bounded("max_aux_streams"), metavar="N",
-        help="streams beside the main one that layers may be spread over (default: TensorRT's choice)",
-    )  # fmt: skip
-
-
-INPUT_TEXTS = {
-    "float": "FP32 in 0..1 (default)",
-    "uint8": "the bytes of images, which the graph scales",
-    "int8": "what the first QuantizeLinear would give, which is left out",
-}
-
-
-def add_input(parser: argparse.ArgumentParser, *kinds: str) -> None:
-    """`--input`: the form in which a file takes images, one of these kinds."""
-    text = "; ".join(f"{kind}: {INPUT_TEXTS[kind]}" for kind in kinds)
-    parser.add_argument("--input", choices=kinds, default="float", help=f"what the file takes. {text}")
-
-
-def add_nms(parser: argparse.ArgumentParser, title: str, about: str) -> argparse._ArgumentGroup:
-    """`--nms --topk-all --iou-thres --conf-thres`, which `given_nms` reads."""
-    group = parser.add_argument_group(title, about)
-    group.add_argument(
-        "--nms", choices=("efficient", "onnx", "none"),
-        help="efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
-    )  # fmt: skip
-    group.add_argument("--topk-all", type=int, metavar="N", help="detections an image (default: 100)")
-    group.add_argument(
-        "--iou-thres", type=bounded("iou_thres"), metavar="P", help=f"overlap (default: {EVERYDAY_NMS_IOU})"
-    )
-    group.add_argument(
-        "--conf-thres", type=bounded("conf_thres"), metavar="P",
-        help=f"confidence threshold (default: {EVERYDAY_CONFIDENCE})",
-    )  # fmt: skip
-    return group
-
-
-def given_nms(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of `add_nms`, as fields of `NmsSettings`.
-
-    Raises:
-        InputError: an overlap was given, and nothing is suppressed.
+    Args:
+        name: of the program, such as `qat.py`.
+        commands: one, or several by their names as subcommands.
+        argv: without the program's name; None: that of the process.
+        about: the description in `-h`; that of a command is the first line of its options' docstring.
+        together: several processes, as torchrun starts them, may work on one job. Others than the main one only say
+            what is wrong, and who they are.
     """
-    if args.nms == "none":
-        refuse_idle(args, ["iou_thres"], "with --nms none, which suppresses no boxes")
-    entries = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in NMS_FLAGS.items()}
-    return {name: value for name, value in entries.items() if value is not None}
+    parser, leaves = _parsers(name, commands, about)
+    words = sys.argv[1:] if argv is None else list(argv)
+    kind, leaf, arguments = _parse(parser, leaves, words)
+    _words[:] = words
+    world = _launched(parser, together)
+    who, debug = f"rank {world.rank}: " if world.rank else "", arguments.debug
+    setup_logging(debug, world.rank)
+    gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
+    _answer_signals()
+    try:
+        code = leaf(kind.parsed(arguments)) or 0
+        sys.stdout.flush()
+        return code
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return 143
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
+        return 141
+    except Exception as error:
+        if debug:
+            raise
+        print(f"{who}error: {printable(_one_line(error))}", file=sys.stderr)
+        return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
 
 
 def setup_logging(verbose: bool = False, rank: int = 0) -> None:
@@ -146,15 +95,22 @@ def setup_logging(verbose: bool = False, rank: int = 0) -> None:
 
     Of several processes, others than the main one say their number, and nothing below a warning.
     """
-    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
-    handler = logging.StreamHandler(sys.stdout)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text; a locale may lack →
+    handler = _Handler(sys.stdout)
     handler.setFormatter(_Plain(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     for name in ("models.quantize", "utils", "__main__"):
         logging.getLogger(name).setLevel(logging.WARNING if rank else logging.DEBUG if verbose else logging.INFO)
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        """Raise what writing a line raised: a closed pipe ends the program, and is not described on standard error."""
+        raise
 
 
 class _Plain(logging.Formatter):
@@ -169,59 +125,73 @@ def command_line() -> str:
     program, root = os.path.realpath(sys.argv[0]), os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     inside = os.path.commonpath([program, root]) == root
     shown = os.path.relpath(program, root) if inside else os.path.basename(program)
-    return shlex.join(["python", shown, *sys.argv[1:]])
+    return shlex.join(["python", shown, *_words])
 
 
-def run_program(
+def _answer_signals() -> None:
+    """Let SIGTERM and SIGHUP raise as Ctrl-C does; processes that are forked from here leave both to this one."""
+
+    def terminate(*_: object) -> NoReturn:
+        raise Terminated
+
+    def in_child() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    with contextlib.suppress(ValueError):  # not in the main thread, as in a test
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                signal.signal(number, terminate)
+        os.register_at_fork(after_in_child=in_child)
+
+
+def _parsers(
+    name: str, commands: Command | Mapping[str, Command], about: str
+) -> tuple[argparse.ArgumentParser, dict[str, tuple[argparse.ArgumentParser, Command]]]:
+    """The parser, and for each command its own; the command of a program without commands is ''."""
+    layout = argparse.RawDescriptionHelpFormatter if "\n" in about else argparse.HelpFormatter
+    if not isinstance(commands, Mapping):
+        parser = argparse.ArgumentParser(name, description=about or commands[0].__doc__, formatter_class=layout)
+        leaves = {"": (parser, commands)}
+    else:
+        parser = argparse.ArgumentParser(name, description=about, formatter_class=layout)
+        choices = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(commands)}}}")
+        leaves = {}
+        for word, command in commands.items():
+            text = (command[0].__doc__ or "").strip().split("\n\n")[0]
+            leaves[word] = choices.add_parser(word, help=text.rstrip("."), description=text), command
+    for leaf, (kind, _) in leaves.values():
+        add_options(leaf, kind)
+        leaf.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    return parser, leaves
+
+
+def _parse(
     parser: argparse.ArgumentParser,
-    handler: Callable[[argparse.Namespace], int | None],
-    argv: Sequence[str] | None = None,
-    *,
-    together: bool = False,
-) -> int:
-    """Parse, run, and turn every error into one line and an exit code.
-
-    Exit codes: 0 done, 1 failed, 2 the input cannot be used, 130 interrupted, 143 terminated, 141 the output was
-    closed. `--debug` shows the traceback instead.
-
-    Args:
-        together: several processes, as torchrun starts them, may work on one job. Others than the main one say only
-            what is wrong, and who they are.
-    """
-    console.guard()
-    leaves = _leaf_parsers(parser)
-    for target in leaves:
-        target.add_argument("--debug", action="store_true", help="show a traceback on errors")
-    args = _parse(parser, leaves, argv)
-    world = _launched(parser, together)
-    setup_logging(args.debug, world.rank)
-    if interrupts.watching():
-        gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
-    code = _finished(args, handler, f"rank {world.rank}: " if world.rank else "")
-    if interrupts.watching():
-        # Unwinding takes torch a second, and Gloo's threads may abort a process that does.
-        interrupts.leave(code)
-    return code
+    leaves: Mapping[str, tuple[argparse.ArgumentParser, Command]],
+    words: Sequence[str],
+) -> tuple[type[Options], Callable[[Any], int | None], argparse.Namespace]:
+    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant."""
+    for target in (parser, *(leaf for leaf, _ in leaves.values())):
+        target.error = lambda message, target=target: _refuse(target, message)  # type: ignore[method-assign, misc]
+    refuse_empty(parser.error, words)
+    arguments, unknown = parser.parse_known_args(words)
+    leaf, (kind, work) = leaves[getattr(arguments, "command", "")]
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if hint := removed(flag, leaf.prog):
+            leaf.error(f"{flag} {hint}")
+        flags = [flag for action in leaf._actions for flag in action.option_strings]
+        meant = difflib.get_close_matches(flag, flags, 1)
+        leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
+    return kind, work, arguments
 
 
-def _finished(args: argparse.Namespace, handler: Callable[[argparse.Namespace], int | None], who: str) -> int:
-    """Let the handler do its work; the exit code, after a line for an error."""
-
-    def work() -> int:
-        code = handler(args) or 0
-        sys.stdout.flush()
-        return code
-
-    try:
-        return interrupts.job(work)
-    except KeyboardInterrupt:  # only where no program runs; otherwise the process has ended
-        print("interrupted", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if args.debug:
-            raise
-        print(f"{who}error: {printable(_one_line(error))}", file=sys.stderr)
-        return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    choice = re.match(r"argument (?:.*/)?(--[\w-]+): invalid choice: '([^']*)'", message)
+    if choice and (hint := removed(" ".join(choice.groups()), parser.prog)):
+        message = f"{' '.join(choice.groups())} {hint}"
+    parser.exit(2, f"error: {message} ({parser.prog} -h lists the options)\n")
 
 
 def _launched(parser: argparse.ArgumentParser, together: bool) -> distributed.World:
@@ -231,46 +201,8 @@ def _launched(parser: argparse.ArgumentParser, together: bool) -> distributed.Wo
     except QatError as error:
         parser.exit(2, f"error: {error}\n")
     if found.size > 1 and not together:
-        if found.rank:
-            parser.exit(2)
-        parser.exit(2, f"error: {parser.prog} is one process; start it without torchrun\n")
+        parser.exit(2, "" if found.rank else f"error: {parser.prog} is one process; start it without torchrun\n")
     return found
-
-
-def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    choice = re.match(r"argument (?:.*/)?(--[\w-]+): invalid choice: '([^']*)'", message)
-    if choice and (hint := removed(" ".join(choice.groups()))):
-        message = f"{' '.join(choice.groups())} {hint}"
-    parser.exit(2, f"error: {message} ({parser.prog} -h lists the options)\n")
-
-
-def _parse(
-    parser: argparse.ArgumentParser, leaves: Sequence[argparse.ArgumentParser], argv: Sequence[str] | None
-) -> argparse.Namespace:
-    """As `parser.parse_args`, but a wrong command line gets one line, which names the option that was meant.
-
-    `given` in the namespace says which options are on the command line, see `given_flags`.
-    """
-    for target in (parser, *leaves):
-        target.error = partial(_refuse, target)  # type: ignore[method-assign]
-    words = sys.argv[1:] if argv is None else argv
-    refuse_empty(parser.error, words)
-    args, unknown = parser.parse_known_args(words)
-    leaf = next((leaf for leaf in leaves if leaf.prog.split()[-1] == getattr(args, "command", None)), parser)
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        if hint := removed(flag, leaf.prog):
-            leaf.error(f"{flag} {hint}")
-        flags = [flag for action in leaf._actions for flag in action.option_strings]
-        meant = difflib.get_close_matches(flag, flags, 1)
-        leaf.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant[0]}?' if meant else ''}")
-    args.given = given_flags(leaf, words)
-    return args
-
-
-def _leaf_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [child for action in subparsers for child in dict.fromkeys(action.choices.values())] or [parser]
 
 
 def _is_a_paths(error: BaseException) -> bool:
@@ -286,11 +218,13 @@ def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, QatError):
         return text
-    if isinstance(error, UnicodeEncodeError):
-        found = error.object[error.start : error.end]
-        return f"{found!r} cannot be written in this locale's encoding, {error.encoding}; set PYTHONUTF8=1"
-    if full := no_room(error) or shared_memory.explained(error):
+    if full := no_room(error):
         return full
     if isinstance(error, OSError) and _is_a_paths(error):
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, RuntimeError) and "Bus error" in f"{error} {error.__cause__}":
+        return (
+            "a loading process ended, since shared memory (/dev/shm) was full; give the container more "
+            "(docker run --shm-size=8g), or take fewer --workers"
+        )
     return f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

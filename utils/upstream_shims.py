@@ -14,8 +14,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from utils.core.late_modules import import_late
-
 
 def install() -> None:
     """Supply removed functions and optional modules. Call before importing anything of upstream's."""
@@ -28,7 +26,7 @@ def install() -> None:
         sys.modules["pkg_resources"] = _pkg_resources()
     if not _importable("IPython"):
         _ipython()
-    _late_modules()
+    import utils.core.light_torchvision  # noqa: F401  # before upstream imports torchvision
 
 
 def _pillow_getsize() -> None:
@@ -137,17 +135,6 @@ def prefer_speed() -> None:
 
 def _importable(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
-
-
-def _late_modules() -> None:
-    """Upstream imports a second's worth of libraries that it uses in plots and downloads only."""
-    import utils.core.light_torchvision  # noqa: F401
-
-    display = types.SimpleNamespace()  # upstream sets how wide tables are printed
-    import_late("pandas", options=types.SimpleNamespace(display=display))
-    import_late("matplotlib.pyplot", switch_backend=lambda backend: None)  # matplotlib.use notes it for later as well
-    import_late("seaborn")
-    import_late("requests")
 
 
 def _numpy_trapz() -> None:

@@ -31,11 +31,6 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-import interrupts
-
-interrupts.watch(__name__)  # from here on Ctrl-C and SIGTERM end this program: one line, exit code 130 or 143
-
-import argparse
 import json
 import logging
 import multiprocessing
@@ -44,12 +39,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 from utils.cli import run_program
-from utils.core.bounds import bounded
 from utils.core.errors import InputError
 from utils.core.files import named_when_full
+from utils.core.options import Options, Workers, option
 
 if TYPE_CHECKING:
     from digit_images import ImageFile, Sources
@@ -59,6 +56,7 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # raise it when the same arguments draw other images
 SPLITS = ("train", "val")
 FIRST_ID = {"train": 1, "val": 500_001}
+Images = Annotated[int, Field(ge=1, le=499_999)]  # of a split: validation images are numbered from 500001
 SIZES = (320, 640)  # pixels, width and height
 
 
@@ -149,8 +147,7 @@ def _draw_all(tasks: list[tuple[str, int]], job: _Job, workers: int) -> Iterator
     # spawn, not fork: OpenCV's threads do not survive a fork
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (job,)) as pool:
         try:
-            with interrupts.blocked():  # a process that starts would answer Ctrl-C with a traceback
-                rows = pool.map(_write_image, tasks, chunksize=16)
+            rows = pool.map(_write_image, tasks, chunksize=16)
             yield from rows
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -223,7 +220,6 @@ def make(
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}-{os.urandom(4).hex()}")
-    interrupts.temporaries.add(str(temporary))
     try:
         with named_when_full(folder, temporary):
             temporary.mkdir()
@@ -243,7 +239,6 @@ def make(
             temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        interrupts.temporaries.discard(str(temporary))
     return True
 
 
@@ -251,31 +246,26 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Write the demo set of handwritten digits; nothing is downloaded.")
-    parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="folder to create")
-    parser.add_argument("--segments", action="store_true", help="polygons as labels, for segmentation networks")
-    parser.add_argument(
-        "--size", choices=list(map(str, SIZES)), default="320", help="pixels; 640 draws a harder set (default: 320)"
-    )
-    parser.add_argument("--seed", type=bounded("seed"), default=0, help="the same seed gives the same set (default: 0)")
-    parser.add_argument("--train", type=bounded("demo_images"), default=1000, help="training images (default: 1000)")
-    parser.add_argument("--val", type=bounded("demo_images"), default=500, help="validation images (default: 500)")
-    parser.add_argument(
-        "--workers", type=bounded("workers"), default=min(_cores(), 8), help="processes (default: one per core)"
-    )
-    return parser
+class DemoOptions(Options):
+    """Write the demo set of handwritten digits; nothing is downloaded."""
+
+    out_dir: Path = option(..., "folder to create", positional=True, metavar="OUT_DIR")
+    segments: bool = option(False, "polygons as labels, for segmentation networks")
+    size: Literal["320", "640"] = option("320", "pixels; 640 draws a harder set")
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = option(0, "the same seed gives the same set")
+    train: Images = option(1000, "training images")
+    val: Images = option(500, "validation images")
+    workers: Workers = option(min(_cores(), 8), "processes (default: one per core)")
 
 
-def _run(args: argparse.Namespace) -> int:
-    size = int(args.size)
-    if args.segments and size != SIZES[0]:
+def _run(options: DemoOptions) -> None:
+    size = int(options.size)
+    if options.segments and size != SIZES[0]:
         raise InputError(f"--segments goes with --size {SIZES[0]} only; leave one of the two out")
-    new = make(args.out_dir, args.seed, args.train, args.val, args.workers, args.segments, size)
-    words = f"wrote {args.train} training and {args.val} validation images" if new else "the demo set is there already"
-    logger.info("%s: %s", words, args.out_dir / "data.yaml")
-    return 0
+    new = make(options.out_dir, options.seed, options.train, options.val, options.workers, options.segments, size)
+    wrote = f"wrote {options.train} training and {options.val} validation images"
+    logger.info("%s: %s", wrote if new else "the demo set is there already", options.out_dir / "data.yaml")
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(_parser(), _run))
+    sys.exit(run_program("make_digits.py", (DemoOptions, _run)))

@@ -17,9 +17,9 @@ from torch import nn
 from models.quantize import placement
 from models.quantize.recipe import Recipe
 from utils.core import checkpoints
-from utils.core.bounds import BOUNDS
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
+from utils.core.input_form import LARGEST_SIDE
 from utils.core.shown import shown
 from utils.upstream_heads import HEADS, check_head
 
@@ -45,7 +45,7 @@ class QuantizedCheckpoint:
     def imgsz(self) -> int | None:
         """Side of the images that it was calibrated on, in pixels; None where the file does not say it."""
         found = self.extra.get("imgsz")
-        return found if found in BOUNDS["imgsz"] else None
+        return found if type(found) is int and 1 <= found <= LARGEST_SIDE else None
 
 
 def save(

@@ -25,11 +25,12 @@ from utils.core.input_files import read_yaml
 from utils.core.removed import removed
 from utils.core.strict_model import StrictModel, plain, validate
 
-QUANTIZERS = ("torch", "pytorch-quantization")  # see backend.py
 AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
+Quantizer = Literal["torch", "pytorch-quantization"]  # see backend.py
 Method = Literal["max", "percentile", "mse", "entropy", "auto"]
 Train = Literal["all", "ranges"]
 Supervision = Literal["task", "layers"]
+QUANTIZERS = get_args(Quantizer)
 CALIBRATION_METHODS = get_args(Method)[:-1]  # those that 'auto' compares
 
 # Keys that only recipes of 1.0 have → the value that every file of 1.0 holds, and that asks for nothing.
@@ -47,29 +48,35 @@ def _number(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_number)]
 Factor = Annotated[Number, Field(gt=0, le=1_000_000)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
+Percentile = Annotated[Number, Field(gt=50, le=100)]
+Batches = Annotated[int, Field(ge=1, le=1_000_000)]
+Epochs = Annotated[int, Field(ge=0, le=10_000)]
+Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
+Rate = Annotated[Number, Field(gt=0, lt=1)]
+Stride = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Calibration(StrictModel):
     """How amax is found from statistics of the activations."""
 
     method: Method = "percentile"
-    percentile: Number = Field(default=99.999, gt=50, le=100)  # of the magnitudes; used by method 'percentile'
-    batches: int = Field(default=25, ge=1, le=1_000_000)
+    percentile: Percentile = 99.999  # of the magnitudes; used by method 'percentile'
+    batches: Batches = 25
     median_limit: Number = Field(default=4.0, ge=0, le=1_000_000)  # times the median image's maximum; 0: none
 
 
 class Finetune(StrictModel):
     """Quantization-aware training under supervision by the float network."""
 
-    epochs: int = Field(default=10, ge=0, le=10_000)
-    iters: int = Field(default=200, ge=1, le=1_000_000)  # optimizer steps an epoch, at most: an epoch is one pass
-    lr: Annotated[Number, Field(gt=0, lt=1)] | Literal["auto"] = "auto"  # of weights, highest
+    epochs: Epochs = 10
+    iters: Iterations = 200  # optimizer steps an epoch, at most: an epoch is one pass
+    lr: Rate | Literal["auto"] = "auto"  # of weights, highest
     bias_rate: Factor = 10.0  # times lr
     range_rate: Factor = 500.0  # times lr, of the logarithm of amax
     train: Train = "all"
     ranges: Literal["learned", "fixed"] = "learned"  # of activations
     supervision: Supervision = "task"  # see supervision.py
-    supervision_stride: int = Field(default=1, ge=1, le=1000)  # by layers: every n-th is compared
+    supervision_stride: Stride = 1  # by layers: every n-th is compared
     held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most a tenth
     grad_clip: Factor = 10.0  # largest gradient norm
     collapse: Number = Field(default=0.5, ge=0, lt=1)  # stop when AP falls below this fraction of the PTQ AP

@@ -1,4 +1,4 @@
-"""The demo model's engines in each form of input: AP, memory as TensorRT has it, times with and without the upload."""
+"""The demo model's engines in each form of input: AP, results, times with and without the upload."""
 
 from __future__ import annotations
 
@@ -24,14 +24,7 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
 
-FORMS = {
-    "float": (FLOATS, "linear"),
-    "uint8": (InputForm("uint8"), "linear"),
-    "uint8-nhwc": (InputForm("uint8", "nhwc"), "linear"),
-    "int8": (InputForm("int8"), "linear"),
-    "int8-chw4": (InputForm("int8"), "chw4"),
-    "int8-chw32": (InputForm("int8"), "chw32"),
-}
+FORMS = {"float": FLOATS, "uint8": InputForm("uint8"), "uint8-nhwc": InputForm("uint8", "nhwc")}
 BATCH = 8
 
 
@@ -49,13 +42,12 @@ def built(demo_onnx, tmp_path_factory) -> dict[str, Built]:
     folder, found = tmp_path_factory.mktemp("forms"), {}
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
     original = onnx.load(demo_onnx)
-    for name, (form, side) in FORMS.items():
-        graph, taken = attach_input(original, form)
-        file = folder / f"{name}.onnx"
-        onnx.save(set_metadata(graph, {**metadata_of(original), **taken.metadata()}), file)
+    for name, form in FORMS.items():
+        graph, file = attach_input(original, form), folder / f"{name}.onnx"
+        onnx.save(set_metadata(graph, {**metadata_of(original), **form.metadata()}), file)
         config = BuildConfig(batch=(1, BATCH, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,
-                             progress=False, input_format=side)  # fmt: skip
-        found[name] = Built(name, build(file, folder / f"{name}.engine", config).path, file, taken)
+                             progress=False)  # fmt: skip
+        found[name] = Built(name, build(file, folder / f"{name}.engine", config).path, file, form)
     return found
 
 
@@ -95,32 +87,10 @@ def test_results_are_onnx_runtimes(name, built):
                 assert (found[:, :4] - expected[:, :4]).abs().median() < 2
 
 
-@pytest.mark.parametrize(("name", "channels"), [("int8", 0), ("int8-chw4", 4), ("int8-chw32", 32)])
-def test_memory_is_as_tensorrt_has_it(name, channels, built):
-    """Strides of a packed format count its vectors."""
-    execution = Execution(built[name].engine, tensorrt_api.load(), torch.device("cuda:0"))
-    execution.set_shapes({"images": (BATCH, 3, 320, 320)})
-    assert execution.input_format == (f"chw{channels}" if channels else "linear")
-    strides = tuple(execution._context.get_tensor_strides("images"))
-    if channels:
-        assert execution.engine.get_tensor_vectorized_dim("images") == 1
-        assert execution.engine.get_tensor_components_per_element("images") == channels
-        assert strides == (320 * 320, 320 * 320, 320, 1)
-    assert execution.buffers["images"].stride() == (
-        (320 * 320 * channels, 1, 320 * channels, channels) if channels else strides
-    )
-    execution.close()
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("float", torch.uint8), ("uint8", torch.float32), ("int8", torch.uint8)])
+@pytest.mark.parametrize(("name", "dtype"), [("float", torch.uint8), ("uint8", torch.float32)])
 def test_other_arrays_get_one_line(name, dtype, built):
     with open_runner(built[name].engine, "cuda:0") as runner, pytest.raises(InputError, match="the network takes"):
         runner.infer({"images": torch.zeros(BATCH, 3, 320, 320, dtype=dtype)})
-
-
-def test_packed_formats_of_a_float_file_are_refused(demo_onnx, tmp_path):
-    with pytest.raises(InputError, match="--input-format chw32 is for files that take INT8 images"):
-        build(demo_onnx, tmp_path / "a.engine", BuildConfig(input_format="chw32", progress=False))
 
 
 @pytest.mark.parametrize("size", [(1080, 1920), (200, 100), (320, 320)])

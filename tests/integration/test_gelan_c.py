@@ -94,17 +94,17 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
             build(file, tmp_path / "refused.engine", build_config, rtx)
 
 
-@pytest.mark.parametrize("kind", ["float", "uint8", "int8"])
+@pytest.mark.parametrize("kind", ["float", "uint8"])
 @pytest.mark.parametrize("typing", ["weak", "strong"])
 def test_the_first_convolution_is_in_parts_for_tensorrt_8(best, tmp_path, typing, kind):
-    """Two of 32 channels, and two that copy them; not for INT8 images."""
+    """Two of 32 channels, and two that copy them."""
     network = load_network(best, torch.device("cpu"))
     config = ExportConfig((128, 128), typing=typing, input=InputForm(kind))
     result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
     assert result.report.ok
     nodes = onnx.load(result.path).graph.node
     count = sum(node.op_type == "Conv" and node.name.startswith("/model.0/") for node in nodes)
-    assert count == (4 if typing == "weak" and kind != "int8" else 1)
+    assert count == (4 if typing == "weak" else 1)
 
 
 def constants(model):

@@ -25,18 +25,19 @@ MASKS = 4
 
 def write_boxes(
     path: Path, form: Form | None = None, *, batch: int | str = "batch", masks: bool = False,
-    classes: Sequence[str] = NAMES, takes: InputForm | None = None, **metadata: str,
+    classes: Sequence[str] = NAMES, takes: InputForm | None = None, quantized: bool = False,
+    **metadata: str,
 ) -> Path:  # fmt: skip
-    """Write the file, in a form of output and of input; INT8 images have a scale of 1/127."""
+    """Write the file, in a form of output and of input."""
     form, takes = form or plain(), takes or InputForm()
-    graph = boxes_graph(len(classes), batch, MASKS if masks else 0, quantized=takes.kind == "int8")
+    graph = boxes_graph(len(classes), batch, MASKS if masks else 0, quantized=quantized)
     about = {
         "names": json.dumps(dict(enumerate(classes))), "stride": "8", "imgsz": json.dumps([HEIGHT, WIDTH]),
         "task": "segment" if masks else "detect",
     }  # fmt: skip
     graph = form.attach(cleanup.set_metadata(graph, about | metadata))
-    graph, taken = input_forms.attach_input(graph, takes)
-    onnx.save(cleanup.set_metadata(graph, {"form": form.name, **taken.metadata()}), path)
+    graph = input_forms.attach_input(graph, takes)
+    onnx.save(cleanup.set_metadata(graph, {"form": form.name, **takes.metadata()}), path)
     return path
 
 

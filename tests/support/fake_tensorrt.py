@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 SIZES = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT8": np.int8, "INT64": np.int64,
          "UINT8": np.uint8}  # fmt: skip
 ONNX_TYPES = {1: "FLOAT", 10: "HALF", 6: "INT32", 3: "INT8", 7: "INT64", 2: "UINT8"}
-FORMATS = {"LINEAR": 0, "CHW2": 1, "HWC8": 2, "CHW4": 3, "CHW16": 4, "CHW32": 5}  # as in 8.6
+FORMATS = {"LINEAR": 0, "HWC8": 2, "CHW32": 5}  # as in 8.6
 
 
 def make(version: str = "8.6.0", gpu: str = "Fake GPU"):
@@ -96,13 +96,6 @@ class _Builder:
         if free and not config.profiles:
             say(self.trt, self.log, "ERROR", "4: [network.cpp::validate::3036] Error Code 4: no optimization profile")
             return None
-        formats = {value.name: tensor.format() for value, tensor in zip(model.graph.input, network.inputs, strict=True)}
-        for value in model.graph.input:
-            if formats[value.name] != "LINEAR" and ONNX_TYPES[value.type.tensor_type.elem_type] != "INT8":
-                say(
-                    self.trt, self.log, "ERROR", "3: images: has dataType unsupported by tensor's allowed TensorFormats"
-                )
-                return None
         if getattr(config, "progress_monitor", None) is not None:
             monitor = config.progress_monitor
             monitor.phase_start("Building engine", None, 2)
@@ -122,16 +115,13 @@ class _Builder:
         config.measured = (config.cache.content if config.cache else b"") + b"+measured"
         head = {"version": self.trt.__version__, "gpu": self.trt.built_for, "profiles": config.profiles,
                 "ticks": self.trt.ticks(config), "streams": max(0, config.max_aux_streams),
-                "formats": formats}  # fmt: skip
+                "formats": {value.name: "LINEAR" for value in model.graph.input}}  # fmt: skip
         return json.dumps(head).encode() + b"\n" + model.SerializeToString()
 
 
 class _Network:
     def __init__(self, names):
-        self.path, self.names, self.inputs, self.layers = None, names, [], []
-
-    def get_input(self, index):
-        return self.inputs[index]
+        self.path, self.names, self.layers = None, names, []
 
     @property
     def num_layers(self):
@@ -154,19 +144,6 @@ class _Layer:
 
     def set_output_type(self, index, kind):
         self.told[index] = kind
-
-
-class _Tensor:
-    """An input; all formats are allowed, of which TensorRT is taken to choose one that is not linear for INT8."""
-
-    def __init__(self, integers):
-        self.integers, self.allowed_formats = integers, (1 << len(FORMATS)) - 1
-
-    def format(self):
-        allowed = [name for name, bit in FORMATS.items() if self.allowed_formats >> bit & 1]
-        if len(allowed) == 1:
-            return allowed[0]
-        return "CHW4" if self.integers else "LINEAR"
 
 
 class _Config:
@@ -246,8 +223,6 @@ class _Parser:
             self.errors = [types.SimpleNamespace(desc=lambda: text)]
             return False
         self.network.path = path
-        integers = [ONNX_TYPES[value.type.tensor_type.elem_type] == "INT8" for value in model.graph.input]
-        self.network.inputs = [_Tensor(one) for one in integers]
         inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
         whole = {value.name for value in inferred if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT}
         self.network.layers = [_Layer(self.trt, node, whole) for node in model.graph.node]
@@ -423,17 +398,7 @@ class _Context:
             self._memory(name, result.shape)[...] = result
 
     def _memory(self, name, shape):
-        """A tensor at its address; in format CHWn `[B][(C + n - 1) / n][H][W][n]`, where all but C channels are 0."""
-        kind = self.engine.get_tensor_format(name).name
-        if kind.startswith("CHW"):
-            (batch, channels, height, width), side = shape, int(kind[3:])
-            packed = self._array(name, (batch, -(-channels // side), height, width, side))
-            whole = packed.transpose(0, 1, 4, 2, 3).reshape(batch, -1, height, width)
-            assert not whole[:, channels:].any(), "channels that fill up are not 0"
-            return whole[:, :channels]
-        return self._array(name, shape)
-
-    def _array(self, name, shape):
+        """A tensor at its address."""
         count = int(np.prod(shape)) * np.dtype(self._numpy(name)).itemsize
         raw = (ctypes.c_char * count).from_address(self.addresses[name])
         return np.frombuffer(raw, self._numpy(name)).reshape(shape)

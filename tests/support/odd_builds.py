@@ -18,9 +18,6 @@ def odd_build(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[
     way = onnx.stem
     if way == "endless":
         time.sleep(600)
-    elif way == "orphan":
-        engine.write_text(str(os.getpid()))
-        time.sleep(600)
     elif way == "refused":
         raise InputError("this file is refused")
     elif way == "full":

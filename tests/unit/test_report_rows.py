@@ -17,7 +17,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import evaluate_file, samples
 from utils.jobs.evaluate import Measurer
-from utils.jobs.file_options import FileOptions
+from utils.jobs.options import ValOptions
 from utils.jobs.report_rows import lost_by_qat, make_row, warn_of_a_cut_curve
 from utils.reports.files import merged
 from utils.reports.schema import Report
@@ -58,7 +58,7 @@ def test_a_network_and_its_export_are_marked_alike(known, tmp_path, changes, mar
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.ap_with == mark
     assert row.measured_on.endswith(f"; {mark}") == bool(mark)
-    options = FileOptions(
+    options = ValOptions(
         str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=8, workers=0, device="cpu",
         task=config.split, conf_thres=changes.get("conf_thres"), iou_thres=changes.get("iou_thres"),
         max_det=config.max_det, single_cls=config.single_cls, limit=config.limit, project=str(tmp_path),
@@ -76,7 +76,7 @@ def test_a_network_and_its_export_have_a_standard_error_between_them(known, tmp_
     measurer = Measurer(data, torch.device("cpu"), CONFIG)
     row = measurer.row("float", folder / "a.onnx", measurer.measure(model, "a"), 1.0)
     assert row.resampled().error > 0
-    options = FileOptions(str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=3, workers=0,
+    options = ValOptions(str(folder / "a.onnx"), str(folder / "data.yaml"), imgsz=[64], batch_size=3, workers=0,
                           device="cpu", project=str(tmp_path))  # fmt: skip
     evaluate_file.run(options, "command")
     both = merged([Report(command="eval", rows=[row]), Report.load(tmp_path / "exp/report.json")])

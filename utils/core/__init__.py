@@ -1,4 +1,4 @@
-"""The ground: what everything else stands on. Nothing here imports anything of ours, but for `interrupts.py`.
+"""The ground: what everything else stands on. Nothing here imports anything of ours.
 
 errors.py           typed errors that say the fix
 files.py            files that appear whole or not at all, hashes, run folders
@@ -7,14 +7,10 @@ input_files.py      files that a user names: regular ones of a sensible size; YA
 output_paths.py     where a program may write
 onnx_files.py       the one reader of ONNX files
 checkpoints.py      the one reader of PyTorch files; no code of theirs is run
-file_schema.py      what a file that we wrote holds, field by field
 strict_model.py     pydantic models of what people write and programs store, with errors of one line
 removed.py          THE table of what 1.0 had and 2.0 has not, with what to use instead
 shown.py            a value in a message
-bounds.py           bounds of the numbers that a user can give
-arguments.py        types for argparse
-console.py          standard output and error: closed ends, any locale
-late_modules.py     modules that are imported when something of them is asked for
+options.py          command-line options, declared once
 light_torchvision.py  torchvision without torch's compiler
 log_levels.py       how much a part of the program says
 distributed.py      several processes that work on one job

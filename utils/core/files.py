@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import interrupts
 from utils.core.errors import InputError
 from utils.core.output_paths import folder_name
 
@@ -63,7 +62,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-        interrupts.temporaries.discard(str(temporary))
 
 
 def check_writable(path: str | Path) -> None:
@@ -74,7 +72,6 @@ def check_writable(path: str | Path) -> None:
     """
     temporary = _writable(Path(path))
     temporary.unlink(missing_ok=True)
-    interrupts.temporaries.discard(str(temporary))
 
 
 def _writable(path: Path) -> Path:
@@ -96,22 +93,12 @@ def _writable(path: Path) -> Path:
 
 
 def _temporary(path: Path) -> Path:
-    """Make an empty file beside `path`, with the permissions that the user's files get.
-
-    Its name is on the list of temporaries before it is there, so that an interrupt at any moment removes it.
-    """
+    """Make an empty file beside `path`, with the permissions that the user's files get."""
     while True:
         temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
-        interrupts.temporaries.add(str(temporary))
-        try:
+        with contextlib.suppress(FileExistsError):
             temporary.touch(exist_ok=False)
-        except FileExistsError:
-            interrupts.temporaries.discard(str(temporary))
-            continue
-        except OSError:
-            interrupts.temporaries.discard(str(temporary))
-            raise
-        return temporary
+            return temporary
 
 
 def save_torch(content: Any, path: str | Path) -> None:

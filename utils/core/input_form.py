@@ -2,30 +2,25 @@
 
     float   FP32 or FP16, RGB in 0..1
     uint8   RGB as images have it, 0..255: Cast and Mul 1/255 are in the graph
-    int8    round(pixel / 255 / scale), clipped to INT8: the first QuantizeLinear is not in the graph
 
 `utils/onnx_graph/input_forms.py` gives a file its form, `utils/runners/feeds.py` makes what it takes of images.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from utils.core.errors import InputError
+from utils.core.removed import removed
 
-Kind = Literal["float", "uint8", "int8"]
+Kind = Literal["float", "uint8"]
 Axes = Literal["nchw", "nhwc"]
-InputFormat = Literal["linear", "chw4", "chw32"]
 Size = TypeVar("Size")
-KINDS: tuple[Kind, ...] = ("float", "uint8", "int8")
-LAYOUTS: tuple[Axes, ...] = ("nchw", "nhwc")
-# How INT8 images lie in an engine's memory; the latter two lay channels side by side.
-INPUT_FORMATS: tuple[InputFormat, ...] = ("linear", "chw4", "chw32")
 DEFAULT_BATCH = (1, 8, 16)  # images at a time, at least, mostly and at most: of a file that takes any number
-KIND_KEY, LAYOUT_KEY, SCALE_KEY = "input_form", "input_layout", "input_scale"  # of a file's metadata
+LARGEST_SIDE, LARGEST_BATCH = 8192, 4096  # pixels (a batch of one takes 0.8 GB as float32) and images
+KIND_KEY, LAYOUT_KEY = "input_form", "input_layout"  # of a file's metadata
 
 
 @dataclass(frozen=True)
@@ -34,25 +29,11 @@ class InputForm:
 
     Attributes:
         kind: of values.
-        layout: order of the axes.
-        scale: of int8; 0 where nothing says it.
-
-    Raises:
-        InputError: the kind is none of KINDS, or a kind is asked for in a layout that it has not.
+        layout: order of the axes; nhwc for uint8 only.
     """
 
     kind: Kind = "float"
     layout: Axes = "nchw"
-    scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.layout not in LAYOUTS:
-            raise InputError(
-                f"an input of {self.kind!r:.40} in {self.layout!r:.40} is unknown; there is {', '.join(KINDS)} in "
-                f"{' or '.join(LAYOUTS)}"
-            )
-        if self.layout == "nhwc" and self.kind != "uint8":
-            raise InputError(f"images of {self.kind} are in nchw; in nhwc there are only those of uint8")
 
     @classmethod
     def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputForm:
@@ -64,27 +45,25 @@ class InputForm:
             shape: of the input, None where dynamic.
 
         Raises:
-            InputError: the metadata say what is not so.
+            InputError: the metadata say what is not so, or the file takes INT8 images, as 1.0 exported them.
         """
         last = len(shape) == 4 and shape[3] == 3 and shape[1] != 3
-        kind = entries.get(KIND_KEY) or (dtype if dtype in ("uint8", "int8") else "float")
+        kind = entries.get(KIND_KEY) or ("uint8" if dtype == "uint8" else "float")
         layout = entries.get(LAYOUT_KEY) or ("nhwc" if last and kind == "uint8" else "nchw")
-        try:
-            scale = float(entries.get(SCALE_KEY) or 0)
-        except ValueError:
-            scale = math.nan
-        if not 0 <= scale < math.inf:
-            raise InputError(f"the file's {SCALE_KEY} is {entries[SCALE_KEY]!r:.40}; expected a positive number")
-        if layout == "nhwc" and kind in ("float", "int8"):
-            raise InputError(f"the file's metadata say that its input is {kind} in nhwc, and only uint8 has that")
-        if (kind if kind in ("uint8", "int8") else "float") != (dtype if dtype in ("uint8", "int8") else "float"):
-            raise InputError(f"the file's metadata say that its input is {kind:.40}, and it is {dtype}")
-        return cls(cast(Kind, kind), cast(Axes, layout), scale if kind == "int8" else 0.0)
+        if "int8" in (kind, dtype):
+            raise InputError(f"the file takes INT8 images, which {removed('--input int8')}, and export it again")
+        if (kind, layout) not in (("float", "nchw"), ("uint8", "nchw"), ("uint8", "nhwc")):
+            raise InputError(
+                f"the file's metadata say that its input is {kind:.40} in {layout:.40}; expected float in nchw, or "
+                "uint8 in nchw or nhwc"
+            )
+        if (kind == "uint8") != (dtype == "uint8"):
+            raise InputError(f"the file's metadata say that its input is {kind}, and it is {dtype}")
+        return cls(cast(Kind, kind), cast(Axes, layout))
 
     def metadata(self) -> dict[str, str]:
         """What a file says."""
-        scale = {SCALE_KEY: repr(self.scale)} if self.kind == "int8" else {}
-        return {KIND_KEY: self.kind, LAYOUT_KEY: self.layout, **scale}
+        return {KIND_KEY: self.kind, LAYOUT_KEY: self.layout}
 
     def nchw(self, shape: Sequence[Size]) -> tuple[Size, Size, Size, Size]:
         """A shape of this layout, as batch, channels, height and width."""
@@ -99,11 +78,7 @@ class InputForm:
 
     def __str__(self) -> str:
         """What values it takes, for messages."""
-        return {
-            "float": "FP32 or FP16 in 0..1",
-            "uint8": "the bytes of RGB images",
-            "int8": f"INT8 values, round(pixel / 255 / {self.scale:.6g})",
-        }[self.kind]
+        return "FP32 or FP16 in 0..1" if self.kind == "float" else "the bytes of RGB images"
 
 
 FLOATS = InputForm()

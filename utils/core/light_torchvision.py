@@ -1,36 +1,37 @@
 """torchvision, without torch's compiler: `from utils.core.light_torchvision import torchvision`.
 
-torchvision takes one function from `torch._dynamo.utils` at its top, for `roi_align` alone, and that import takes
-longer than torch's own. Here the function imports it when it is called. Anything else that a version of torchvision
-takes from there imports it at once, as ever.
+torchvision takes one function from `torch._dynamo.utils` at its top, for `roi_align` alone, and that import takes as
+long as torch's own: two seconds at the start of every program. Here the function imports it when it is called.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+import types
 from typing import Any
-
-from utils.core.late_modules import LateModule
 
 DYNAMO = "torch._dynamo.utils"
 
 
-def _is_compile_supported(device: Any) -> bool:
-    from torch._dynamo.utils import is_compile_supported
+class _Later(types.ModuleType):
+    """Stands for `torch._dynamo.utils` while torchvision is imported."""
 
-    return bool(is_compile_supported(device))
+    def is_compile_supported(self, device: Any) -> bool:
+        return bool(importlib.import_module(DYNAMO).is_compile_supported(device))
+
+    def __getattr__(self, name: str) -> Any:  # anything else that a version of torchvision takes is imported at once
+        sys.modules.pop(DYNAMO, None)
+        return getattr(importlib.import_module(DYNAMO), name)
 
 
-if "torch._dynamo" in sys.modules or "torchvision" in sys.modules:
-    import torchvision
+if "torchvision" not in sys.modules and "torch._dynamo" not in sys.modules:
+    importlib.import_module("torch")  # itself, before something stands for a part of it
+    sys.modules[DYNAMO] = later = _Later(DYNAMO)
+    torchvision = importlib.import_module("torchvision")
+    if sys.modules.get(DYNAMO) is later:
+        del sys.modules[DYNAMO]
 else:
-    import torch  # noqa: F401  # itself, before something stands in for a part of it
-
-    late = sys.modules[DYNAMO] = LateModule(DYNAMO, {"is_compile_supported": _is_compile_supported}, package=False)
-    try:
-        import torchvision
-    finally:
-        if sys.modules.get(DYNAMO) is late:
-            del sys.modules[DYNAMO]
+    torchvision = importlib.import_module("torchvision")
 
 __all__ = ["torchvision"]

@@ -25,17 +25,21 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 
 from utils.core.errors import InputError
+from utils.core.input_form import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.output_paths import folder_name
-from utils.core.strict_model import StrictModel, validate
+from utils.core.strict_model import StrictModel, first_problem
+from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 Kind = TypeVar("Kind", bound="Options")
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
 MAY_BE_EMPTY = ("--device", "--title", "--note", "--resume")
-ImageSize = Annotated[int, Field(ge=1, le=8192)]  # pixels; a batch of one takes 0.8 GB as float32
-BatchSize = Annotated[int, Field(ge=1, le=4096)]
+ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
+BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+OneOrTwoSizes = Annotated[list[ImageSize], Field(max_length=2)]  # one side, or height and width
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Workers = Annotated[int, Field(ge=0, le=256)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]  # of images: more than any dataset has
+CheckImages = Annotated[int, Field(ge=0, le=10_000)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 
 
@@ -92,7 +96,14 @@ class Options(StrictModel):
         Raises:
             InputError: a value does not fit, or the options contradict each other.
         """
-        return validate(cls, values, "options")
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            name = str(next(iter(error.errors()[0]["loc"]), ""))
+            key = cls.flag(name) if name in cls.model_fields else ""
+            raise InputError(
+                first_problem(cls, error).replace(name, key, 1) if key else first_problem(cls, error)
+            ) from error
 
     @classmethod
     def arguments(cls) -> dict[str, Argument]:
@@ -137,6 +148,48 @@ class RunFolderOptions(Options):
     project: str = option("runs", "results go to PROJECT/NAME", metavar="DIR")
     name: FolderName = option("exp", "name of the run folder (default: exp, exp2, ...)")
     exist_ok: bool = option(False, "write into an existing PROJECT/NAME")
+
+
+class InputOptions(DeviceOptions):
+    """In which form a file takes images."""
+
+    input: Literal["float", "uint8"] = option(
+        "float",
+        "what the file takes. float: FP32 in 0..1 (default); uint8: the bytes of images, which the graph scales",
+    )
+
+
+class NmsOptions(Options):
+    """NMS in a file; what is None has the default of `NmsSettings`."""
+
+    nms: Literal["efficient", "onnx", "none"] | None = option(
+        None, "efficient: TensorRT's plugin (default); onnx: the standard operator; none: top-k without suppression",
+        group="NMS in the file",
+    )  # fmt: skip
+    topk_all: int | None = option(None, "detections an image (default: 100)", group="NMS in the file", metavar="N")
+    iou_thres: Fraction | None = option(
+        None, f"overlap (default: {EVERYDAY_NMS_IOU})", group="NMS in the file", metavar="P"
+    )
+    conf_thres: Fraction | None = option(
+        None, f"confidence threshold (default: {EVERYDAY_CONFIDENCE})", group="NMS in the file", metavar="P"
+    )
+
+    def nms_settings(self) -> dict[str, Any]:
+        """What was given, as fields of `NmsSettings`.
+
+        Raises:
+            InputError: an overlap was given, and nothing is suppressed.
+        """
+        if self.nms == "none":
+            self.reject_unused(["iou_thres"], "with --nms none, which suppresses no boxes")
+        fields = {"kind": self.nms, "topk": self.topk_all, "iou_thres": self.iou_thres, "conf_thres": self.conf_thres}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def height_width(sizes: Sequence[int] | None, default: int = 640) -> tuple[int, int]:
+    """Height and width in pixels, of one side or two."""
+    sizes = sizes or [default]
+    return sizes[0], sizes[-1]
 
 
 def project_option(default: str) -> Any:
@@ -202,9 +255,9 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     inner = _without_none(field.annotation)
     if inner is bool:
         return {"action": "store_true" if field.default is False else argparse.BooleanOptionalAction}
-    if get_origin(inner) is list:
-        (inner,) = get_args(inner)
-        return {"nargs": "+", **_of_one(inner, [])}
+    whole = get_args(inner)[0] if get_origin(inner) is Annotated else inner
+    if get_origin(whole) is list:
+        return {"nargs": "+", **_of_one(get_args(whole)[0], [])}
     return _of_one(inner, field.metadata)
 
 

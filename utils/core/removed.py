@@ -27,7 +27,9 @@ REMOVED: dict[str, str] = {
     "qat.py sensitive --max-aux-streams": _PROFILE,
     "qat.py sensitive --timing-cache": _PROFILE,
     "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
-    "--infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "val_trt.py --infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "--input int8": "use --input uint8",
+    "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
 }
 
 

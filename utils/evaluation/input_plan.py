@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
+from utils.core.input_form import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.shown import shown
 from utils.core.tasks import DETECTIONS
 from utils.evaluation.mask_truth import USUAL_STRIDE
@@ -68,11 +68,14 @@ class InputPlan:
                 )
             if rect:
                 raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        for name, found in (("imgsz", size[0]), ("imgsz", size[1]), ("batch_size", batch_size)):
-            if found not in BOUNDS[name]:
+        for name, most, found in (
+            ("image size", LARGEST_SIDE, size[0]), ("image size", LARGEST_SIDE, size[1]),
+            ("batch size", LARGEST_BATCH, batch_size),
+        ):  # fmt: skip
+            if type(found) is not int or not 1 <= found <= most:
                 raise InputError(
-                    f"the {name.replace('_', ' ')} of the network is {shown(found)} (by its input, or by 'imgsz' or "
-                    f"'stride' of its metadata); expected {BOUNDS[name]}; export it for such a size"
+                    f"the {name} of the network is {shown(found)} (by its input, or by 'imgsz' or 'stride' of its "
+                    f"metadata); expected an integer from 1 to {most}; export it for such a size"
                 )
         together = 1
         limited = batch is not None or batch_size < wanted_batch
@@ -150,19 +153,14 @@ def image_input(runner: Runner) -> TensorSpec:
     """The network's only input.
 
     Raises:
-        InputError: it has several, or one that is no batch of colour images, or INT8 values of an unknown scale.
+        InputError: it has several, or one that is no batch of colour images.
     """
     spec = runner.inputs[0]
     if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_form.nchw(spec.shape)[1] not in (3, None):
         found = ", ".join(map(str, runner.inputs))
         raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
-    if spec.dtype not in ("float32", "float16", "uint8", "int8"):
-        raise InputError(f"the network takes {spec}; expected float32, float16, uint8 or int8")
-    if spec.dtype == "int8" and not runner.input_form.scale:
-        raise InputError(
-            f"the network takes {spec}, and nothing says its scale (input_scale in a file's metadata, and in the .json "
-            "beside an engine): export it with --input int8, and build it with scripts/build_engine.py"
-        )
+    if spec.dtype not in ("float32", "float16", "uint8"):
+        raise InputError(f"the network takes {spec}; expected float32, float16 or uint8")
     return spec
 
 

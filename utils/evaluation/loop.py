@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from utils.core import distributed
-from utils.core.bounds import check_bounds
 from utils.core.device import sent
 from utils.core.files import atomic_path
 from utils.core.output_paths import distinct_names, refuse_overwrite
@@ -62,9 +61,6 @@ class EvalConfig:
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.
         overlap: let the network compute the next batch during NMS and matching; on a GPU. Times of parts overlap too.
-
-    Raises:
-        InputError: a value is out of its range.
     """
 
     imgsz: int | None = None
@@ -84,9 +80,6 @@ class EvalConfig:
     limit: int | None = None
     upsample_masks: bool = False
     overlap: bool = False
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "conf_thres", "iou_thres", "imgsz", "batch_size", "max_det", "workers", "limit")
 
     def nms_iou(self, task: Task) -> float:
         """IoU of NMS for a network of this task."""

@@ -1,10 +1,10 @@
 """What a user can ask for, a file each; the only place where the libraries meet. Programs call these.
 
-options.py   what a user can choose for qat.py            qat_arguments.py  its command lines
+options.py   the options of qat.py and val_trt.py, one declaration each
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 dependencies.py what a job needs that may not be installed
-file_options.py what val_trt.py can say                  environment.py  what a bug report needs to know
+environment.py  what a bug report needs to know
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from utils.core.run_folder import new_run
 from utils.jobs.visualize import Artist, show
-from utils.serving.runner import Protocol, TritonRunner
+from utils.serving.options import TritonClientOptions
+from utils.serving.runner import TritonRunner
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TritonClientOptions:
-    """The options of scripts/triton_client.py; `url` is HOST:PORT, '' for Triton's default port on this machine."""
-
-    model: str
-    protocol: Protocol
-    url: str
-    imgsz: int | None
-    conf_thres: float
-    iou_thres: float
-    max_det: int
-    project: str
-    name: str
-    exist_ok: bool
 
 
 def draw(options: TritonClientOptions, files: Sequence[Path]) -> list[Path]:

@@ -102,9 +102,7 @@ class Benchmark:
         )
 
 
-def check_without_engines(
-    entries: Sequence[Entry], contexts: Sequence[int], building: BuildConfig, formats: Sequence[str]
-) -> None:
+def check_without_engines(entries: Sequence[Entry], contexts: Sequence[int], building: BuildConfig) -> None:
     """Check that there is nothing which only TensorRT runs.
 
     Raises:
@@ -116,7 +114,6 @@ def check_without_engines(
     if list(contexts) != [1]:
         raise InputError("--infStreams is the number of an engine's contexts, and no engine takes part")
     flags = {
-        "--input-format": any(one != "linear" for one in formats),
         "--tune": building.tune is not None,
         "--build-limit": building.build_limit is not None,
         "--optimization-level": building.optimization_level is not None,

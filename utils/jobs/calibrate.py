@@ -27,7 +27,7 @@ from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import CalibrateOptions, QuantizeOptions, merged_recipe
+from utils.jobs.options import CalibrateOptions, QuantizeOptions
 from utils.jobs.sensitivity import report
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ def run(options: CalibrateOptions, command: str) -> Sweep:
         InputError: something given cannot be used; nothing was written then.
     """
     quantize = options.as_quantize()
-    recipe = merged_recipe(quantize)
+    recipe = options.merged_recipe()
     inputs = Inputs.load(quantize, recipe)
     with new_run(options.project, options.name, options.exist_ok) as folder, without_tables():
         model = inputs.network()
         placement.apply(model, inputs.plan)
         found = sweep(model.to(inputs.device).eval(), inputs, recipe, quantize, options.num_image)
-        content = {"schema_version": 1, "command": command, **asdict(found), "options": options.to_dict()}
+        content = {"schema_version": 1, "command": command, **asdict(found), "options": options.model_dump()}
         content["chosen"] = plain(found.chosen)
         if found.measure == "AP":
             del content["measure"]

@@ -24,7 +24,7 @@ from utils.reports.schema import Report
 from utils.trt.engine_file import EngineNote
 
 if TYPE_CHECKING:
-    from utils.jobs.file_options import FileOptions
+    from utils.jobs.options import ValOptions
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
 
 
-def run(options: FileOptions, command: str) -> Report:
+def run(options: ValOptions, command: str) -> Report:
     """Evaluate as `options` say; `report.json` in the run folder is written after each size.
 
     Raises:
@@ -62,7 +62,7 @@ def run(options: FileOptions, command: str) -> Report:
     return report
 
 
-def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
+def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
     """What to evaluate: one configuration, or one for each size of a study.
 
     Raises:
@@ -101,7 +101,7 @@ def make_configs(options: FileOptions, runner: Runner) -> list[EvalConfig]:
     return [config]
 
 
-def _is_coco(options: FileOptions, runner: Runner) -> bool:
+def _is_coco(options: ValOptions, runner: Runner) -> bool:
     """Whether predictions are written though it was not asked for, as upstream's val.py does for COCO."""
     if Path(options.data).name != "coco.yaml":
         return False

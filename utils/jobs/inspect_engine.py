@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
 from utils.core.output_paths import refuse_overwrite
-from utils.trt import inspector, layer_graph, layer_report, tensorrt_api
+from utils.trt import inspector, layer_report, tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary
 
@@ -35,7 +35,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
 
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:
-        layer_graph.program()
+        layer_report.graphviz()
     execution = Execution(engine, tensorrt_api.load(), tensorrt_api.engine_device(device))
     try:
         execution.set_shapes({spec.name: _shape(execution, spec.name, batch) for spec in execution.inputs})
@@ -88,7 +88,7 @@ def report(
     logger.info("%s", "\n".join(layer_report.text(summary, title, precision)))
     files = [] if written else [layer_report.save(layers, file.with_suffix(".layers.json"))]
     if draw:
-        files.append(layer_graph.draw(layers, title, file.with_suffix(".svg")))
+        files.append(layer_report.draw(layers, title, file.with_suffix(".svg")))
     if files:
         logger.info("layers: %s", ", ".join(map(str, files)))
     return summary

@@ -81,7 +81,7 @@ def describe(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
     Raises:
         InputError: it is neither an ONNX file nor an engine, or nothing says what an engine takes.
     """
-    path = check_file(options.file, "expected an ONNX file or a TensorRT engine")
+    path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
     side = _range(options.imgsz, "--imgsz")
     profile = BuildConfig(batch=_range(options.batch_size, "--batch-size"), height=side, width=side)
     if path.suffix.lower() == ".onnx":

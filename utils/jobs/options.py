@@ -1,4 +1,4 @@
-"""What a user can choose for the commands of qat.py: frozen, checked once.
+"""The options of qat.py's commands and of val_trt.py: one declaration each, from which the parsers follow.
 
 Torch is not imported here, so that `-h` answers at once.
 """
@@ -6,272 +6,297 @@ Torch is not imported here, so that `-h` answers at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from models.quantize.recipe import AUTO, QUANTIZERS, Recipe
-from utils.core.bounds import check_bounds
+from pydantic import Field
+
+from models.quantize.recipe import (
+    AUTO,
+    Batches,
+    Epochs,
+    Iterations,
+    Method,
+    Percentile,
+    Quantizer,
+    Rate,
+    Recipe,
+    Stride,
+    Supervision,
+    Train,
+)
 from utils.core.errors import InputError, RecipeError
-from utils.core.shown import shown
-from utils.core.thresholds import AP_CONFIDENCE
+from utils.core.options import (
+    IMAGE_SIZE_FLAGS,
+    BatchSize,
+    Count,
+    DeviceOptions,
+    Fraction,
+    ImageSize,
+    RunFolderOptions,
+    Workers,
+    data_option,
+    option,
+    project_option,
+)
+from utils.core.thresholds import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, MASK_AP_NMS_IOU
 
-Options = TypeVar("Options", bound="QuantizeOptions | CalibrateOptions")
+Kind = TypeVar("Kind", bound="CalibratingOptions")
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # NumPy takes 32 bits, and each epoch adds to it
+Minutes = Annotated[float, Field(gt=0, le=1_000_000)]
+RECIPE = "the recipe (the command line wins over --recipe's file)"
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
 FREE_ON_RESUME = frozenset({"device", "workers", "budget"})
-GRANULARITIES = ("layer", "module", "quantizer")
-METRICS = ("proxy", "ap")
-# Options that stand for an entry of the recipe → its section and key.
-RECIPE_OPTIONS = {
-    "calib_method": ("calibration", "method"),
-    "calib_batches": ("calibration", "batches"),
-    "percentile": ("calibration", "percentile"),
-    "epochs": ("finetune", "epochs"),
-    "iters": ("finetune", "iters"),
-    "lr": ("finetune", "lr"),
-    "supervision_stride": ("finetune", "supervision_stride"),
-    "supervision": ("finetune", "supervision"),
-    "train": ("finetune", "train"),
-}
-FOLDER = frozenset({"project", "name", "exist_ok"})  # a resumed run stays in its folder, whatever these say
+FOLDER = frozenset({"project", "name", "exist_ok", "resume"})  # a resumed run stays in its folder, whatever these say
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What every command takes.
+class QatOptions(RunFolderOptions, DeviceOptions):
+    """What every command of qat.py takes."""
 
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    weights: str = ""
-    data: str = "data/coco.yaml"
-    device: str = ""
-    batch_size: int = 10
-    imgsz: int = 640
-    workers: int = 8
-    project: str = ""
-    name: str = "exp"
-    exist_ok: bool = False
-
-    def __post_init__(self) -> None:
-        _check_kinds(self)
-        check_bounds(self, "batch_size", "imgsz", "workers")
+    weights: str = option("", "checkpoint (.pt)", metavar="FILE")
+    data: str = data_option()
+    batch_size: BatchSize = option(10, "images a batch, of all processes together", metavar="N")
+    imgsz: ImageSize = option(640, "input size in pixels", *IMAGE_SIZE_FLAGS, metavar="PX")
+    workers: Workers = option(8, "processes that read images, at most, for each GPU", metavar="N")
 
 
-@dataclass(frozen=True)
-class _CalibratingOptions(_Options):
-    """What every command takes that calibrates a float network.
+class CalibratingOptions(QatOptions):
+    """What every command takes that calibrates a float network; recipe entries are None where the recipe decides."""
 
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    hyp: str | None = None
-    seed: int = 57
-    recipe: str | None = None
-    calib_batches: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, (section, key) in RECIPE_OPTIONS.items():
-            if getattr(self, name, None) is not None:
-                Recipe.from_dict({section: {key: getattr(self, name)}}, flag(name))
-        super().__post_init__()
-        check_bounds(self, "seed")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the saved state."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class QuantizeOptions(_CalibratingOptions):
-    """Options of `qat.py quantize`. Those that stand for a recipe's entry are None where the recipe decides.
-
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    project: str = "runs/qat"
-    no_eval_origin: bool = False
-    no_eval_ptq: bool = False
-    ptq_only: bool = False
-    quantizer: str = "torch"
-    calib_method: str | None = None
-    percentile: float | None = None
-    epochs: int | None = None
-    iters: int | None = None
-    lr: float | None = None
-    train: str | None = None
-    supervision: str | None = None
-    supervision_stride: int | None = None
-    teacher: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.quantizer not in QUANTIZERS:
-            raise InputError(f"--quantizer {self.quantizer!r} is unknown; choose {' or '.join(QUANTIZERS)}")
+    seed: Seed = option(57, "for images' order and augmentation", group="the run", metavar="N")
+    recipe: str | None = option(None, "YAML; see models/quantize/recipe.py", group=RECIPE, metavar="FILE")
+    calib_batches: Batches | None = option(
+        None, "batches to calibrate on", group=RECIPE, metavar="N", recipe="calibration.batches"
+    )
+    hyp: str | None = option(
+        None, "upstream's YAML of augmentation, for QAT's images (default: no augmentation)", group=RECIPE,
+        metavar="FILE",
+    )  # fmt: skip
 
     @property
     def stem(self) -> str:
         """What files are named after: the weights file without its suffix."""
         return Path(self.weights).stem
 
+    def merged_recipe(self) -> Recipe:
+        """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
 
-@dataclass(frozen=True)
-class EvalOptions(_Options):
-    """Options of `qat.py eval`.
+        `--lr` is the highest rate of weights; the rates of biases and ranges keep their ratio to it.
+        `--supervision-stride` is one of layers, and so asks for them.
 
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    project: str = "runs/qat_eval"
-    conf_thres: float = AP_CONFIDENCE
-    iou_thres: float | None = None
-    save_json: bool = False
-    upsample_masks: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, "conf_thres", "iou_thres")
-
-
-@dataclass(frozen=True)
-class CalibrateOptions(_CalibratingOptions):
-    """Options of `qat.py calibrate`: those of a quantization that it compares methods for, and on what.
-
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    project: str = "runs/qat_calibrate"
-    num_image: int = 200
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, "num_image")
+        Raises:
+            RecipeError: an unknown key, a value outside its range, a percentile for a method that has none, or a stride
+                for a supervision that has none.
+        """
+        given = {
+            argument.recipe.replace(".", "_"): value
+            for name, argument in self.arguments().items()
+            if argument.recipe and (value := getattr(self, name)) is not None
+        }
+        if "finetune_supervision_stride" in given:
+            if given.get("finetune_supervision") == "task":
+                raise RecipeError(
+                    "--supervision-stride does nothing with --supervision task, which compares the head's maps only; "
+                    "leave one of them out"
+                )
+            given["finetune_supervision"] = "layers"
+        merged = Recipe.from_file(self.recipe).replace(**given)
+        if "calibration_percentile" in given and merged.calibration.method != "percentile":
+            raise RecipeError(
+                f"--percentile does nothing with calibration method {merged.calibration.method!r}; "
+                "add --calib-method percentile"
+            )
+        return merged
 
     def as_quantize(self) -> QuantizeOptions:
         """The options of a quantization of the same network with the same images."""
-        shared = {item.name for item in fields(QuantizeOptions)} & {item.name for item in fields(self)}
-        return QuantizeOptions(**{name: getattr(self, name) for name in shared})
+        return QuantizeOptions.of({name: getattr(self, name) for name in CalibratingOptions.model_fields})
 
+    def check_recipe(self, saved: Recipe) -> None:
+        """That a recipe's file, where one is given on resume, still says what it said when the run was started.
 
-@dataclass(frozen=True)
-class SensitiveOptions(CalibrateOptions):
-    """Options of `qat.py sensitive`.
+        The run goes on with its saved recipe, in which calibration by `auto` may have put the method that it found.
 
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    project: str = "runs/qat_sensitive"
-    calib_method: str | None = None
-    percentile: float | None = None
-    granularity: str = "layer"
-    metric: str = "proxy"
-    budget: float | None = None  # minutes
-    target_drop: float = 0.002
-    float_budget: float = 0.5  # share of the network's cost
-    profile: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, choices in (("granularity", GRANULARITIES), ("metric", METRICS)):
-            if getattr(self, name) not in choices:
-                raise InputError(f"{flag(name)} {getattr(self, name)!r} is none of {', '.join(choices)}")
-        check_bounds(self, "target_drop", "float_budget", "budget")
-
-
-def flag(name: str) -> str:
-    """The command-line flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
-def given_options(arguments: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The entries of parsed `arguments` that belong to `kind` and that the user gave (the others are None)."""
-    names = {item.name for item in fields(kind)}
-    return {key: value for key, value in arguments.items() if key in names and value is not None}
-
-
-def resumed_options(saved: Mapping[str, Any], given: Mapping[str, Any], kind: type[Options]) -> Options:
-    """The options of a saved run, with what the user may change on resume taken from `given`.
-
-    Raises:
-        InputError: an option was given that would make it another run.
-    """
-    for name, value in given.items():
-        if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
-            before = "not given" if saved.get(name) is None else saved[name]
+        Raises:
+            InputError: it says something else.
+            RecipeError: it cannot be read.
+        """
+        now = self.merged_recipe()
+        if now.calibration.method == AUTO:
+            now = now.replace(calibration=saved.calibration)
+        if now != saved:
             raise InputError(
-                f"{flag(name)} is {value} here and {before} in the run to resume; "
-                f"leave it out, or start a new run without --resume"
+                f"{self.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "
+                "or start a new run without --resume"
             )
-    known = {item.name for item in fields(kind)}
-    kept = {key: value for key, value in saved.items() if key in known}
-    return kind(**kept | {key: value for key, value in given.items() if key in FREE_ON_RESUME & known})
+
+    def resumed(self: Kind, saved: Mapping[str, Any]) -> Kind:
+        """The options of a saved run, with what may differ on resume taken from these.
+
+        Raises:
+            InputError: an option was given that would make it another run.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        for name, value in given.items():
+            if name not in FREE_ON_RESUME | FOLDER and value != saved.get(name):
+                before = "not given" if saved.get(name) is None else saved[name]
+                raise InputError(
+                    f"{self.flag(name)} is {value} here and {before} in the run to resume; "
+                    f"leave it out, or start a new run without --resume"
+                )
+        return self.of({**saved, **{name: value for name, value in given.items() if name in FREE_ON_RESUME}})
 
 
-def further_files(options: QuantizeOptions) -> dict[str, str | None]:
-    """The files that a run reads beside weights, dataset and recipe, by option."""
-    return {"--hyp": options.hyp, "--teacher": options.teacher}
+class QuantizeOptions(CalibratingOptions):
+    """Calibrate (PTQ), then finetune (QAT).
 
-
-def merged_recipe(options: QuantizeOptions) -> Recipe:
-    """The recipe of a run: the default, then `--recipe`'s file, then what the command line says.
-
-    `--lr` is the highest rate of weights; the rates of biases and ranges keep their ratio to it. `--supervision-stride`
-    is one of layers, and so asks for them.
-
-    Raises:
-        RecipeError: an unknown key, a value outside its range, a percentile for a method that has none, or a stride for
-            a supervision that has none.
+    The float model is evaluated, calibrated, evaluated, and finetuned; the best state is kept.
     """
-    recipe = Recipe.from_file(options.recipe)
-    changes = {f"{section}_{key}": getattr(options, name) for name, (section, key) in RECIPE_OPTIONS.items()}
-    if options.supervision_stride is not None:
-        if options.supervision == "task":
-            raise RecipeError(
-                f"--supervision-stride {options.supervision_stride} does nothing with --supervision task, which "
-                "compares the head's maps only; leave one of them out"
-            )
-        changes["finetune_supervision"] = "layers"
-    merged = recipe.replace(**{key: value for key, value in changes.items() if value is not None})
-    if options.percentile is not None and merged.calibration.method != "percentile":
-        raise RecipeError(
-            f"--percentile {options.percentile} does nothing with calibration method {merged.calibration.method!r}; "
-            "add --calib-method percentile"
-        )
-    return merged
+
+    project: str = project_option("runs/qat")
+    no_eval_origin: bool = option(False, "do not evaluate the float model", group="the run")
+    no_eval_ptq: bool = option(False, "do not evaluate the calibrated model before QAT", group="the run")
+    ptq_only: bool = option(False, "stop after PTQ", group="the run")
+    resume: str | None = option(
+        None, "continue a run: its folder, or the last one in --project", group="the run", metavar="RUN", nargs="?",
+        const="",
+    )  # fmt: skip
+    quantizer: Quantizer = option(
+        "torch", "whose modules are placed, with the same results (default: torch, which needs no library)",
+        group=RECIPE,
+    )  # fmt: skip
+    calib_method: Method | None = option(
+        None, "how ranges are found; auto compares the methods", group=RECIPE, recipe="calibration.method"
+    )
+    percentile: Percentile | None = option(
+        None, "of magnitudes, for --calib-method percentile", group=RECIPE, metavar="P",
+        recipe="calibration.percentile",
+    )  # fmt: skip
+    epochs: Epochs | None = option(
+        None, "epochs of QAT (default: 10)", group=RECIPE, metavar="N", recipe="finetune.epochs"
+    )
+    iters: Iterations | None = option(
+        None, "iterations an epoch, at most (default: 200)", group=RECIPE, metavar="N", recipe="finetune.iters"
+    )
+    lr: Rate | None = option(
+        None, "highest learning rate, of weights; those of biases and ranges keep their ratio (default: 3e-5; more for "
+        "30 to 1,000 steps, three times as much for 100)", group=RECIPE, metavar="LR", recipe="finetune.lr",
+    )  # fmt: skip
+    train: Train | None = option(
+        None, "what QAT trains; all: weights, biases, ranges (default: all)", group=RECIPE, recipe="finetune.train"
+    )
+    supervision: Supervision | None = option(
+        None, "what QAT compares with the float model: detection, or layers (default: task)", group=RECIPE,
+        recipe="finetune.supervision",
+    )  # fmt: skip
+    supervision_stride: Stride | None = option(
+        None, "supervision by layers, of which every N-th is compared (default: 1)", group=RECIPE, metavar="N",
+        recipe="finetune.supervision_stride",
+    )  # fmt: skip
+    teacher: str | None = option(
+        None, "float checkpoint that supervises QAT (default: the one of --weights)", group=RECIPE, metavar="FILE"
+    )
+
+    def further_files(self) -> dict[str, str | None]:
+        """The files that a run reads beside weights, dataset and recipe, by option."""
+        return {"--hyp": self.hyp, "--teacher": self.teacher}
 
 
-def check_recipe(options: QuantizeOptions, given: Mapping[str, Any], saved: Recipe) -> None:
-    """That a recipe's file, where one is given on resume, still says what it said when the run was started.
+class CalibrateOptions(CalibratingOptions):
+    """Compare calibration methods, and write a recipe with the best.
 
-    The run goes on with its saved recipe, in which calibration by `auto` may have put the method that it found.
-
-    Raises:
-        InputError: it says something else.
-        RecipeError: it cannot be read.
+    AP of each method comes from one pass of statistics; what --recipe says about methods is replaced.
     """
-    if given.get("recipe") is None:
-        return
-    now = merged_recipe(options)
-    if now.calibration.method == AUTO:
-        now = now.replace(calibration=saved.calibration)
-    if now != saved:
-        raise InputError(
-            f"{options.recipe} has changed since the run was started; leave --recipe out to go on with what it said, "
-            "or start a new run without --resume"
-        )
+
+    project: str = project_option("runs/qat_calibrate")
+    num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
 
 
-def _check_kinds(options: Any) -> None:
-    """Options may come from a saved state: texts must be texts, and switches true or false."""
-    for item in fields(options):
-        value, kind = getattr(options, item.name), str(item.type)
-        if kind.startswith("str") and not (isinstance(value, str) or (value is None and kind.endswith("None"))):
-            raise InputError(f"{flag(item.name)} is {shown(value)}; expected a text")
-        if kind == "bool" and not isinstance(value, bool):
-            raise InputError(f"{flag(item.name)} is {shown(value)}; expected true or false")
+class SensitiveOptions(CalibratingOptions):
+    """Find the parts that hurt in INT8, and write a recipe that keeps them in float.
+
+    Every unit of the network is scored by a proxy; AP is measured with the worst in float; the recipe keeps in float
+    what pays.
+    """
+
+    project: str = project_option("runs/qat_sensitive")
+    num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
+    granularity: Literal["layer", "module", "quantizer"] = option("layer", "of the units", group="the run")
+    metric: Literal["proxy", "ap"] = option("proxy", "ap: measure AP with every unit in float", group="the run")
+    budget: Minutes | None = option(
+        None, "time for screening and AP (default: no limit)", group="the run", metavar="MINUTES"
+    )
+    resume: str | None = option(
+        None, "continue a run: its folder, or the last one in --project", group="the run", metavar="RUN", nargs="?",
+        const="",
+    )  # fmt: skip
+    calib_method: Method | None = option(None, "how ranges are found", group=RECIPE, recipe="calibration.method")
+    percentile: Percentile | None = option(
+        None, "of magnitudes, for --calib-method percentile", group=RECIPE, metavar="P",
+        recipe="calibration.percentile",
+    )  # fmt: skip
+    target_drop: Fraction = option(0.002, "AP that may be lost", group=RECIPE, metavar="AP")
+    float_budget: Fraction = option(
+        0.5, "share of the network's cost that may be in float, 0..1", group=RECIPE, metavar="F"
+    )
+    profile: str | None = option(
+        None, "JSON with an engine's layer times: cost is time, not MACs", group=RECIPE, metavar="FILE"
+    )
+
+
+class EvalOptions(QatOptions):
+    """AP of a float or quantized checkpoint on the val split."""
+
+    project: str = project_option("runs/qat_eval")
+    conf_thres: Fraction = option(AP_CONFIDENCE, "lowest score", metavar="F")
+    iou_thres: Fraction | None = option(
+        None, f"IoU of NMS (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU})", metavar="F"
+    )
+    upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
+    save_json: bool = option(False, "write detections as COCO JSON, and score them with pycocotools")
+
+
+class ValOptions(RunFolderOptions, DeviceOptions):
+    """Evaluate a TensorRT engine or an ONNX file on a dataset, or draw what it finds.
+
+    Options are None where the file or the task decides.
+    """
+
+    engine_file: str = option(
+        ..., "an .onnx, .engine or .plan file, or a .pt (at the size of its calibration, or 640, unless --imgsz)",
+        metavar="FILE",
+    )  # fmt: skip
+    data: str = data_option()
+    source: str | None = option(
+        None, "draw detections on this image, video or folder instead of evaluating", metavar="PATH"
+    )
+    imgsz: list[ImageSize] | None = option(
+        None, "longer side of the input in pixels (default: the file's own); several for --task study",
+        *IMAGE_SIZE_FLAGS, metavar="N",
+    )  # fmt: skip
+    batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
+    conf_thres: Fraction | None = option(
+        None, f"least score (default: {AP_CONFIDENCE}; --source: {EVERYDAY_CONFIDENCE})", metavar="P"
+    )
+    iou_thres: Fraction | None = option(
+        None, f"NMS IoU (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU}; --source: {EVERYDAY_NMS_IOU})",
+        metavar="P",
+    )  # fmt: skip
+    max_det: Annotated[int, Field(ge=1, le=30_000)] = option(300, "detections per image", metavar="N")
+    task: Literal["val", "test", "train", "speed", "study"] = option(
+        "val", "a split to evaluate; speed: times at everyday thresholds; study: AP and times over image sizes "
+        "(default: val)",
+    )  # fmt: skip
+    workers: Workers = option(8, "processes that read images", metavar="N")
+    rect: bool = option(False, "smallest input that holds an image (dynamic size only)")
+    single_cls: bool = option(False, "all classes count as one")
+    verbose: bool = option(False, "a row for each class, however many there are")
+    save_txt: bool = option(False, "write detections to labels/*.txt")
+    save_conf: bool = option(False, "with scores in those files")
+    save_json: bool = option(False, "write COCO JSON, and run pycocotools if it can")
+    limit: Count | None = option(None, "only N images, evenly spread over the split", metavar="N")
+    upsample_masks: bool = option(False, "compare masks at the input's size, not on the prototypes' grid")
+    overlap: bool = option(
+        False, "let the network compute the next images during NMS and matching (on a GPU); times of parts overlap too"
+    )
+    project: str = project_option("runs/val_trt")

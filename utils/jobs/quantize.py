@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ from utils.evaluation.results import EvalResult
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import QuantizeOptions, check_recipe, further_files, merged_recipe, resumed_options
+from utils.jobs.options import QuantizeOptions
 from utils.jobs.report_rows import lost_by_qat
 from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
 from utils.jobs.training import TrainedEpoch, Training
@@ -57,34 +56,35 @@ def start(options: QuantizeOptions, command: str) -> Report:
     Raises:
         InputError: something given cannot be used; nothing was written then.
     """
-    recipe = merged_recipe(options)
+    recipe = options.merged_recipe()
     inputs = Inputs.load(options, recipe)
-    dataset = inputs.fingerprint(further_files(options)).to_text()
+    dataset = inputs.fingerprint(options.further_files()).to_text()
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state = RunState(
-            options.to_dict(), recipe.to_dict(), file_hash(options.weights),
+            options.model_dump(), recipe.to_dict(), file_hash(options.weights),
             dataset=dataset, command=command, created=Report(command=command).created,
         )  # fmt: skip
         state.save(folder)
         return Session(folder, state, options, recipe, inputs).run()
 
 
-def resume(folder: Path, given: Mapping[str, Any]) -> Report:
-    """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
+def resume(folder: Path, given: QuantizeOptions) -> Report:
+    """Continue the run in `folder`; the options of this command line must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
     with held(folder):
         state = distributed.from_main(lambda: RunState.load(folder))
-        options = resumed_options(state.options, given, QuantizeOptions)
+        options = given.resumed(state.options)
         recipe = Recipe.from_stored(state.recipe)
-        check_recipe(options, given, recipe)
-        state.options = options.to_dict()
+        if given.given("recipe"):
+            options.check_recipe(recipe)
+        state.options = options.model_dump()
         inputs = Inputs.load(options, recipe)
         if file_hash(options.weights) != state.weights_hash:
             raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-        check_unchanged(state.dataset, inputs.fingerprint(further_files(options)), folder)
+        check_unchanged(state.dataset, inputs.fingerprint(options.further_files()), folder)
         logger.info("resuming %s: %s", folder, state.summary())
         return Session(folder, state, options, recipe, inputs).run()
 

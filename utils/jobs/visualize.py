@@ -32,7 +32,7 @@ from utils.jobs.open import open_runner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.jobs.file_options import FileOptions
+    from utils.jobs.options import ValOptions
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 TINT = 0.45  # how much of a mask's pixels is the colour of its class
 
 
-def run(options: FileOptions, files: Sequence[Path]) -> list[Path]:
+def run(options: ValOptions, files: Sequence[Path]) -> list[Path]:
     """Draw detections on `files` into a run folder; class names are the network's, or else the dataset's.
 
     Raises:

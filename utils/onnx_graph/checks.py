@@ -83,20 +83,9 @@ def granularity(graph: Context) -> Check:
 def pairs(graph: Context) -> Check:
     """Only DequantizeLinear of the same scale read a QuantizeLinear, and read nothing else but a constant.
 
-    INT8 images are a QuantizeLinear's result as well: all that read them are DequantizeLinear of the scale that the
-    file says. Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before;
-    a network of others may take 0..255.
+    Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before; a network of
+    others may take 0..255.
     """
-    for name in graph.integer_inputs:
-        for node in graph.view.consumers(name):
-            scale = graph.view.array(node.input[1]) if node.op_type == DEQUANTIZE else None
-            if node.op_type == "Shape":
-                continue
-            if scale is None:
-                yield node.name, f"{node.op_type} reads the input's integers"
-            else:
-                same = [float(value) for value in scale.flat] == [graph.input_scale]
-                yield node.name, None if same else "its scale is not the input's, which the metadata have"
     for node in graph.nodes(QUANTIZE):
         consumers = graph.view.consumers(node.output[0])
         strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
@@ -109,7 +98,7 @@ def pairs(graph: Context) -> Check:
             yield node.name, None
     for node in graph.nodes(DEQUANTIZE):
         producer = graph.view.producer(node.input[0])
-        if producer is None and not graph.view.is_constant(node.input[0]) and node.input[0] not in graph.integer_inputs:
+        if producer is None and not graph.view.is_constant(node.input[0]):
             yield node.name, "it reads a graph input"
         elif producer is not None and producer.op_type != QUANTIZE:
             yield node.name, f"it reads {producer.op_type} {producer.name}, not a QuantizeLinear"

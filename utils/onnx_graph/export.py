@@ -30,7 +30,7 @@ from utils.core.head_outputs import predicted
 from utils.core.input_form import InputForm
 from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
-from utils.onnx_graph.input_forms import attach_input, first_quantizer
+from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
@@ -83,8 +83,7 @@ def export_forms(
             from the placement (float_modules).
 
     Raises:
-        InputError: the image size does not fit the network, or the opset does not suit the typing; or INT8 input was
-            asked for, and the network's first convolution is float.
+        InputError: the image size does not fit the network, or the opset does not suit the typing.
         QatError: the exported graph is not valid.
     """
     plan: Any = getattr(model, "quantization_plan", None)
@@ -103,9 +102,6 @@ def export_forms(
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
     named = float_parts.properties(list(plan.float_convolutions)) if plan is not None else {}
-    if config.input.kind == "int8" and quantizers is not None:
-        before = first_quantizer(graph).name
-        quantizers = {name: traced for name, traced in quantizers.items() if name != before}
     entries = {**properties, **_metadata(config), **named}
     return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
 
@@ -117,11 +113,10 @@ def _for_int8_kernels(
 
     The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
 
-    The first convolution is cut where that was measured: for TensorRT 8.6, and not for INT8 images, which can lie in
-    memory so that the whole convolution reads them without a copy.
+    The first convolution is cut where that was measured: for TensorRT 8.6.
     """
     graph, parts = separate_parts(graph)
-    if not config.half and config.input.kind != "int8":
+    if not config.half:
         graph, first = separate_first(graph)
         parts |= first
     graph, layouts = align_channels(graph)
@@ -142,8 +137,8 @@ def _write(
     wanted: InputForm,
 ) -> ExportResult:
     graph = form.attach(cleanup.set_metadata(graph, metadata))  # what is attached depends on the typing
-    graph, taken = attach_input(graph, wanted)
-    graph = _checked(cleanup.set_metadata(graph, {"form": form.name, **taken.metadata()}))
+    graph = attach_input(graph, wanted)
+    graph = _checked(cleanup.set_metadata(graph, {"form": form.name, **wanted.metadata()}))
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)

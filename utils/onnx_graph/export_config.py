@@ -50,7 +50,7 @@ class ExportConfig:
         int8_weights: store quantized weights as INT8, see `qdq_passes.store_int8_weights`.
         for_int8_kernels: give a quantized network the layers that INT8 kernels are fastest with, with the same results:
             see `split_convolutions.py`, `pad_channels.py` and `int8_kernels.py`.
-        input: the form in which the file takes images; an int8 form gets its scale from the network.
+        input: the form in which the file takes images.
     """
 
     imgsz: tuple[int, int] = (640, 640)
@@ -86,10 +86,8 @@ class ExportConfig:
         for a float one it is 'weak', which is FP32.
 
         Raises:
-            InputError: the typing does not go with the opset, or INT8 input with a float network.
+            InputError: the typing does not go with the opset.
         """
-        if self.input.kind == "int8" and not quantized:
-            raise InputError("--input int8 is for quantized networks, and this one is float; take --input uint8")
         typing: Typing = self.typing
         if typing == "auto" and self.opset is not None:
             typing = "strong" if quantized and self.opset in TYPINGS["strong"] else "weak"

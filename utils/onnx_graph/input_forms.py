@@ -3,12 +3,10 @@
     float   images [B, 3, H, W] FP32 in 0..1, as it is traced
     uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast and Transpose stand in front; 1/255 is in the scale of the
             QuantizeLinear that reads them, and in a Mul for what else does
-    int8    images [B, 3, H, W]: what the first QuantizeLinear would have given, which is taken out
 
 Only a Cast to FP32 reads a byte input: TensorRT converts network inputs of UINT8 to floats and to nothing else
 ("DataType" in its API reference). Of a Mul between that Cast and a QuantizeLinear TensorRT 8.6.0 makes one kernel with
-the quantizer, in which the factor is lost (docs/export.md); so there is none. With INT8 input the first layer reads
-INT8, and nothing stands in front of it.
+the quantizer, in which the factor is lost (docs/export.md); so there is none.
 """
 
 from __future__ import annotations
@@ -16,25 +14,16 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
-from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, metadata_of
+from utils.onnx_graph.editing import pure, rename_inputs, set_nodes
+from utils.onnx_graph.view import BRIGHTEST, QUANTIZE, GraphView, metadata_of
 
 TO_NCHW = [0, 3, 1, 2]
 
 
-def attach_input(model: ModelProto, wanted: InputForm) -> tuple[ModelProto, InputForm]:
-    """A graph that takes images in this form, and the form with its scale.
-
-    Raises:
-        InputError: int8 was asked for, and the network does not quantize its input first of all.
-    """
-    if wanted.kind == "uint8":
-        return take_bytes(model, wanted), wanted
-    if wanted.kind == "int8":
-        return take_integers(model), InputForm("int8", scale=input_scale(model))
-    return model, wanted
+def attach_input(model: ModelProto, wanted: InputForm) -> ModelProto:
+    """A graph that takes images in this form."""
+    return take_bytes(model, wanted) if wanted.kind == "uint8" else model
 
 
 def input_form(model: ModelProto) -> InputForm:
@@ -75,49 +64,6 @@ def take_bytes(model: ModelProto, form: InputForm) -> None:
     dims = [type(dim).FromString(dim.SerializeToString()) for dim in kind.shape.dim]
     del kind.shape.dim[:]
     kind.shape.dim.extend(form.own(dims))
-
-
-@pure
-def take_integers(model: ModelProto) -> None:
-    """Let a graph take the integers of its first quantizer."""
-    name = model.graph.input[0].name
-    quantizer = first_quantizer(model)
-    for node in model.graph.node:
-        if node.op_type == DEQUANTIZE:
-            rename_inputs(node, {quantizer.output[0]: name})
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
-    drop_unused(model)
-
-
-def first_quantizer(model: ModelProto) -> NodeProto:
-    """The QuantizeLinear that alone reads a network's input, behind a Cast in FP16 files.
-
-    Raises:
-        InputError: something else reads it.
-    """
-    view = GraphView(model)
-    readers = view.consumers_through(model.graph.input[0].name, frozenset({"Cast"}))
-    found = [node for node in readers if node.op_type != "Shape"]
-    if len(found) == 1 and found[0].op_type == QUANTIZE and view.array(found[0].input[1]) is not None:
-        return found[0]
-    others = [node.op_type for node in found if node.op_type != QUANTIZE]
-    if others:
-        why = f"{others[0]} reads it here" + ("" if len(others) < len(found) else ": its first convolution is in float")
-    else:
-        why = "several quantizers read it here" if found[1:] else "none with a constant scale reads it here"
-    raise InputError(
-        f"--input int8 is for networks that quantize the image first of all, and {why}; take --input uint8"
-    )
-
-
-def input_scale(model: ModelProto) -> float:
-    """Scale of a network's first quantizer.
-
-    Raises:
-        InputError: see `first_quantizer`.
-    """
-    scale = GraphView(model).array(first_quantizer(model).input[1])
-    return 0.0 if scale is None else float(scale)
 
 
 def _node(kind: str, source: str, result: str, **attributes: object) -> NodeProto:

@@ -26,7 +26,6 @@ from typing import Literal
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, SEGMENT, Layout
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
@@ -88,13 +87,7 @@ def plain() -> Form:
 
 
 def end2end(settings: NmsSettings, mask_resolution: int = RESOLUTION) -> Form:
-    """Detections, after NMS in the file; `mask_resolution` is that of a segmentation network, 0 for the grid.
-
-    Raises:
-        InputError: the resolution is out of its range.
-    """
-    if mask_resolution not in BOUNDS["mask_resolution"]:
-        raise InputError(f"--mask-resolution is {mask_resolution}; expected {BOUNDS['mask_resolution']}")
+    """Detections, after NMS in the file; `mask_resolution` is that of a segmentation network, 0 for the grid."""
     attach = partial(attach_nms, settings=settings, mask_resolution=mask_resolution)
     return Form("end-to-end", "-end2end", attach)
 

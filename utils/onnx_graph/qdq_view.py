@@ -10,7 +10,6 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from utils.core.module_patterns import first_match
-from utils.core.number_types import INT8
 from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
 
@@ -40,19 +39,11 @@ class Context:
     model: ModelProto
     floats: FloatParts = field(default_factory=FloatParts)
     typing: str = ""  # weak | strong, as the exporter wrote it into the file; '': a file of others
-    input_scale: float = 0.0  # of INT8 images, as the file says it
 
     @cached_property
     def view(self) -> GraphView:
         """Look-ups in the graph."""
         return GraphView(self.model)
-
-    @cached_property
-    def integer_inputs(self) -> frozenset[str]:
-        """Names of the graph's inputs of INT8, where the file says their scale."""
-        kind = TensorProto.DataType.Value(INT8.name)
-        found = (value.name for value in self.model.graph.input if value.type.tensor_type.elem_type == kind)
-        return frozenset(found if self.input_scale else ())
 
     def is_of_bytes(self, tensor: str) -> bool:
         """Whether a tensor is images as bytes, cast to floats but not divided by 255."""

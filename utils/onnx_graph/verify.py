@@ -76,7 +76,8 @@ def verify(model: ModelProto) -> Report:
         floats = FloatParts.from_metadata(properties)
     except (ValueError, RecipeError) as error:
         raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
-    graph = Context(model, floats, properties.get("typing", ""), input_form(model).scale)
+    input_form(model)  # refuses the INT8 images of 1.0
+    graph = Context(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from utils.core.input_form import InputForm
-from utils.core.number_types import INT8
 
 
 def as_feed(images: Tensor, form: InputForm, dtype: str) -> Tensor:
@@ -21,18 +20,4 @@ def as_feed(images: Tensor, form: InputForm, dtype: str) -> Tensor:
     """
     if form.kind == "uint8":
         return images.permute(0, 2, 3, 1) if form.layout == "nhwc" else images
-    if form.kind == "int8":
-        return quantized(images, form.scale)
     return images.to(getattr(torch, dtype)).div_(255)
-
-
-def quantized(images: Tensor, scale: float) -> Tensor:
-    """What QuantizeLinear makes of `images / 255`: round(pixel / 255 / scale), clipped to INT8.
-
-    Two passes over the images where nothing is clipped: the sum with a half, whose fraction the conversion drops. (No
-    pixel lies halfway between two integers, since scales are float16 numbers, whose multiples of 255 have odd factors.)
-    """
-    steps = torch.add(torch.tensor(0.5), images, alpha=1 / (255 * scale))  # float32
-    if 1 / scale + 0.5 >= INT8.quant_max + 1:
-        steps.clamp_(max=INT8.quant_max)
-    return steps.to(getattr(torch, INT8.dtype))

@@ -11,10 +11,7 @@ user guide.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ from utils.core.input_form import DEFAULT_BATCH
 from utils.core.tasks import DETECT, SEGMENT
 from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.runners.base import TensorSpec
+from utils.serving.options import ServingOptions
 from utils.serving.served_file import PLAN, ServedFile
 
 ENSEMBLE, PYTHON = "ensemble", "python"
@@ -33,42 +31,6 @@ LABELS, LIMITS = "labels.txt", "limits"
 # Metadata that clients need and the protocol does not carry: a `parameters` entry each, which `runner.py` reads.
 CLIENT_METADATA = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "nms", "mask_resolution")
 NMS_OPTIONS = ("conf_thres", "iou_thres", "max_det", "class_agnostic", "nms_instances")
-
-
-@dataclass(frozen=True)
-class ServingOptions:
-    """The options of scripts/make_triton.py; None where nothing was given."""
-
-    file: Path  # an ONNX file or an engine
-    output: Path  # the model repository
-    name: str | None = None  # by which clients ask for the model; the file's stem by default
-    platform: str | None = None  # PLAN for an ONNX file whose engine is built later
-    onnx: Path | None = None  # what an engine without a note was built from
-    batch_size: list[int] | None = None  # one, or min, opt and max, of the profile of such engines
-    imgsz: list[int] | None = None  # likewise, in pixels
-    max_batch_size: int | None = None  # images that the server puts together
-    instances: int = 1  # of the network, on each GPU
-    queue_delay: int = 0  # microseconds that a request waits for others
-    warmup: bool = True  # run the network before the server is ready
-    cuda_graphs: bool = False
-    nms: bool = True  # behind raw predictions, by these options:
-    conf_thres: float | None = None
-    iou_thres: float | None = None
-    max_det: int | None = None
-    class_agnostic: bool | None = None
-    nms_instances: int | None = None  # processes on the CPU
-
-    @property
-    def model_name(self) -> str:
-        """`name`, or the file's stem without characters that a URL cannot hold.
-
-        Raises:
-            InputError: the name cannot be a folder and a part of a URL.
-        """
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.file.stem).lstrip("._-") or "model"
-        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise InputError(f"--name is {self.name!r:.60}; expected letters, digits, '.', '_' and '-'")
-        return self.name or name
 
 
 def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig]:
@@ -79,12 +41,10 @@ def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig
     """
     file.check()
     batch = _max_batch_size(file, options)
-    if options.nms and not file.has_nms:
+    if not options.no_nms and not file.has_nms:
         return _with_nms(file, options, batch)
-    for option in NMS_OPTIONS:
-        if getattr(options, option) is not None:
-            why = "NMS is inside the file" if file.has_nms else "--no-nms leaves it out"
-            raise InputError(f"--{option.replace('_', '-')} is for NMS behind raw predictions, and {why}")
+    why = "NMS is inside the file" if file.has_nms else "--no-nms leaves it out"
+    options.reject_unused(NMS_OPTIONS, f"here: it is for NMS behind raw predictions, and {why}")
     return [_network(file, options, options.model_name, batch, _client_metadata(file))]
 
 
@@ -118,7 +78,7 @@ def _network(
         if file.platform != PLAN:
             raise InputError(f"--cuda-graphs is for TensorRT engines, and {file.path} runs in ONNX Runtime")
         config.optimization.cuda.graphs = True
-    if options.warmup and -1 not in images["dims"]:
+    if not options.no_warmup and -1 not in images["dims"]:
         zeros = {"data_type": images["data_type"], "dims": images["dims"], "zero_data": True}
         for size in sorted({1, batch or 1}):  # requests of one image each; Triton skips a sample of 0 requests
             config.model_warmup.add(name=f"batch_{size}", batch_size=size, inputs={file.images.name: zeros})

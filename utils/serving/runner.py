@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from utils.core.bounds import BOUNDS
 from utils.core.errors import InputError, QatError
+from utils.core.input_form import LARGEST_SIDE
 from utils.runners.base import Runner, TensorSpec
 from utils.serving.config import LIMITS
 
@@ -63,7 +63,7 @@ class TritonRunner(Runner):
         if most := config.get("max_batch_size", 0):
             spec = self.inputs[0]
             low = tuple(size or 1 for size in spec.shape)
-            high = tuple(size or int(BOUNDS["imgsz"].most) for size in spec.shape)
+            high = tuple(size or LARGEST_SIDE for size in spec.shape)
             if LIMITS in self.metadata:  # those of an engine's profile
                 low, high = json.loads(self.metadata[LIMITS])
             self.limits[spec.name] = (1, *low[1:]), (most, *high[1:])

@@ -8,24 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 import torch
 
 from utils.core.errors import InputError, QatError, no_file
-from utils.core.input_form import InputFormat
 from utils.core.tasks import DETECT, task_of_outputs
-from utils.trt import inspector, layer_report, onnx_summary, timing
+from utils.trt import inspector, layer_report, onnx_summary, tensorrt_api, timing
 from utils.trt.benchmark_rows import Row, compared
 from utils.trt.build_config import BuildConfig
 from utils.trt.context import Execution
-from utils.trt.engine_file import ENGINE_SUFFIXES
+from utils.trt.engine_file import ENGINE_SUFFIXES, is_current
+from utils.trt.tensorrt_api import Api
 from utils.trt.timing import Timed, TimingConfig
 from utils.trt.timing_figures import Figures
 from utils.trt.trtexec import Trtexec, parse_times
-
-if TYPE_CHECKING:
-    from utils.trt.tensorrt_api import Api
+from utils.trt.tune import build_or_tune
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +42,10 @@ class Entry:
     Attributes:
         file: an ONNX file, of which engines are built, or an engine.
         baseline: the FP16 one.
-        input_format: how INT8 images lie in the memory of the engine that is built, see `BuildConfig`.
     """
 
     file: Path
     baseline: bool = False
-    input_format: InputFormat = "linear"
-
-    @property
-    def name(self) -> str:
-        """The file's, with the format where it is not the usual one."""
-        return "-".join([self.file.stem, *([self.input_format] if self.input_format != "linear" else [])])
 
     @property
     def is_engine(self) -> bool:
@@ -74,10 +64,6 @@ def prepare(
     Returns:
         The engine's file, or a text that says why there is none.
     """
-    from utils.trt import tensorrt_api
-    from utils.trt.engine_file import is_current
-    from utils.trt.tune import build_or_tune
-
     gpu = tensorrt_api.gpu()
     found: dict[Entry, Path | str] = {}
     for entry in entries:
@@ -96,32 +82,11 @@ def prepare(
 
 def planned(entry: Entry, batch: int, size: tuple[int, int] | None, config: BuildConfig) -> tuple[Path, BuildConfig]:
     """The engine that is built of an ONNX file for a batch size and, where the size is dynamic, a size; and how."""
-    name = "-".join([entry.name, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
-    wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best",
-                     input_format=entry.input_format)  # fmt: skip
+    name = "-".join([entry.file.stem, f"b{batch}", *(["x".join(map(str, size))] if size else [])])
+    wanted = replace(config, batch=(batch,) * 3, precision="fp16" if entry.baseline else "best")
     if size is not None:
         wanted = replace(wanted, height=(size[0],) * 3, width=(size[1],) * 3)
     return entry.file.with_name(f"{name}.engine"), wanted
-
-
-def in_formats(entries: Sequence[Entry], formats: Sequence[InputFormat]) -> list[Entry]:
-    """The entries, those that take INT8 images once in each of these formats.
-
-    Raises:
-        InputError: a format is asked for, and no entry is an ONNX file that takes INT8 images.
-    """
-    found: list[Entry] = []
-    packed = False
-    for entry in entries:
-        integers = not entry.is_engine and onnx_summary.read(entry.file).input_form.kind == "int8"
-        packed = packed or integers
-        found += [replace(entry, input_format=one) for one in dict.fromkeys(formats)] if integers else [entry]
-    if not packed and any(one != "linear" for one in formats):
-        raise InputError(
-            f"--input-format {' '.join(formats)} is for ONNX files that take INT8 images, and none of these does; "
-            "export one with --input int8"
-        )
-    return found
 
 
 def check(entries: Sequence[Entry]) -> None:
@@ -165,7 +130,7 @@ def open_engines(
     """
     found = []
     for entry, engine in engines.items():
-        row = Row(entry.name, batch, entry.baseline)
+        row = Row(entry.file.stem, batch, entry.baseline)
         try:
             if isinstance(engine, str):
                 raise QatError(engine)

@@ -5,13 +5,12 @@ The process stays for the next build, because Python, torch and TensorRT's kerne
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -19,17 +18,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
-import interrupts
-from utils.core.errors import QatError
+from utils.core.errors import InputError, QatError
 from utils.core.files import no_room
+from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
+from utils.trt.builder import BuildResult, build
+from utils.trt.engine_file import EngineNote
+
+logger = logging.getLogger(__name__)
 
 TICK = 0.5  # seconds between two looks at a build that runs
 PLAN_IS_THERE = "plan"
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
 Work = Callable[[Path, Path, BuildConfig, Callable[[], None]], object]
-
-
 LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a timing cache takes 20 to 50
 
 
@@ -54,11 +54,13 @@ class Outcome:
     exit_code: int = 0
     late: bool = False
 
+    def as_error(self, text: str) -> QatError:
+        """An error with this text and the exit code of its kind."""
+        return (InputError if self.exit_code == InputError.exit_code else QatError)(text)
+
 
 def build_engine(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[], None]) -> None:
     """What the process does: `builder.build`."""
-    from utils.trt.builder import build
-
     build(onnx, engine, config, on_plan=on_plan)
 
 
@@ -69,10 +71,11 @@ class BuildProcess:
         """Nothing is started yet.
 
         Args:
-            device: index of the GPU; None for the first one.
+            device: index of the GPU; None for torch's current one.
             work: builds an engine, and calls its last argument once only files are left to write.
         """
-        self._device, self._work = device, work
+        self._device = tensorrt_api.current_device().index if device is None else device
+        self._work = work
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
 
@@ -128,7 +131,7 @@ class BuildProcess:
         context = get_context("spawn")  # CUDA does not survive a fork
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self._device, self._work), daemon=True)
-        with theirs, interrupts.blocked():  # this process answers Ctrl-C
+        with theirs:
             process.start()
             self._process, self._connection = process, ours
         return ours
@@ -142,17 +145,27 @@ class BuildProcess:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _end_with_the_parent() -> None:
-    """Let the system (Linux) end this process when the one that started it is gone, also in the middle of a build."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def build_within(onnx: Path, engine: Path, config: BuildConfig, process: BuildProcess | None = None) -> BuildResult:
+    """`builder.build` in a process, which is ended after `config.build_limit` minutes.
+
+    Raises:
+        InputError, QatError: see `builder.build`; or the build took longer than its limit.
+    """
+    with nullcontext(process) if process is not None else BuildProcess() as builds:
+        outcome = builds.build(onnx, engine, config, 60 * (config.build_limit or 0))
+    if outcome.error:
+        raise outcome.as_error(outcome.error if outcome.error.startswith(str(onnx)) else f"{onnx}: {outcome.error}")
+    result = BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
+    for text in result.note.warnings:
+        logger.warning("TensorRT: %s", text)
+    return result
 
 
 def _serve(connection: Connection, device: int | None, work: Work) -> None:
     """Answer each request with the error's line and exit code, which are '' and 0 if there is none."""
     from tqdm import tqdm
 
-    _end_with_the_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program answers Ctrl-C, which reaches both
     logging.disable(logging.ERROR)  # the builder's warnings are in the note beside the engine
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a process that is killed leaves
     chosen = device is None

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from utils.core.errors import InputError
-from utils.core.input_form import InputFormat
+from utils.core.options import DeviceOptions, option
 
+BUILDING = "building"
+OF_BUILDS = ("tactic_sources_off", "optimization_level", "max_aux_streams", "timing_iterations", "build_limit", "tune")
+Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
 SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
 # Fields of BuildConfig that change which kernels an engine has, and their words; a default value is not mentioned.
 OPTIONS = {
     "optimization_level": "level {}", "max_aux_streams": "{} streams", "timing_iterations": "{} timing iterations",
-    "input_format": "{} input",
 }  # fmt: skip
 
 
@@ -44,9 +47,6 @@ class BuildConfig:
         build_limit: minutes after which a build is ended; None: never, but for those of `tune`.
         allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
         progress: show a progress bar.
-        input_format: how INT8 images lie in the engine's memory. linear: channel after channel; chw4, chw32: 4 or 32
-            channels of a pixel side by side, those that images lack being 0, as TensorRT's INT8 kernels read them.
-            None: linear, unless `tune` finds a faster one.
     """
 
     batch: Range | None = None
@@ -65,20 +65,6 @@ class BuildConfig:
     build_limit: float | None = None
     allow_fp32: bool = False
     progress: bool = True
-    input_format: InputFormat | None = None
-
-    @classmethod
-    def given(cls, args: argparse.Namespace, **others: Any) -> BuildConfig:
-        """What the options of `utils.cli.add_build_options` say; `others` are further fields."""
-        return cls(
-            tactic_sources_off=tuple(args.tactic_sources_off),
-            optimization_level=args.optimization_level,
-            max_aux_streams=args.max_aux_streams,
-            timing_iterations=args.timing_iterations,
-            tune=args.tune,
-            build_limit=args.build_limit,
-            **others,
-        )
 
     @property
     def sources_off(self) -> tuple[str, ...]:
@@ -86,15 +72,9 @@ class BuildConfig:
         return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
 
     @property
-    def image_format(self) -> InputFormat:
-        """How INT8 images lie in the engine's memory."""
-        return self.input_format or "linear"
-
-    @property
     def options(self) -> dict[str, Any]:
         """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
-        usual = (None, "linear")
-        given = {name: value for name in OPTIONS if (value := getattr(self, name)) not in usual}
+        given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         off = sorted(name.upper() for name in self.sources_off)
         return {**given, **({"tactic_sources_off": off} if off else {})}
 
@@ -107,6 +87,32 @@ class BuildConfig:
             raise InputError(f"optimization level {self.optimization_level} is outside 0 to 5")
         if self.max_aux_streams is not None and self.max_aux_streams < 0:
             raise InputError(f"{self.max_aux_streams} auxiliary streams: expected 0 or more")
+
+
+class BuildOptions(DeviceOptions):
+    """Options of programs that build engines: what changes how fast an engine is."""
+
+    tactic_sources_off: list[str] = option([], "such as CUBLAS CUBLAS_LT CUDNN", group=BUILDING, metavar="NAME")
+    optimization_level: Annotated[int, Field(ge=0, le=5)] | None = option(
+        None, "0 to 5 (default: TensorRT's)", group=BUILDING, metavar="N"
+    )
+    max_aux_streams: Annotated[int, Field(ge=0, le=64)] | None = option(
+        None, "streams beside the main one that layers may be spread over (default: TensorRT's choice)",
+        group=BUILDING, metavar="N",
+    )  # fmt: skip
+    timing_iterations: Annotated[int, Field(ge=1, le=1000)] | None = option(
+        None, "runs of a measured kernel, see TensorRT", group=BUILDING, metavar="N"
+    )
+    build_limit: Minutes | None = option(None, "end a build that takes longer", group=BUILDING, metavar="MINUTES")
+    tune: Minutes | None = option(
+        None, "of each engine: for so long try options that are not given here, and keep the fastest", group=BUILDING,
+        metavar="MINUTES",
+    )  # fmt: skip
+
+    def build_config(self, **others: Any) -> BuildConfig:
+        """How engines are built; `others` are further fields."""
+        shared = {name: getattr(self, name) for name in OF_BUILDS if name != "tactic_sources_off"}
+        return BuildConfig(tactic_sources_off=tuple(self.tactic_sources_off), **shared, **others)
 
 
 def describe_options(options: Mapping[str, Any]) -> str:

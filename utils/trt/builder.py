@@ -9,14 +9,18 @@ import fcntl
 import logging
 import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import interrupts
+from tqdm import tqdm
+
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, check_writable
 from utils.trt import onnx_summary, tensorrt_api
@@ -24,7 +28,6 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
-from utils.trt.progress import build_progress
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 logger = logging.getLogger(__name__)
@@ -77,8 +80,6 @@ def build(
     if file.plugins:
         api.register_plugins(log)
     parser = _parse(api, network, log, file)
-    if file.input_form.kind == "int8":  # else TensorRT may choose
-        network.get_input(0).allowed_formats = 1 << int(getattr(api.module.TensorFormat, config.image_format.upper()))
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, decided, gpu)
     if decided.typing == "weak" and decided.precision != "fp32" and file.box_layers:
@@ -92,11 +93,12 @@ def build(
     for path in (engine, *([] if cache is None else [cache])):
         check_writable(path)
     began = time.perf_counter()
-    with _timing_cache(api, setup, cache), build_progress(api, setup, log, engine.name, config.progress) as finished:
-        with interrupts.held():  # TensorRT drops what is raised in what it calls
+    with _timing_cache(api, setup, cache), tqdm(desc=engine.name, disable=not config.progress) as bar:
+        with _deferred_signals() as signals:
+            _show_progress(api, setup, log, engine.name, bar, signals)
             plan = builder.build_serialized_network(network, setup)
         if plan is not None:
-            finished()
+            bar.update((bar.total or bar.n) - bar.n)
             on_plan()
     seconds = time.perf_counter() - began
     del parser  # it holds the weights until here
@@ -111,6 +113,25 @@ def build(
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
     return BuildResult(engine, len(content), note)
+
+
+@contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM during a build and raise them behind it: TensorRT drops what its callbacks raise."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: seen.append(number))
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if seen:
+        signal.raise_signal(seen[0])
 
 
 def _network_flags(api: Api, typing: str) -> int:
@@ -173,6 +194,56 @@ def _keep_in_float32(api: Api, network: Any, setup: Any, names: Collection[str])
             layer.precision = kind
         for index in floats:
             layer.set_output_type(index, kind)
+
+
+def _show_progress(api: Api, setup: Any, log: Log, name: str, bar: tqdm[Any], signals: Sequence[int]) -> None:
+    """Let a bar show how far the builder is: by IProgressMonitor from TensorRT 10 on, or by what 8.6 writes to its log.
+
+    In 8.6 a step is a layer whose kernels are measured. Identical layers are measured once, and conversions of formats
+    behind all layers: near the end the bar stands while the number of kernels goes on, and then it jumps.
+    """
+    base: Any = api.progress_monitor
+    measured = count(1)
+
+    def watch(message: str) -> None:
+        if " Time: " in message:  # "Tactic: 0x00000000000003e8 Time: 0.0058"
+            if (number := next(measured)) % 250 == 0:
+                bar.set_postfix_str(f"{number:,} kernels")
+        elif "Computing costs for" in message:
+            bar.update()
+        elif found := re.match(r"After [\w -]+: (\d+) layers", message):  # "After vertical fusions: 253 layers"
+            bar.total = int(found[1])
+
+    if base is None:
+        bar.set_description(f"{name}: measuring kernels")
+        log.watch = watch
+        return
+
+    class Monitor(base):
+        """The bar is the outermost phase; what runs inside it is named behind."""
+
+        outermost = ""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if parent is None:
+                self.outermost = phase
+                bar.reset(steps)
+                bar.set_description(f"{name}: {phase}")
+            else:
+                bar.set_postfix_str(phase, refresh=False)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            if phase == self.outermost:
+                bar.update(step + 1 - bar.n)
+            return not signals  # one cancels the build
+
+        def phase_finish(self, phase: str) -> None:
+            pass
+
+    setup.progress_monitor = Monitor()
 
 
 def _tactic_sources(api: Api, setup: Any, off: Sequence[str]) -> int:

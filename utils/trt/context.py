@@ -28,8 +28,7 @@ class Execution:
     Attributes:
         inputs, outputs: by name, shape (None where dynamic) and dtype.
         limits: input → min and max shape.
-        buffers: for the present shapes, one tensor for each input and output. Where an engine wants channels side by
-            side it is a view of such memory: what is copied to it is packed, and the channels that fill up are 0.
+        buffers: for the present shapes, one tensor for each input and output.
         stream: what the engine runs on.
     """
 
@@ -40,8 +39,8 @@ class Execution:
             engine: the file's engine, if it is loaded already: this is a further context of it.
 
         Raises:
-            InputError: see `load_engine`; or the engine has inputs in host memory, or tensors in a format that is not
-                supported.
+            InputError: see `load_engine`; or the engine has inputs in host memory, or tensors in a format that
+                packs channels.
         """
         self.path, self.device, self.api = Path(path), device, api
         self.log: Log = api.log()
@@ -51,20 +50,22 @@ class Execution:
         gpu = tensorrt_api.gpu(device.index)
         self.engine: Any = load_engine(path, api, self.log, gpu) if engine is None else engine
         self.stream = cuda.Stream(device)
-        self._beside = self._auxiliary_streams()  # drawn after `stream`: none is the same
+        # Auxiliary streams, drawn after `stream`, so that none is the same. TensorRT's own are "blocking": while one is
+        # captured, CUDA lets nobody ask for the state of the default stream, and torch asks when it pins memory.
+        self._beside = [cuda.Stream(device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
         self.buffers: dict[str, Tensor] = {}
         self._storage: dict[str, Tensor] = {}
         self._context: Any = None
         self._graph: Any = None
         modes = api.module.TensorIOMode
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        host = api.module.TensorLocation.HOST
-        if any(self.engine.get_tensor_location(name) == host for name in names):
-            raise InputError(
-                f"{path} wants inputs in host memory (shape tensors), which is not supported; "
-                "files of export_qat.py have none"
-            )
-        self._packed = {name: channels for name in names if (channels := self._channels_side_by_side(name))}
+        for name in names:
+            if self.engine.get_tensor_location(name) == api.module.TensorLocation.HOST:  # a shape tensor
+                raise InputError(
+                    f"{path} has {name} in host memory, which is not supported; export_qat.py writes no such file"
+                )
+            if (kind := self.engine.get_tensor_format(name).name) != "LINEAR":  # of trtexec, or --input-format of 1.0
+                raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
         profiles = {spec.name: self._profile(spec.name) for spec in self.inputs}
@@ -115,14 +116,6 @@ class Execution:
             raise QatError(f"{self.path} does not start: {self.log.reason('it gives no reason')}")
         if self._beside:
             self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
-
-    def _auxiliary_streams(self) -> list[cuda.Stream]:
-        """What the engine may run on beside `stream`, of torch's kind: "non-blocking", as CUDA calls it.
-
-        TensorRT's own are blocking. While one of these is captured, CUDA lets nobody ask for the state of the default
-        stream, and torch asks when the data loader's thread pins memory.
-        """
-        return [cuda.Stream(self.device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
 
     def sibling(self) -> Execution:
         """Another context for the same shapes, with a stream and buffers of its own, to run side by side.
@@ -249,49 +242,12 @@ class Execution:
         spec = self.inputs[0]
         return InputForm.of_file(self.note.metadata, spec.dtype, spec.shape)
 
-    @property
-    def input_format(self) -> str:
-        """How images lie in the engine's memory, as a builder is asked for it: 'linear', 'chw4', 'chw32'."""
-        channels = next(iter(self._packed.values()), 0)
-        return f"chw{channels}" if channels else "linear"
-
-    def _channels_side_by_side(self, name: str) -> int:
-        """How many channels of a pixel lie side by side in a tensor's memory; 0 where channel follows channel.
-
-        In format CHWn of `[B, C, H, W]` they lie as in an array `[B][(C + n - 1) / n][H][W][n]` ("TensorFormat" in
-        TensorRT's API reference). An input has fewer than n of them here, those of images.
-
-        Raises:
-            InputError: the engine has another format, or an output in such a one.
-        """
-        kind = self.engine.get_tensor_format(name).name
-        if kind == "LINEAR":
-            return 0
-        modes, shape = self.api.module.TensorIOMode, self.engine.get_tensor_shape(name)
-        channels = int(kind[3:]) if kind[:3] == "CHW" and kind[3:].isdigit() else 0
-        if self.engine.get_tensor_mode(name) != modes.INPUT or len(shape) != 4 or not 0 < shape[1] <= channels:
-            raise InputError(
-                f"{self.path} has {name} in format {kind}, which is not supported; build it with "
-                "scripts/build_engine.py --input-format linear, chw4 or chw32"
-            )
-        return channels
-
     def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
         """A tensor of this shape, in memory that is used again for other shapes."""
-        count, most = (self._elements(spec.name, one) for one in (shape, self.limits.get(spec.name, ((), ()))[1]))
+        count, most = (torch.Size(one).numel() for one in (shape, self.limits.get(spec.name, ((), ()))[1]))
         stored = self._storage.get(spec.name)
         if stored is None or stored.numel() < count:
             with torch.inference_mode(False):  # else they could not be written to outside of inference mode
                 stored = torch.zeros(max(count, most, 1), dtype=getattr(torch, spec.dtype), device=self.device)
             self._storage[spec.name] = stored
-        if spec.name not in self._packed:
-            return stored[:count].view(shape)
-        batch, channels, height, width = shape
-        pixels = stored[:count].zero_().view(batch, height, width, self._packed[spec.name])
-        return pixels[..., :channels].permute(0, 3, 1, 2)
-
-    def _elements(self, name: str, shape: Shape) -> int:
-        """How many elements a tensor of this shape has in memory."""
-        if name in self._packed and shape:
-            shape = (shape[0], self._packed[name], *shape[2:])
-        return torch.Size(shape).numel()
+        return stored[:count].view(shape)

@@ -9,41 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from utils.core.errors import InputError
-from utils.core.input_form import DEFAULT_BATCH, INPUT_FORMATS
+from utils.core.input_form import DEFAULT_BATCH
 from utils.trt.build_config import BuildConfig, Range
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Gpu
 
-
-class Abilities(Protocol):
-    """What a builder can do: `tensorrt_api.Api`, or trtexec."""
-
-    @property
-    def name(self) -> str:
-        """Name and version, such as 'TensorRT 10.13.0'."""
-
-    @property
-    def weakly_typed(self) -> bool:
-        """Whether builder flags choose the precision; else the ONNX file does."""
-
-    @property
-    def strongly_typed(self) -> bool:
-        """Whether a network can be built in the types that the ONNX file has."""
-
-    @property
-    def max_opset(self) -> int | None:
-        """The last ONNX operator set that is read; None where no file of ours exceeds it."""
-
-    @property
-    def ahead_of_time(self) -> tuple[str, ...]:
-        """Architectures such as 'SM89' that engines can be built for without such a GPU."""
-
-    @property
-    def input_formats(self) -> tuple[str, ...]:
-        """Those of INPUT_FORMATS that it has."""
+if TYPE_CHECKING:
+    from utils.trt.tensorrt_api import Api
+    from utils.trt.trtexec import Trtexec
 
 
 @dataclass(frozen=True)
@@ -61,16 +37,22 @@ class Decision:
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-def decide(file: OnnxFile, api: Abilities, gpu: Gpu | None, config: BuildConfig) -> Decision:
+def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildConfig) -> Decision:
     """Settle what has to be known before a build.
 
     Raises:
         InputError: file, TensorRT, GPU and what is asked for do not go together.
     """
     typing = choose_typing(file, api, config)
-    check_input_format(file, api, config)
+    if file.scaled_bytes and not api.strongly_typed:
+        # TensorRT 8.6.0 makes one kernel of the product and the QuantizeLinear, and loses the factor, without an error
+        raise InputError(
+            f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
+            f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
+        )
     check_target(api, gpu, config.targets)
-    precision = precision_of(file, config, typing)
+    half = file.half if typing == "strong" else config.precision != "fp32"
+    precision = "int8" if file.quantized else "fp16" if half else "fp32"
     if config.precision not in ("best", precision):
         raise InputError(
             f"--precision {config.precision} does nothing: {api.name} builds {file.path} in its own types, "
@@ -79,7 +61,7 @@ def decide(file: OnnxFile, api: Abilities, gpu: Gpu | None, config: BuildConfig)
     return Decision(typing, precision, profile_shapes(file, config))
 
 
-def choose_typing(file: OnnxFile, api: Abilities, config: BuildConfig) -> Literal["weak", "strong"]:
+def choose_typing(file: OnnxFile, api: Api | Trtexec, config: BuildConfig) -> Literal["weak", "strong"]:
     """How this TensorRT has to read this file.
 
     Raises:
@@ -122,7 +104,7 @@ def _in_fp16(file: OnnxFile) -> str:
     return "export it with --opset 19, or " if file.quantized else ""
 
 
-def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> None:
+def check_target(api: Api | Trtexec, gpu: Gpu | None, targets: Sequence[str]) -> None:
     """Check that there is something to build for.
 
     Raises:
@@ -143,34 +125,6 @@ def check_target(api: Abilities, gpu: Gpu | None, targets: Sequence[str]) -> Non
         )
 
 
-def check_input_format(file: OnnxFile, api: Abilities, config: BuildConfig) -> None:
-    """Check that images can lie in the engine's memory as `config` says, and that it reads them right.
-
-    TensorRT 8.6.0 makes one kernel of a product of bytes and the QuantizeLinear behind it, and loses the factor there,
-    without an error.
-
-    Raises:
-        InputError: they cannot, or it does not.
-    """
-    if file.scaled_bytes and not api.strongly_typed:
-        raise InputError(
-            f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
-            f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
-        )
-    wanted = config.image_format
-    if wanted not in INPUT_FORMATS:
-        raise InputError(f"input format {wanted!r} is none of {', '.join(INPUT_FORMATS)}")
-    if wanted == "linear":
-        return
-    if file.input_form.kind != "int8":
-        raise InputError(
-            f"--input-format {wanted} is for files that take INT8 images, and {file.path} takes {file.input_form}; "
-            "export it with --input int8"
-        )
-    if wanted not in api.input_formats:
-        raise InputError(f"{api.name} has no input format {wanted}; it has {', '.join(api.input_formats)}")
-
-
 def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Input → min, opt and max shape, for the dynamic axes; empty when none is.
 
@@ -185,9 +139,12 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
     for size, asked, word in zip(shape, wanted, words, strict=True):
         if size is not None:
             if asked is not None and asked != (size, size, size):
+                same = (
+                    f"give --batch-size {size}" if word == "batch" else "build it with build_engine.py without --imgsz"
+                )
                 raise InputError(
                     f"{file.path} has a static {word} of {size}, and {'/'.join(map(str, asked))} was asked for; "
-                    f"{_ask_for(word, size)}, export it for that {word}, or export it with --dynamic"
+                    f"{same}, export it for that {word}, or export it with --dynamic"
                 )
             axes.append((size, size, size))
             continue
@@ -203,11 +160,6 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
     return {name: (min_shape, opt_shape, max_shape)}
 
 
-def _ask_for(word: str, size: int) -> str:
-    """How to build for the size that a file has."""
-    return f"give --batch-size {size}" if word == "batch" else "build it with build_engine.py without --imgsz"
-
-
 def _default_size(file: OnnxFile, word: str) -> Range:
     try:
         height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
@@ -215,12 +167,3 @@ def _default_size(file: OnnxFile, word: str) -> Range:
     except (ValueError, TypeError) as error:
         raise InputError(f"{file.path} does not say its image size; give --imgsz") from error
     return (side, side, side)
-
-
-def precision_of(file: OnnxFile, config: BuildConfig, typing: str) -> str:
-    """What the engine computes in: 'int8', 'fp16' or 'fp32'."""
-    if file.quantized:
-        return "int8"
-    if typing == "strong":
-        return "fp16" if file.half else "fp32"
-    return "fp32" if config.precision == "fp32" else "fp16"

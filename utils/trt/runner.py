@@ -23,8 +23,6 @@ class TensorRTRunner(Runner):
 
     Feeds in pageable memory go through pinned memory; those in pinned memory are copied while the call returns, and
     must not be written to before the outputs are used. Outputs are ordered on torch's current stream.
-
-    Feeds have channel after channel, whatever the engine wants; the copy to its memory packs them, on the GPU.
     """
 
     def __init__(
@@ -49,12 +47,15 @@ class TensorRTRunner(Runner):
         self._pinned: dict[str, Tensor] = {}
         self._marks = [cuda.Event(enable_timing=True) for _ in range(3)]  # before copying, before running, after it
         self._ran = False
+        form, precision = self._execution.input_form, self._execution.note.precision
+        words = [api.name, device_name(device), *([precision.upper()] if precision else [])]
+        words += [f"{form.kind} input, {form.layout}"] * (form.kind != "float")
         super().__init__(
             inputs=self._execution.inputs,
             outputs=self._execution.outputs,
             metadata=self._execution.note.metadata,
             device=device,
-            description=f"{api.name}, {device_name(device)}{_precision(self._execution)}",
+            description=", ".join(words),
         )
         self.limits = dict(self._execution.limits)
 
@@ -111,14 +112,3 @@ class TensorRTRunner(Runner):
     def _close(self) -> None:
         self._execution.close()
         self._pinned.clear()
-
-
-def _precision(execution: Execution) -> str:
-    """Precision, and the input's form where that is not the usual one, in words."""
-    form = execution.input_form
-    words = [execution.note.precision.upper()] * bool(execution.note.precision)
-    if form.kind != "float":
-        words.append(
-            f"{form.kind} input, {form.layout if execution.input_format == 'linear' else execution.input_format}"
-        )
-    return "".join(f", {word}" for word in words)

@@ -18,7 +18,6 @@ from weakref import WeakSet
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
-from utils.core.input_form import INPUT_FORMATS
 from utils.core.onnx_typing import wanted_typing
 
 if TYPE_CHECKING:
@@ -77,12 +76,6 @@ class Api:
         if capability is None or not hasattr(self.module.IBuilderConfig, "set_compute_capability"):
             return ()
         return tuple(name for name in dir(capability) if re.fullmatch(r"SM\d+", name))
-
-    @cached_property
-    def input_formats(self) -> tuple[str, ...]:
-        """How INT8 images can lie in an engine's memory: 'linear', 'chw4', 'chw32'."""
-        known = getattr(self.module, "TensorFormat", None)
-        return tuple(name for name in INPUT_FORMATS if hasattr(known, name.upper()))
 
     @cached_property
     def max_opset(self) -> int | None:
@@ -261,6 +254,13 @@ def engine_device(text: str) -> torch.device:
     if device.type == "cpu" and torch.cuda.is_available():
         raise InputError(f"--device {text}: engines are built and run on a GPU; leave it out, or give the GPU's number")
     return device
+
+
+def current_device() -> torch.device:
+    """Torch's current GPU, or the CPU where there is none."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def gpu(index: int | None = None) -> Gpu | None:

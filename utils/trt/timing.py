@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, cuda
 
-from utils.core.errors import InputError
+from utils.core.errors import InputError, QatError
 from utils.runners.base import TensorSpec
+from utils.trt.context import Execution
+from utils.trt.tensorrt_api import Api
 from utils.trt.timing_figures import Figures, Summary
 
 
@@ -80,6 +83,10 @@ class TimingConfig:
     def __post_init__(self) -> None:
         if self.warm_up < 0 or self.duration < 0 or self.rounds < 1 or self.iterations < 1:
             raise InputError("--warmUp and --duration must not be negative, --iterations and --rounds must be positive")
+
+
+TURNS = 5
+TURN = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, transfers=False, iterations=20)
 
 
 @dataclass
@@ -239,3 +246,29 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
     for _ in range(rounds):
         yield from order
         order.reverse()
+
+
+def time_in_turns(engines: Mapping[str, Path], api: Api, device: torch.device) -> dict[str, tuple[float, ...] | str]:
+    """Time engines in `TURNS` turns, each at its profile's opt shape.
+
+    Returns:
+        By name the median milliseconds of a run in each turn, or the reason why an engine could not be timed.
+    """
+    reasons: dict[str, str] = {}
+    medians: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        running: dict[str, Execution] = {}
+        for name, path in engines.items():
+            try:
+                execution = Execution(path, api, device)
+                stack.callback(execution.close)
+                execution.set_shapes({spec.name: execution.opt_shape(spec.name) for spec in execution.inputs})
+                execution.graph()
+                running[name] = execution
+            except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
+                reasons[name] = " ".join(str(error).split())[:200]
+        for name in turns(running, TURNS):
+            figures = measure({name: running[name]}, TURN)
+            medians.setdefault(name, []).append(figures[name].parts["compute"].median)
+    torch.cuda.empty_cache()  # the next build wants the memory
+    return {**reasons, **{name: tuple(values) for name, values in medians.items()}}

@@ -35,10 +35,6 @@ class Summary:
             float(array[0]), float(array[-1]), float(array.mean()), float(np.median(array)), p90, p95, p99, array.size
         )
 
-    def to_dict(self) -> dict[str, float]:
-        """The fields by name, as JSON holds them."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -49,7 +45,7 @@ class Figures:
 
     def to_dict(self) -> dict[str, Any]:
         """Queries per second and the summary of each part, as JSON holds them."""
-        return {"qps": self.qps, **{name: summary.to_dict() for name, summary in self.parts.items()}}
+        return {"qps": self.qps, **{name: asdict(summary) for name, summary in self.parts.items()}}
 
     def lines(self) -> list[str]:
         """The summary as trtexec prints it."""

@@ -17,19 +17,17 @@ from shutil import which
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.input_form import INPUT_FORMATS
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import cache_path
 from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing_figures import Summary
+from utils.trt.timing_figures import TITLES, Summary
 
 logger = logging.getLogger(__name__)
 
 PLACES = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")  # packages and containers of NVIDIA's
-FIGURES = {"Latency": "latency", "Enqueue Time": "enqueue", "H2D Latency": "h2d", "GPU Compute Time": "compute",
-           "D2H Latency": "d2h"}  # fmt: skip
+NAMES = {title: name for name, title in TITLES.items()}
 _VALUE = re.compile(r"(min|max|mean|median|percentile\((\d+)%\)) = ([\d.eE+-]+) ms")
 
 
@@ -80,11 +78,6 @@ class Trtexec:
     def ahead_of_time(self) -> tuple[str, ...]:
         """No architectures: trtexec builds for the GPU that is there."""
         return ()
-
-    @property
-    def input_formats(self) -> tuple[str, ...]:
-        """How INT8 images can lie in an engine's memory."""
-        return INPUT_FORMATS if self.knows("--inputIOFormats") else INPUT_FORMATS[:1]
 
     def timing_flags(self, *, cuda_graph: bool, spin_wait: bool, transfers: bool) -> list[str]:
         """How an engine is to be timed; from 11 on the defaults are a CUDA graph, spin-wait and no transfers."""
@@ -159,8 +152,6 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Tr
     decided = decide(file, program, gpu, config)
     began = time.perf_counter()
     flags = _build_flags(program, config, decided, cache_path(engine, config, program.name, gpu))
-    if file.input_form.kind == "int8":  # trtexec makes FP32 of an INT8 input that it is told nothing about
-        flags.append("--inputIOFormats=int8:" + config.image_format.replace("linear", "chw"))
     with atomic_path(engine) as temporary:
         program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(decided.shapes)],
                     config.build_limit)  # fmt: skip
@@ -215,10 +206,10 @@ def parse_times(text: str) -> tuple[float, dict[str, Summary]]:
     figures = {}
     for line in text.splitlines():
         match = re.search(r"\] (\w[\w ]*): min = ", line) or re.match(r"(\w[\w ]*): min = ", line)
-        if match and match.group(1) in FIGURES:
+        if match and match.group(1) in NAMES:
             values = {name: float(value) for name, _, value in _VALUE.findall(line)}
             p90, p95, p99 = (values.get(f"percentile({q}%)", float("nan")) for q in (90, 95, 99))
-            figures[FIGURES[match.group(1)]] = Summary(
+            figures[NAMES[match.group(1)]] = Summary(
                 values["min"], values["max"], values["mean"], values["median"], p90, p95, p99, 0
             )
     return float(speed.group(1)), figures

@@ -1,307 +1,150 @@
-"""`--tune MINUTES`: engines of several build options, timed in turns on the GPU that they are for; the fastest stays.
+"""`--tune MINUTES`: engines with several optimization levels and auxiliary streams, timed in turns; the fastest stays.
 
-The search starts from what was asked for and changes one option at a time: all values of the first option, the fastest
-of them with all values of the next, and once more around while that finds something and time is left. What was asked
-for is built and timed twice, and a candidate is kept if it is faster by more than these two engines' turns differ.
+What was asked for is built twice. How far the turns of these two engines differ is the noise: another engine takes the
+place of the first one if it is faster by more than that.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from tempfile import TemporaryDirectory
 
-import interrupts
+from tqdm import tqdm
+
 from utils.core.errors import InputError, QatError
-from utils.core.files import copy_file
-from utils.trt import candidates, onnx_summary, tensorrt_api
-from utils.trt.build_apart import BuildProcess, limit_of_later
-from utils.trt.build_config import BuildConfig
+from utils.core.files import check_writable, copy_file
+from utils.core.text_tables import aligned, columns
+from utils.trt import onnx_summary, tensorrt_api, timing
+from utils.trt.build_apart import BuildProcess, Outcome, build_within, limit_of_later
+from utils.trt.build_config import BuildConfig, describe_options
 from utils.trt.builder import BuildResult, build, cache_path
-from utils.trt.candidates import Candidate, Dimension
-from utils.trt.decision import decide, profile_shapes
+from utils.trt.decision import decide
 from utils.trt.engine_file import EngineNote
-from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api
-
-if TYPE_CHECKING:
-    import torch
-    from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
-FINALISTS = 3  # candidates that are timed once more at the end
-LEVEL = "optimization_level"  # the option with which a build takes less time
+# In the order in which they are tried; None is TensorRT's own, level 3. Builds with 5 streams did not end in minutes.
+LEVELS, STREAMS = (None, 2, 4, 5), (None, 2, 3, 1, 4)
+COLUMNS = columns(("built with", "built in", "ms", "spread", ""), left=("built with", ""))
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """An engine that was built, or not: `error` says why. `turns` are its milliseconds when it was timed last."""
+
+    config: BuildConfig
+    engine: Path
+    outcome: Outcome
+    error: str
+    turns: tuple[float, ...] = ()
+
+    @property
+    def ms(self) -> float:
+        return median(self.turns) if self.turns else float("inf")
+
+    def row(self, remark: str) -> tuple[str, ...]:
+        times = (f"{self.ms:.3f}", f"{max(self.turns) - min(self.turns):.3f}") if self.turns else ("", "")
+        return describe_options(self.config.options), f"{self.outcome.seconds:.0f} s", *times, self.error or remark
 
 
 def build_or_tune(
     onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None, process: BuildProcess | None = None
 ) -> BuildResult:
-    """`builder.build`, within its limit if `config` has one, or `tune` if it has minutes for that.
-
-    Raises:
-        InputError, QatError: see `builder.build` and `tune`; or a build took longer than its limit.
-    """
+    """`tune`, `build_apart.build_within` or `builder.build`, as `config` has minutes for one of them."""
     if config.tune is not None:
-        return tune(onnx, engine, config, api, process)
-    if config.build_limit is None:
-        return build(onnx, engine, config, api)
-    with nullcontext(process) if process is not None else BuildProcess(_device().index) as builds:
-        outcome = builds.build(onnx, engine, config, config.build_limit * 60)
-    if outcome.error:
-        text = outcome.error if outcome.error.startswith(str(onnx)) else f"{onnx}: {outcome.error}"
-        raise (InputError if outcome.exit_code == InputError.exit_code else QatError)(text)
-    result = BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
-    for text in result.note.warnings:
-        logger.warning("TensorRT: %s", text)
-    return result
+        return tune(onnx, engine, config, api or tensorrt_api.load(), process)
+    if config.build_limit is not None:
+        return build_within(onnx, engine, config, process)
+    return build(onnx, engine, config, api)
 
 
-def _device() -> torch.device:
-    """The current GPU."""
-    import torch
+def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api, process: BuildProcess | None = None) -> BuildResult:
+    """Build for `config.tune` minutes on the current GPU, and keep the fastest engine; the table is logged.
 
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def tune(
-    onnx: Path, engine: Path, config: BuildConfig, api: Api | None = None, process: BuildProcess | None = None
-) -> BuildResult:
-    """Build candidates for `config.tune` minutes on the current GPU, and keep the fastest; the table is logged.
-
-    From the first engine on, the fastest so far lies at `engine`, so that an interruption leaves it, or nothing. The
-    timing at the end, of some seconds, is not part of the minutes.
-
-    Args:
-        process: what builds, which goes on for the next engine; one of its own for the current GPU if None.
+    From the first build on `engine` is the fastest so far, so that an interruption leaves that, or nothing. `process`
+    builds and goes on for the next engine; None: one of its own for the current GPU.
 
     Raises:
-        InputError: see `builder.build`; or engines were asked for that cannot be timed here.
+        InputError: see `builder.build`; or there is nothing to try.
         QatError: what was asked for cannot be built, or not within the time.
     """
-    from tqdm import tqdm
-
-    file, api = onnx_summary.read(onnx), api or tensorrt_api.load()
-    _check(file, api, config)
-    device = _device()
-    minutes = config.tune or 0.0
-    shown = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{elapsed}} of {minutes:g} minutes{{postfix}}"
+    levels = LEVELS if config.optimization_level is None else (config.optimization_level,)
+    streams = STREAMS if config.max_aux_streams is None else (config.max_aux_streams,)
+    if len(levels) == len(streams) == 1:
+        raise InputError("--tune has nothing to try; leave out --optimization-level or --max-aux-streams")
+    decide(onnx_summary.read(onnx), api, tensorrt_api.gpu(), config)  # refuses what a build would refuse
+    cache = cache_path(engine, config, api.name, tensorrt_api.gpu())
+    base = replace(config, tune=None, progress=False, timing_cache="" if cache is None else str(cache))
+    deadline = time.monotonic() + 60 * (config.tune or 0.0)
+    check_writable(engine)
+    candidates: list[_Candidate] = []
     with (
-        nullcontext(process) if process is not None else BuildProcess(device.index) as builds,
-        _work_folder(engine) as folder,
-        tqdm(total=minutes * 60, desc=engine.name, bar_format=shown, mininterval=1, leave=False,
-             disable=not config.progress) as bar,
-    ):  # fmt: skip
-        search = _Search(file, engine, config, api, device, folder, builds, bar)
-        try:
-            search.run()
-        except KeyboardInterrupt:
-            if search.kept is not None:
-                logger.info("%s is the best so far: %s", engine, search.kept.words)
-            raise
-    kept = search.kept or search.default
-    logger.info("%s", candidates.table(search.candidates, kept, asked=search.asked))
-    logger.info("%s: %s", engine, candidates.verdict(search.candidates, kept, search.noise, asked=search.asked))
+        TemporaryDirectory(dir=engine.parent, prefix=f".{engine.stem}-", suffix=".tune") as folder,
+        nullcontext(process) if process is not None else BuildProcess() as builds,
+        tqdm(total=len(levels) * len(streams) + 1, desc=engine.name, unit="engine", disable=not config.progress) as bar,
+    ):
+
+        def attempt(settings: BuildConfig, limit: float = float("inf")) -> _Candidate:
+            limit = min(limit if config.build_limit is None else 60 * config.build_limit, deadline - time.monotonic())
+            path = Path(folder, f"{len(candidates)}.engine")
+            outcome = builds.build(onnx, path, settings, max(limit, 0.0))
+            candidates.append(_Candidate(settings, path, outcome, outcome.error))
+            bar.update()
+            return candidates[-1]
+
+        first = best = attempt(base)
+        if first.error:
+            more = "; give --tune more minutes, or --optimization-level 2" if first.outcome.late else ""
+            raise first.outcome.as_error(f"{onnx}, as asked for: {first.error}{more}")
+        _keep(engine, best, candidates, config, complete=False)
+        control = attempt(base)
+        longest = max(limit_of_later(control.outcome.seconds), 3 * first.outcome.seconds)
+        for level in levels:
+            group = []
+            for number in streams:
+                settings = replace(base, optimization_level=level, max_aux_streams=number)
+                if settings != base and deadline - time.monotonic() > control.outcome.seconds:
+                    group.append(attempt(settings, longest))
+                    if group[-1].outcome.late:  # the next one may take as long
+                        break
+            if group:
+                best = _fastest([first, control, best, *group], api)
+                _keep(engine, best, candidates, config, complete=False)
+        best = _fastest([first, control, best], api)  # by turns that did not choose it
+        _keep(engine, best, candidates, config, complete=True)
+    remarks = {control: "as asked for, again", first: "as asked for", best: "kept"}
+    logger.info("%s", "\n".join(aligned(COLUMNS, [one.row(remarks.get(one, "")) for one in candidates])))
+    noise = max(first.turns + control.turns) / min(first.turns + control.turns) - 1
+    logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
+                engine, describe_options(best.config.options), 100 * (1 - best.ms / first.ms), 100 * noise)  # fmt: skip
     return BuildResult(engine, engine.stat().st_size, EngineNote.load(engine))
 
 
-def _check(file: OnnxFile, api: Api, config: BuildConfig) -> None:
-    """What a build would refuse in its process, engines that cannot be timed here, and options that leave no choice."""
-    if config.targets:
-        raise InputError("--tune times engines, and those of --target are for GPUs elsewhere; leave one of them out")
-    decide(file, api, tensorrt_api.gpu(), config)
-    if not candidates.left_to_try(file, api, config):
-        fields = [one.field for one in candidates.DIMENSIONS]
-        given = [f"--{name.replace('_', '-')}" for name in fields if getattr(config, name) not in (None, "linear")]
-        why = f"leave out {' or '.join(given)}" if given else f"{api.name} has none of the options that it tries"
-        raise InputError(f"--tune has nothing left to try; {why}")
+def _fastest(several: list[_Candidate], api: Api) -> _Candidate:
+    """Time engines in turns; the first, what was asked for, unless another one is faster by more than the noise."""
+    first, control, *others = several
+    files = {str(one.engine): one.engine for one in several if not one.outcome.error}
+    found = timing.time_in_turns(files, api, tensorrt_api.current_device())
+    for one in several:
+        result = found.get(str(one.engine), one.error)
+        one.turns, one.error = ((), result) if isinstance(result, str) else (result, "")
+    if first.error:
+        raise QatError(f"what was asked for cannot be timed: {first.error}")
+    both = first.turns + control.turns
+    fastest = min(others, key=lambda one: one.ms)
+    return fastest if fastest.ms < first.ms - (max(both) - min(both)) else first
 
 
-@dataclass
-class _Search:
-    """Candidates in the order of their builds: what was asked for, the same again, and what differs from it."""
-
-    file: OnnxFile
-    engine: Path
-    config: BuildConfig
-    api: Api
-    device: torch.device
-    folder: Path
-    builds: BuildProcess
-    bar: tqdm
-    candidates: list[Candidate] = field(default_factory=list)
-    best: Candidate | None = None  # of the last timing
-    kept: Candidate | None = None  # what lies at `engine`
-    noise: float = 0.0  # milliseconds
-
-    def __post_init__(self) -> None:
-        self.began = self.shown = time.monotonic()
-        cache = cache_path(self.engine, self.config, self.api.name, tensorrt_api.gpu())
-        shared = "" if cache is None else str(cache)
-        self.base = replace(self.config, tune=None, progress=False, timing_cache=shared)
-
-    @property
-    def asked(self) -> bool:
-        """Whether the first candidate is what was asked for."""
-        return self.base.optimization_level == self.config.optimization_level
-
-    @property
-    def default(self) -> Candidate:
-        """What was asked for, with TensorRT's own choice of everything else, or of a lower level in its place."""
-        return self.candidates[0]
-
-    def left(self) -> float:
-        """Seconds."""
-        return self.began + (self.config.tune or 0.0) * 60 - time.monotonic()
-
-    def run(self) -> None:
-        """Build and time; in the end the fastest is at `engine`."""
-        self._first()
-        self._time([])
-        while self._around() and self.left() > 0:
-            pass
-        timed = [one for one in self.candidates[2:] if one.against is not None]
-        self._time(sorted(timed, key=lambda one: one.against or 0.0)[:FINALISTS])
-        self._keep(complete=True)
-
-    def _first(self) -> None:
-        """What was asked for, and that once more; what takes more than half of the time is built at a lower level.
-
-        No other level is tried then: the higher ones take longer still.
-        """
-        levels = [one for one in candidates.left_to_try(self.file, self.api, self.config) if one.field == LEVEL]
-        first, exit_code = self._build(self.base, self.left() / 2 if levels else float("inf"))
-        if first.late and levels:
-            self.base = replace(self.base, optimization_level=min(levels[0].values))
-            self.candidates.clear()
-            first, exit_code = self._build(self.base)
-        if first.error:
-            kind = InputError if exit_code == InputError.exit_code else QatError
-            lower = ", or a lower --optimization-level" if self.asked else ""
-            in_time = f"; give --tune more minutes{lower}" if self.left() <= 0 else ""
-            words = "as asked for" if self.asked else f"as asked for or with {first.words}"
-            raise kind(f"{self.file.path}, {words}: {first.error}{in_time}")
-        for text in EngineNote.load(first.engine).warnings:
-            logger.warning("TensorRT: %s", text)
-        self._keep()
-        self._build(self.base)
-
-    def _around(self) -> bool:
-        """Try the values of each dimension; whether that changed what is kept."""
-        before = self.kept
-        for dimension in candidates.left_to_try(self.file, self.api, self.base):
-            built = self._along(dimension, (*dimension.values, getattr(BuildConfig, dimension.field)))
-            if built:
-                self._time(built)
-                self._keep()
-        return self.kept is not before
-
-    def _along(self, dimension: Dimension, values: Sequence[Any]) -> list[Candidate]:
-        """Engines that differ from what is kept in one option, as far as they fit the time."""
-        center, built = (self.kept or self.default).config, []
-        again = self.candidates[1].seconds  # with what the timing cache knows by then
-        limit = max(limit_of_later(again), dimension.patience * self.default.seconds)
-        for value in values:
-            config = replace(center, **{dimension.field: value})
-            if any(one.config == config for one in self.candidates) or self.left() < again:
-                continue
-            if self._longer_than_a_late_one(config, dimension):
-                continue
-            candidate, _ = self._build(config, limit)
-            if not candidate.error:
-                built.append(candidate)
-        return built
-
-    def _longer_than_a_late_one(self, config: BuildConfig, dimension: Dimension) -> bool:
-        """Whether a build was ended at its limit that had fewer streams, or a lower level, and no other difference."""
-        changed: dict[str, Any] = {dimension.field: getattr(config, dimension.field)}
-        value = changed[dimension.field]
-        late = [one.config for one in self.candidates if one.late and replace(one.config, **changed) == config]
-        others = [getattr(one, dimension.field) for one in late]
-        return any(isinstance(value, int) and isinstance(other, int) and value > other for other in others)
-
-    def _build(self, config: BuildConfig, limit: float = float("inf")) -> tuple[Candidate, int]:
-        """A candidate, and the exit code of its error; `--build-limit` takes the place of `limit`, in seconds."""
-        candidate = Candidate(config, self.folder / f"{len(self.candidates)}.engine", 0.0)
-        self.bar.set_postfix_str(candidate.words)
-        if self.config.build_limit is not None:
-            limit = self.config.build_limit * 60
-        limit = max(min(limit, self.left()), 0.0)
-        outcome = self.builds.build(self.file.path, candidate.engine, config, limit, self._show)
-        candidate.seconds, candidate.error, candidate.late = outcome.seconds, outcome.error, outcome.late
-        self.candidates.append(candidate)
-        logger.info("%s: %s", candidate.words, outcome.error or f"built in {outcome.seconds:.0f} s")
-        return candidate, outcome.exit_code
-
-    def _show(self) -> None:
-        now = time.monotonic()
-        self.bar.update(min(now - self.shown, self.bar.total - self.bar.n))
-        self.shown = now
-
-    def _time(self, others: Sequence[Candidate]) -> None:
-        """Time candidates in turns with what was asked for, the control and what is kept, and choose."""
-        from utils.trt.turns import Turns, time_in_turns
-
-        several = (*self.candidates[:2], *([] if self.kept is None else [self.kept]), *others)
-        running = {str(one.engine): one for one in several if not one.error}
-        self.bar.set_postfix_str(f"timing {len(running)} engines")
-        found = time_in_turns({name: one.engine for name, one in running.items()}, self.api, self.device, self._show)
-        for name, one in running.items():
-            times = found[name]
-            one.turns, one.error = (times, "") if isinstance(times, Turns) else (None, times)
-        if self.default.turns is None:
-            raise QatError(f"{self.engine}, as asked for, cannot be timed: {self.default.error}")
-        for one in running.values():
-            one.against = None if one.turns is None else one.ms / self.default.ms - 1
-        both = [ms for one in self.candidates[:2] if one.turns is not None for ms in one.turns.medians]
-        self.noise = max(both) - min(both)
-        fastest = min((one for one in running.values() if one is not self.candidates[1]), key=lambda one: one.ms)
-        self.best = fastest if fastest.ms < self.default.ms - self.noise else self.default
-
-    def _keep(self, complete: bool = False) -> None:
-        """Put the best so far at `engine`, with its note."""
-        best = self.best or self.default
-        note = EngineNote.load(best.engine)
-        with interrupts.held():
-            if best is not self.kept:
-                copy_file(best.engine, self.engine)
-                self.kept = best
-            replace(note, tuning=self.to_dict(best, complete)).save(self.engine)
-
-    def to_dict(self, kept: Candidate, complete: bool) -> dict[str, Any]:
-        """What the engine's note says: who won, by how much, and what else was tried."""
-        shapes = {name: list(triple[1]) for name, triple in profile_shapes(self.file, self.config).items()}
-        return {
-            "minutes": self.config.tune,
-            "complete": complete,
-            "given": self.config.options,
-            "kept": kept.config.options,
-            "ms": None if kept.turns is None else kept.ms,
-            "default_ms": None if self.default.turns is None else self.default.ms,
-            "against_default": kept.against,
-            "noise_ms": self.noise,
-            "shapes": shapes or {name: list(shape) for name, shape in self.file.inputs.items()},
-            "candidates": [one.to_dict() for one in self.candidates],
-        }
-
-
-@contextmanager
-def _work_folder(engine: Path) -> Iterator[Path]:
-    """A folder beside the engine that is gone afterwards, also when the process ends hard."""
-    folder = engine.absolute().with_name(f".{engine.stem}-{os.urandom(4).hex()}.tune")
-    interrupts.temporaries.add(str(folder))
-    try:
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise InputError(f"cannot write beside {engine}: {error.strerror}") from error
-        yield folder
-    finally:
-        rmtree(folder, ignore_errors=True)
-        interrupts.temporaries.discard(str(folder))
+def _keep(engine: Path, best: _Candidate, tried: list[_Candidate], config: BuildConfig, *, complete: bool) -> None:
+    """Put the fastest so far at `engine`, with a note of what was tried, which `is_current` reads."""
+    rows = [{"options": one.config.options, "seconds": one.outcome.seconds, "ms": list(one.turns), "error": one.error}
+            for one in tried]  # fmt: skip
+    tuning = {"minutes": config.tune, "complete": complete, "given": config.options, "candidates": rows}
+    copy_file(best.engine, engine)
+    replace(EngineNote.load(best.engine), tuning=tuning).save(engine)

@@ -16,7 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tensorrt_stand_in import stand_in
 
-from utils.trt import turns
+from utils.trt import timing
 from utils.trt.timing import TimingConfig
 
 
@@ -27,7 +27,7 @@ def ticks(config) -> int:
     return 100 - config.max_aux_streams
 
 
-turns.TURN = TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2)
+timing.TURN = TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2)
 api = stand_in(pytest.MonkeyPatch())
 api.module.ticks = ticks
 sys.modules[__name__] = api.module

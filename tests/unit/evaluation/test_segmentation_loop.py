@@ -27,8 +27,8 @@ from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.results import table
 from utils.jobs import evaluate_file
-from utils.jobs.file_options import FileOptions
 from utils.jobs.open import open_runner
+from utils.jobs.options import ValOptions
 from utils.jobs.report_rows import make_row
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
@@ -185,7 +185,7 @@ def test_onnx_gives_the_same_as_pytorch(known, tmp_path, batch, task):
 
 def test_val_trt_reports_masks(known, tmp_path):
     file = export_masks(known.model, tmp_path / "a.onnx", 8)
-    options = FileOptions(str(file), str(known.folder / "data.yaml"), workers=0, device="cpu", save_json=True,
+    options = ValOptions(str(file), str(known.folder / "data.yaml"), workers=0, device="cpu", save_json=True,
                           project=str(tmp_path))  # fmt: skip
     report = evaluate_file.run(options, "command")
     (row,) = report.rows

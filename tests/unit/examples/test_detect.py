@@ -63,7 +63,7 @@ def known(tmp_path_factory):
 def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_batch=(1, 2, 4)):
     """An engine of the network that knows the images; of a dynamic size unless the batch is static."""
     file = export_answers(model, folder / "a.onnx", batch, None if batch is None else 64)
-    content, _ = attach_input(onnx.load(file), form)
+    content = attach_input(onnx.load(file), form)
     onnx.save(content if nms is None else attach_nms(content, nms), file)
     side = (64, 64, 64)
     sizes = {} if batch else {"batch": build_batch, "height": side, "width": side}

@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -18,10 +17,7 @@ from tensorrt_stand_in import stand_in
 from timed_networks import Detector
 
 from utils.core.errors import InputError
-from utils.core.input_form import InputForm
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
 from utils.trt.benchmark import Entry
 from utils.trt.benchmark_rows import Row, compared, fastest
 from utils.trt.build_config import BuildConfig
@@ -334,7 +330,6 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
         (("a.pt", "--max-aux-streams", 2), "--max-aux-streams is for engines that are built"),
         (("a.pt", "--timing-iterations", 2), "--timing-iterations is for engines that are built"),
         (("a.pt", "--tactic-sources-off", "CUDNN"), "--tactic-sources-off is for engines that are built"),
-        (("int8.onnx", "--device", "cpu", "--input-format", "linear", "chw32"), "--input-format is for engines that"),
         (("a.engine", "--tune", 10), "--tune does nothing to engines that are built already; leave it out"),
         (("int8.onnx", "--device", "cpu", "--compile"), "--compile is for PyTorch's networks, and no .pt takes part"),
         (("qat.pt",), "qat.pt is a quantized checkpoint"),
@@ -345,8 +340,7 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
     stand_in(monkeypatch)
-    graph, form = attach_input(onnx.load(write_onnx(tmp_path / "int8.onnx", quantized=True)), InputForm("int8"))
-    onnx.save(set_metadata(graph, form.metadata()), tmp_path / "int8.onnx")
+    write_onnx(tmp_path / "int8.onnx", quantized=True)
     for name in ("a.engine", "a.pt", "qat.pt"):
         (tmp_path / name).write_text(name)
     code, _, err = program(*words)

@@ -1,8 +1,7 @@
-"""Forms of input: graphs that take bytes and INT8 values compute in ONNX Runtime what the float graph computes."""
+"""Forms of input: graphs that take bytes compute in ONNX Runtime what the float graph computes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +35,15 @@ def strong() -> ModelProto:
 
 
 HALF = strong()
-BYTES, LAST, INTEGERS = InputForm("uint8"), InputForm("uint8", "nhwc"), InputForm("int8")
+BYTES, LAST = InputForm("uint8"), InputForm("uint8", "nhwc")
 PIXELS = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, SIZE), np.uint8)
 
 
-def formed(model: ModelProto, form: InputForm) -> tuple[ModelProto, InputForm]:
-    graph, taken = attach_input(model, form)
+def formed(model: ModelProto, form: InputForm) -> ModelProto:
+    graph = attach_input(model, form)
     onnx.checker.check_model(graph, full_check=True)
     kept = {entry.key: entry.value for entry in graph.metadata_props}
-    return set_metadata(graph, {**kept, **taken.metadata()}), taken
+    return set_metadata(graph, {**kept, **form.metadata()})
 
 
 def run(model: ModelProto, images: np.ndarray) -> np.ndarray:
@@ -56,29 +55,26 @@ def run(model: ModelProto, images: np.ndarray) -> np.ndarray:
 
 def fed(form: InputForm) -> np.ndarray:
     """What the form takes for PIXELS, by its definition."""
-    if form.kind == "int8":
-        return np.clip(np.rint(PIXELS / 255 / form.scale), -128, 127).astype(np.int8)
     return PIXELS.transpose(0, 2, 3, 1) if form.layout == "nhwc" else PIXELS
 
 
-@pytest.mark.parametrize("form", [BYTES, LAST, INTEGERS], ids=["nchw", "nhwc", "int8"])
+@pytest.mark.parametrize("form", [BYTES, LAST], ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("model", [GOOD, HALF], ids=["weak", "strong"])
 def test_same_results(model, form):
-    graph, taken = formed(model, form)
+    graph = formed(model, form)
     expected = run(model, PIXELS.astype(np.float32) / 255)
-    rounded = model is HALF and form is INTEGERS  # images are rounded to FP16 in one and not in the other
-    np.testing.assert_allclose(run(graph, fed(taken)), expected, rtol=0, atol=0.05 if rounded else 0)
+    np.testing.assert_array_equal(run(graph, fed(form)), expected)
     assert np.ptp(expected) > 1
-    assert input_form(graph) == taken
+    assert input_form(graph) == form
     kind = graph.graph.input[0].type.tensor_type
-    assert kind.elem_type == (TensorProto.INT8 if form is INTEGERS else TensorProto.UINT8)
+    assert kind.elem_type == TensorProto.UINT8
     shape = [1, SIZE, SIZE, 3] if form is LAST else [1, 3, SIZE, SIZE]
     assert [dim.dim_value for dim in kind.shape.dim] == shape
 
 
 def test_the_given_graph_stays_as_it_is():
     before = GOOD.SerializeToString()
-    for form in (FLOATS, BYTES, INTEGERS):
+    for form in (FLOATS, BYTES, LAST):
         attach_input(GOOD, form)
     assert GOOD.SerializeToString() == before
 
@@ -86,7 +82,7 @@ def test_the_given_graph_stays_as_it_is():
 @pytest.mark.parametrize("form", [BYTES, LAST])
 def test_only_a_cast_reads_bytes(form):
     """TensorRT takes no other layer behind a network input of UINT8."""
-    graph, _ = formed(HALF, form)
+    graph = formed(HALF, form)
     readers = [node for node in graph.graph.node if "images" in node.input]
     assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT)]
 
@@ -95,11 +91,11 @@ def test_only_a_cast_reads_bytes(form):
 def test_the_first_quantizer_divides_bytes(form):
     """TensorRT 8.6.0 leaves out the factor of a Mul in front of a QuantizeLinear; FP16 scales would be rounded."""
     for model, products in ((GOOD, 0), (HALF, 1)):
-        graph, _ = formed(model, form)
+        graph = formed(model, form)
         before, after = ([node for node in one.graph.node if node.op_type == "Mul"] for one in (model, graph))
         assert len(after) - len(before) == products
         assert verify(graph).ok
-    graph = Editor(formed(set_metadata(GOOD, {"typing": "weak"}), form)[0])
+    graph = Editor(formed(set_metadata(GOOD, {"typing": "weak"}), form))
     first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.model.graph.initializer}
     own = next(node for node in graph.model.graph.node if first.output[0] in node.input)
@@ -124,85 +120,37 @@ def test_what_reads_an_image_in_float_gets_a_product(form):
     edit = Editor(GOOD)
     edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
     edit.model.graph.output.append(helper.make_tensor_value_info("negative", TensorProto.FLOAT, [1, 3, SIZE, SIZE]))
-    graph, taken = formed(edit.model, form)
+    graph = formed(edit.model, form)
     assert verify(graph).ok
     assert not describe(graph, Path("a.onnx")).scaled_bytes
     session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(["negative"], {"images": fed(taken)})[0], PIXELS / -255, rtol=1e-6)
-    np.testing.assert_array_equal(run(graph, fed(taken)), run(GOOD, PIXELS.astype(np.float32) / 255))
+    np.testing.assert_allclose(session.run(["negative"], {"images": fed(form)})[0], PIXELS / -255, rtol=1e-6)
+    np.testing.assert_array_equal(run(graph, fed(form)), run(GOOD, PIXELS.astype(np.float32) / 255))
 
 
 def test_a_network_of_others_may_take_bytes_as_they_are():
     """With 0..255 in both; what the exporter of this project wrote has 0..1 behind the first quantizer."""
-    graph = Editor(formed(GOOD, BYTES)[0])
+    graph = Editor(formed(GOOD, BYTES))
     first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
     first.input[1] = next(node for node in graph.model.graph.node if first.output[0] in node.input).input[1]
     assert verify(graph.model).ok
     assert not verify(set_metadata(graph.model, {"typing": "weak"})).ok
 
 
-def test_nothing_but_the_quantizer_is_missing_where_integers_are_taken():
-    for model, gone in ((GOOD, ["QuantizeLinear"]), (HALF, ["Cast", "QuantizeLinear"])):
-        graph, taken = formed(model, INTEGERS)
-        kinds = [sorted(node.op_type for node in one.graph.node) for one in (model, graph)]
-        assert kinds[0] == sorted([*kinds[1], *gone])
-        assert taken.scale == pytest.approx(1 / 127, rel=1e-3)
-
-
-@pytest.mark.parametrize("form", [BYTES, LAST, INTEGERS])
+@pytest.mark.parametrize("form", [BYTES, LAST])
 @pytest.mark.parametrize("model", [GOOD, HALF], ids=["weak", "strong"])
 def test_all_properties_hold(model, form):
-    report, before = verify(formed(model, form)[0]), verify(model)
+    report, before = verify(formed(model, form)), verify(model)
     assert report.ok, report.findings
-    assert report.counts["quantizers"] == before.counts["quantizers"] - (form is INTEGERS)
+    assert report.counts["quantizers"] == before.counts["quantizers"]
 
 
-def test_a_scale_that_is_not_the_inputs_is_a_breach():
-    graph, taken = formed(GOOD, INTEGERS)
-    other = set_metadata(graph, InputForm("int8", scale=taken.scale * 2).metadata())
-    assert {(one.rule, one.node) for one in verify(other).findings} == {("pairs", "images/DequantizeLinear")}
-    without = ModelProto()
-    without.CopyFrom(graph)
-    del without.metadata_props[:]
-    assert {(one.rule, one.node) for one in verify(without).findings} == {("pairs", "images/DequantizeLinear")}
-    edit = Editor(graph)
-    edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
-    found = {(one.rule, one.node, one.message) for one in verify(edit.model).findings}
-    assert found == {("pairs", "stranger", "Neg reads the input's integers")}
-
-
-def float_first(edit: Editor) -> None:
-    edit.bypass("images")
-
-
-def second_reader(edit: Editor) -> None:
-    edit.model.graph.node.append(helper.make_node("Neg", ["images"], ["negative"], name="stranger"))
-
-
-def second_quantizer(edit: Editor) -> None:
-    first = next(node for node in edit.model.graph.node if "images" in node.input)
-    edit.model.graph.node.append(helper.make_node(first.op_type, first.input, ["other"], name="stranger"))
-
-
-def no_reader(edit: Editor) -> None:
-    edit.model.graph.input[0].name = "unread"
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (float_first, "Conv reads it here: its first convolution is in float; take"),
-        (second_reader, "Neg reads it here; take"),
-        (second_quantizer, "several quantizers read it here; take"),
-        (no_reader, "none with a constant scale reads it here; take"),
-    ],
-)
-def test_integers_need_a_network_that_quantizes_its_input(change, why):
-    edit = Editor(GOOD)
-    change(edit)
-    with pytest.raises(InputError, match=f"first of all, and {why} --input uint8") as caught:
-        attach_input(edit.model, INTEGERS)
-    assert "\n" not in str(caught.value)
+def test_a_file_of_1_0_with_int8_images_is_to_be_exported_again():
+    model = set_metadata(GOOD, {"input_form": "int8", "input_layout": "nchw", "input_scale": "0.00787"})
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
+    for read in (input_form, verify, lambda graph: describe(graph, Path("a.onnx"))):
+        with pytest.raises(InputError, match="export it again"):
+            read(model)
 
 
 def test_weights_among_the_inputs_are_no_images():
@@ -223,16 +171,14 @@ def test_a_graph_without_input_is_verified_as_any_other():
         verify(helper.make_model(helper.make_graph([constant], "constant", [], [value])))
 
 
-@pytest.mark.parametrize("form", [INTEGERS, BYTES, LAST], ids=["int8", "nchw", "nhwc"])
+@pytest.mark.parametrize("form", [BYTES, LAST], ids=["nchw", "nhwc"])
 def test_shapes_may_be_asked_for(form):
     """A graph of dynamic size reads the input's shape, which is that of NCHW for each form."""
     edit = Editor(GOOD)
     edit.model.graph.node.append(helper.make_node("Shape", ["images"], ["shape"], name="asks"))
     edit.model.graph.output.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [4]))
-    graph, taken = formed(edit.model, form)
+    graph = formed(edit.model, form)
     assert verify(graph).ok
     assert [node.op_type for node in graph.graph.node].count("Mul") == [n.op_type for n in GOOD.graph.node].count("Mul")
     session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
-    assert session.run(["shape"], {"images": fed(taken)})[0].tolist() == [1, 3, SIZE, SIZE]
-    if form is INTEGERS:
-        assert json.loads(taken.metadata()["input_scale"]) == taken.scale
+    assert session.run(["shape"], {"images": fed(form)})[0].tolist() == [1, 3, SIZE, SIZE]

@@ -17,12 +17,9 @@ from trtexec_summary import SUMMARY
 
 from utils.cli import run_program
 from utils.core.errors import QatError
-from utils.core.input_form import InputForm
 from utils.jobs import benchmark_report
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
 from utils.reports import figures
-from utils.trt import tensorrt_api, trtexec, tune, turns
+from utils.trt import tensorrt_api, timing, trtexec, tune
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.context import Execution
@@ -33,6 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
 
 RENDER, TRTEXEC = figures.render, benchmark_trt._trtexec
+TIMED = "=== Performance summary ==="
 
 
 @pytest.fixture
@@ -43,29 +41,46 @@ def program(tmp_path, monkeypatch, capsys):
     """
     api = stand_in(monkeypatch)
     monkeypatch.setattr(figures, "render", lambda *_: b"not rendered")
-    monkeypatch.setattr(
-        benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU", "SMs": "1"}
-    )
+    monkeypatch.setattr(benchmark_report, "device_information", lambda index=None: {"Selected Device": "Fake GPU"})
     monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: None)
     write_onnx(tmp_path / "float.onnx", ("b", 3, 32, 32))
     write_onnx(tmp_path / "int8.onnx", ("b", 3, 32, 32), quantized=True)
 
     def run(*words, files=("int8.onnx",)):
-        fixed = [
-            *(tmp_path / name for name in files),
-            "--baseline",
-            tmp_path / "float.onnx",
-            "--project",
-            tmp_path / "runs",
-        ]
+        fixed = [*(tmp_path / name for name in files), "--baseline", tmp_path / "float.onnx"]
         timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, "--batch-size", 1, 4]
         api.module.calls.clear()
-        argv = [*map(str, [*fixed, *timing, *words])]
+        argv = [*map(str, [*fixed, "--project", tmp_path / "runs", *timing, *words])]
         code = run_program(benchmark_trt.make_parser(), benchmark_trt.main, argv)
         captured = capsys.readouterr()
         return code, captured.out, captured.err, [item for name, item in api.module.calls if name == "build"]
 
     return run
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Puts a trtexec in place, and returns the list of what it is asked for."""
+
+    def install(version="8.6.1", said="", knows=(), answer=lambda flags: SUMMARY):
+        calls = []
+
+        class Program(trtexec.Trtexec):
+            _help = said
+
+            def knows(self, flag):
+                return flag in knows if knows else super().knows(flag)
+
+            def run(self, flags):
+                calls.append(flags)
+                return answer(flags)
+
+        program = Program("trtexec")
+        program.__dict__["version"] = version
+        monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: program)
+        return calls
+
+    return install
 
 
 def test_int8_against_fp16_over_batches(program, tmp_path, monkeypatch):
@@ -82,61 +97,45 @@ def test_int8_against_fp16_over_batches(program, tmp_path, monkeypatch):
         assert one["images_per_second"] == pytest.approx(one["batch"] * one["figures"]["qps"])
         assert set(one["figures"]) == {"qps", "latency", "compute", "enqueue"}
     assert "CUDA graph, without data transfers, 0.02 s in 2 rounds" in content["method"]
-    assert out.count("=== Performance summary ===") == 4
+    assert out.count(TIMED) == 4
     assert "Selected Device: Fake GPU" in out
     assert "mostly not INT8" in out  # the stand-in's inspector says FP32
     assert (tmp_path / "runs/exp/benchmark.png").stat().st_size > 1000
     assert re.search(r"\| int8 \| INT8 \| without \| 4 \|", (tmp_path / "runs/exp/benchmark.md").read_text())
-    assert program()[3] == []  # engines are used again, those of another TensorRT are not
+
+
+def test_which_engines_are_used_again(program, tmp_path):
+    assert len(program()[3]) == 4
+    assert program()[3] == []
     note = tmp_path / "int8-b4.engine.json"
     note.write_text(note.read_text().replace("TensorRT 8.6.0", "TensorRT 8.6.1"))
     assert program()[3] == [["FP16", "INT8"]]
-    assert len(program("--imgsz", 32)[3]) == 4  # nor those that may be of another size
-
-
-def test_engines_of_other_options_are_built_anew(program, tmp_path):
-    program()
+    assert len(program("--imgsz", 32)[3]) == 4  # they may be of another size
     words = ("--optimization-level", 2, "--max-aux-streams", 2)
     assert len(program(*words)[3]) == 4
     notes = [EngineNote.load(tmp_path / f"{name}-b{batch}.engine") for name in ("float", "int8") for batch in (1, 4)]
-    assert [note.options for note in notes] == [{"optimization_level": 2, "max_aux_streams": 2}] * 4
+    assert [one.options for one in notes] == [{"optimization_level": 2, "max_aux_streams": 2}] * 4
     assert program(*words)[3] == []
-    assert len(program("--max-aux-streams", 2)[3]) == 4
-
-
-def test_an_engine_of_another_format_is_used_again_beside_its_file(program, tmp_path):
-    """What would be built in its place is refused, and so are two files whose engines have one name."""
-    graph, form = attach_input(onnx.load(tmp_path / "int8.onnx"), InputForm("int8"))
-    onnx.save(set_metadata(graph, form.metadata()), tmp_path / "int8.onnx")
-    words = ("--input-format", "linear", "chw32", "--batch-size", 4)
-    both = ("int8.onnx", "int8-chw32-b4.engine")
-    assert len(program(*words)[3]) == 3
-    assert program(*words, files=both)[0::3] == (0, [])
-    code, _, err, builds = program(*words, "--max-aux-streams", 2, files=both)
-    assert (code, builds) == (2, [])
-    assert "int8-chw32-b4.engine is read and would be overwritten" in err
-    write_onnx(tmp_path / "int8-chw32.onnx", ("b", 3, 32, 32), quantized=True)
-    code, _, err, builds = program(*words, files=("int8.onnx", "int8-chw32.onnx"))
-    assert (code, builds) == (2, [])
-    assert re.search(r"int8.onnx and .*int8-chw32.onnx would have one engine, .*int8-chw32-b4.engine; rename one", err)
-
-
-def test_an_engine_in_fp32_is_no_baseline_in_fp16(program, tmp_path):
-    program("--batch-size", 4)
+    assert len(program("--max-aux-streams", 2, "--batch-size", 4)[3]) == 2
     config = BuildConfig(batch=(4, 4, 4), precision="fp32", progress=False)
     build(tmp_path / "float.onnx", tmp_path / "float-b4.engine", config)
-    assert program("--batch-size", 4)[3] == [["FP16"]]
+    assert program("--batch-size", 4)[3] == [["FP16"], ["FP16", "INT8"]]  # FP32 is no baseline in FP16
+    both = ("int8.onnx", "int8-b4.engine")
+    assert program("--batch-size", 4, files=both)[0::3] == (0, [])
+    code, _, err, builds = program("--batch-size", 4, "--max-aux-streams", 1, files=both)
+    assert (code, builds) == (2, [])
+    assert "int8-b4.engine" in err  # is read, and would be overwritten
 
 
 def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "BuildProcess", lambda device: Here())
-    monkeypatch.setattr(turns, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    monkeypatch.setattr(tune, "BuildProcess", Here)
+    monkeypatch.setattr(timing, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
     tensorrt_api.load().module.ticks = lambda config: 20 - config.max_aux_streams
     words = ("--optimization-level", 2, "--tune", 30, "--batch-size", 4)
     code, _, _, builds = program(*words)
-    assert (code, len(builds)) == (0, 2 * 7)
+    assert (code, len(builds)) == (0, 2 * 6)
     for name in ("float", "int8"):
-        assert EngineNote.load(tmp_path / f"{name}-b4.engine").tuning["kept"]["max_aux_streams"] == 4
+        assert EngineNote.load(tmp_path / f"{name}-b4.engine").options["max_aux_streams"] == 4
     assert program(*words)[3] == []
 
 
@@ -145,95 +144,26 @@ def test_with_masks_beside_without(program, tmp_path):
     write_onnx(tmp_path / "seg-float.onnx", ("b", 3, 32, 32), prototypes=True)
     write_onnx(tmp_path / "seg-int8.onnx", ("b", 3, 32, 32), quantized=True, prototypes=True)
     baselines = [tmp_path / "seg-float.onnx", tmp_path / "float.onnx"]
-    code, _, _, builds = program("--baseline", *baselines, files=("int8.onnx", "seg-int8.onnx"))
-    assert (code, len(builds)) == (0, 8)
-    rows = json.loads((tmp_path / "runs/exp/benchmark.json").read_text())["rows"]
-    by_name = {one["model"]: one for one in rows if one["batch"] == 4}
-    assert {name: one["masks"] for name, one in by_name.items()} == {
+    code, _, _, builds = program("--baseline", *baselines, "--batch-size", 4, files=("int8.onnx", "seg-int8.onnx"))
+    assert (code, len(builds)) == (0, 4)
+    rows = {one["model"]: one for one in json.loads((tmp_path / "runs/exp/benchmark.json").read_text())["rows"]}
+    assert {name: one["masks"] for name, one in rows.items()} == {
         "seg-float": True, "float": False, "int8": False, "seg-int8": True,
     }  # fmt: skip
     for ours, theirs in (("int8", "float"), ("seg-int8", "seg-float")):
-        ratio = by_name[ours]["figures"]["qps"] / by_name[theirs]["figures"]["qps"]
-        assert by_name[ours]["gain"] == pytest.approx(ratio - 1)
-    text = (tmp_path / "runs/exp/benchmark.md").read_text()
-    assert re.search(r"\| seg-int8 \| INT8 \| without \| with \| 4 \|", text)
+        assert rows[ours]["gain"] == pytest.approx(rows[ours]["figures"]["qps"] / rows[theirs]["figures"]["qps"] - 1)
 
 
-def test_engines_and_batches_outside_their_profile(program, tmp_path):
+def test_an_engine_is_timed_in_its_profile_and_without_details_of_its_layers(program, tmp_path, monkeypatch):
     program()
     engine = tmp_path / "int8-b4.engine"
     code, out, _, _ = program("--batch-size", 4, 8, "--baseline", engine)
-    assert code == 1
-    assert f"{engine} takes batches of 4 to 4, not 8; give --batch-size 4, or the ONNX file, of which" in out
-    assert out.count("=== Performance summary ===") == 3
-
-
-def test_an_engine_without_details_of_its_layers_is_timed(program, monkeypatch):
-    """As trtexec builds it by default; what its note says is shown, and nothing is said of its layers."""
-    program()
-    names = json.dumps({"Layers": ["a", "b"], "Bindings": ["images", "output0"]})
+    assert (code, out.count(TIMED)) == (1, 3)
+    assert f"{engine} takes batches of 4 to 4, not 8" in out
+    names = json.dumps({"Layers": ["a", "b"], "Bindings": ["images", "output0"]})  # as trtexec builds by default
     monkeypatch.setattr(Execution, "information", lambda self: names)
     code, out, _, builds = program()
-    assert (code, builds) == (0, [])
-    assert out.count("=== Performance summary ===") == 4
-    assert "INT8" in out
-
-
-class NoTrtexec(trtexec.Trtexec):
-    """Of 8.6 to 10, as far as its help says; a test says what it answers."""
-
-    _help = ""
-
-    def __init__(self):
-        super().__init__("trtexec")
-
-
-@pytest.mark.parametrize(
-    ("words", "flags"),
-    [
-        ((), ["--noCudaGraph", "--noSpinWait", "--includeDataTransfers"]),
-        (("--useCudaGraph", "--useSpinWait", "--noDataTransfers"), []),
-        (("--useCudaGraph",), ["--noSpinWait", "--includeDataTransfers"]),
-    ],
-)
-def test_trtexec_11_is_asked_for_the_same_by_other_flags(program, monkeypatch, words, flags):
-    """Its defaults are what were options before: a CUDA graph, spin-wait, no transfers."""
-    asked = []
-
-    class Program(NoTrtexec):
-        version = "11.0.0"
-        _help = " --includeDataTransfers  Include\n --noCudaGraph  Do not\n --noSpinWait  Do not\n"
-
-        def run(self, flags):
-            asked.append(flags)
-            return SUMMARY
-
-    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
-    assert program(*words)[0] == 0
-    assert asked[-1][4:] == flags
-
-
-def test_trtexec_takes_the_times_where_it_is_installed(program, monkeypatch):
-    asked = []
-
-    class Program(NoTrtexec):
-        version = "8.6.1"
-
-        def run(self, flags):
-            asked.append(flags)
-            return SUMMARY
-
-    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
-    code, out, _, _ = program("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
-    assert code == 0
-    assert "220.1" in out
-    names = [Path(flags[0]).name for flags in asked]
-    assert names == ["float-b1.engine", "int8-b1.engine"] * 2 + ["float-b4.engine", "int8-b4.engine"] * 2
-    assert asked[-1][1:] == ["--warmUp=0", "--duration=0.01", "--shapes=images:4x3x32x32", "--useCudaGraph",
-                             "--useSpinWait", "--noDataTransfers"]  # fmt: skip
-    asked.clear()
-    program("--own-timing")
-    assert asked == []
+    assert (code, builds, out.count(TIMED)) == (0, [], 4)
 
 
 def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
@@ -251,8 +181,7 @@ def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
 
     monkeypatch.setattr(Execution, "graph", graph)
     code, out, _, _ = program("--useCudaGraph", "--infStreams", 1, 2)
-    assert code == 1
-    assert out.count("=== Performance summary ===") == 5
+    assert (code, out.count(TIMED)) == (1, 5)
     assert out.count("no figures: CUDA error: operation not permitted when stream is capturing\n") == 2
     assert out.count("no figures: CUDA out of memory\n") == 1
 
@@ -261,26 +190,46 @@ def test_an_engine_with_results_of_unknown_size_is_timed_without_a_graph(program
     model = onnx.load(tmp_path / "int8.onnx")
     model.graph.node.append(onnx.helper.make_node("NonZero", ["raw"], ["unread"]))
     onnx.save(model, tmp_path / "int8.onnx")
-    said = "int8, batch 4: timed without a CUDA graph, which holds no results whose size depends on the image"
     for words, expected in (((), 0), (("--useCudaGraph",), 1)):
         code, out, _, _ = program(*words)
-        assert (code, out.count(said)) == (0, expected)
-        assert out.count("=== Performance summary ===") == 4
+        assert (code, out.count(TIMED)) == (0, 4)
+        assert out.count("int8, batch 4: timed without a CUDA graph") == expected
     assert "float, batch 4: timed without" not in out
 
 
-def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ((), ["--noCudaGraph", "--noSpinWait", "--includeDataTransfers"]),
+        (("--useCudaGraph", "--useSpinWait", "--noDataTransfers"), []),
+        (("--useCudaGraph",), ["--noSpinWait", "--includeDataTransfers"]),
+    ],
+)
+def test_trtexec_11_is_asked_for_the_same_by_other_flags(program, asked, words, flags):
+    """Its defaults are what were options before: a CUDA graph, spin-wait, no transfers."""
+    calls = asked("11.0.0", " --includeDataTransfers  Include\n --noCudaGraph  Do not\n --noSpinWait  Do not\n")
+    assert program(*words)[0] == 0
+    assert calls[-1][4:] == flags
+
+
+def test_trtexec_takes_the_times_where_it_is_installed(program, asked):
+    calls = asked()
+    code, out, _, _ = program("--useCudaGraph", "--useSpinWait", "--noDataTransfers")
+    assert (code, "220.1" in out) == (0, True)
+    names = [Path(flags[0]).name for flags in calls]
+    assert names == ["float-b1.engine", "int8-b1.engine"] * 2 + ["float-b4.engine", "int8-b4.engine"] * 2
+    assert calls[-1][1:] == ["--warmUp=0", "--duration=0.01", "--shapes=images:4x3x32x32", "--useCudaGraph",
+                             "--useSpinWait", "--noDataTransfers"]  # fmt: skip
+    calls.clear()
+    program("--own-timing")
+    assert calls == []
+
+
+def test_copies_that_trtexec_does_not_make_have_no_column(program, asked):
     compute = next(line for line in SUMMARY.splitlines() if "GPU Compute Time" in line)
     zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
     copies = "\n".join(zeros.replace("GPU Compute Time", name) for name in ("H2D Latency", "D2H Latency"))
-
-    class Program(NoTrtexec):
-        version = "8.6.1"
-
-        def run(self, flags):
-            return f"{SUMMARY}{copies}\n"
-
-    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
+    asked(answer=lambda flags: f"{SUMMARY}{copies}\n")
     for words, shown in (((), True), (("--noDataTransfers",), False)):
         header = next(line for line in program(*words)[1].splitlines() if line.startswith("model "))
         assert ("H2D" in header, "D2H" in header) == (shown, shown)
@@ -289,55 +238,42 @@ def test_copies_that_trtexec_does_not_make_have_no_column(program, monkeypatch):
 @pytest.mark.parametrize(("version", "used"), [("8.6.0", True), ("8.6.1", False), ("11.0.0", False)])
 def test_trtexec_of_another_tensorrt_is_not_taken(monkeypatch, caplog, version, used):
     """It would load none of the engines."""
-    found = NoTrtexec()
+    found = trtexec.Trtexec("trtexec")
     found.__dict__["version"] = version
     monkeypatch.setattr(trtexec, "find", lambda: found)
     assert TRTEXEC(stand_in(monkeypatch)) is (found if used else None)
-    said = (
-        f"trtexec is of TensorRT {version}, and engines are built and loaded by TensorRT 8.6.0: the times are our own"
-    )
-    assert (said in caplog.text) is not used
+    assert (f"trtexec is of TensorRT {version}" in caplog.text) is not used
 
 
 @pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
-def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, monkeypatch, flag):
+def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, asked, flag):
     """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
-    asked = []
 
-    class Program(NoTrtexec):
-        version = "8.6.1"
+    def answer(flags):
+        if f"{flag}=3" in flags:
+            raise QatError("trtexec failed: Profile 0 has been chosen for another IExecutionContext")
+        return SUMMARY
 
-        def knows(self, name):
-            return name == flag
-
-        def run(self, flags):
-            asked.append(flags)
-            if f"{flag}=3" in flags:
-                raise QatError("trtexec failed: Profile 0 has been chosen for another IExecutionContext")
-            return SUMMARY
-
-    monkeypatch.setattr(benchmark_trt, "_trtexec", lambda api: Program())
+    calls = asked(knows=(flag,), answer=answer)
     code, out, _, _ = program("--infStreams", 1, 2, 3, "--batch-size", 1, "--exposeDMA")
-    assert code == 1
-    assert [[word for word in flags if flag in word] for flags in asked[:6]] == [[], [f"{flag}=2"], [f"{flag}=3"]] * 2
-    assert len(asked) == 6 + 4  # what failed is not asked again
-    assert all(flags[-1] == "--exposeDMA" for flags in asked)
+    assert (code, out.count(TIMED)) == (1, 4)
+    assert [[word for word in flags if flag in word] for flags in calls[:6]] == [[], [f"{flag}=2"], [f"{flag}=3"]] * 2
+    assert len(calls) == 6 + 4  # what failed is not asked again
+    assert all(flags[-1] == "--exposeDMA" for flags in calls)
     assert out.count("Profile 0 has been chosen for another IExecutionContext") >= 2
-    assert out.count("=== Performance summary ===") == 4
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (("--baseline", "int8.onnx"), "holds quantizers; give the float model's ONNX"),
-        (("--baseline", "none.onnx"), "none.onnx does not exist"),
-        (("--baseline", __file__), "is neither an .onnx file nor an engine"),
-        (("--imgsz", "1", "2", "3"), "not 3 numbers"),
+        (("--baseline", "int8.onnx"), "--baseline"),
+        (("--baseline", "none.onnx"), "none.onnx"),
+        (("--baseline", __file__), Path(__file__).name),
+        (("--imgsz", "1", "2", "3"), "--imgsz"),
     ],
 )
-def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
+def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, named):
     monkeypatch.chdir(tmp_path)
     code, _, err, builds = program(*words)
-    assert (code, builds) == (2, [])
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
+    assert (code, builds, len(err.strip().splitlines())) == (2, [], 1)
+    assert named in err

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
 from utils.onnx_graph.decoding import decode_in_few_steps
-from utils.trt.box_layers import box_layers
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
+from utils.trt.onnx_summary import box_layers
 
 HEAD = "/model.5/"
 TRACED = {
@@ -35,15 +35,11 @@ def node(kind, inputs, outputs, **attributes):
 
 def test_from_the_softmax_to_the_output():
     assert box_layers(head_graph()) == TRACED
-
-
-def test_of_the_decoding_in_few_steps():
     graph = decode_in_few_steps(head_graph())
     found = box_layers(graph)
     names = [one.name for one in graph.graph.node]
     first = next(index for index, one in enumerate(graph.graph.node) if one.op_type == "Softmax")
-    behind = set(names[first:]) - {f"{HEAD}Sigmoid"}
-    assert found == behind
+    assert found == set(names[first:]) - {f"{HEAD}Sigmoid"}
     assert {one.op_type for one in graph.graph.node if one.name in found} >= {"Softmax", "Conv", "Add", "Mul"}
 
 
@@ -69,21 +65,6 @@ def test_a_softmax_of_features_does_not_count(kind):
     assert box_layers(followed_by(head_graph(), node(kind, inputs, ["more"]), tensors=tensors)) == frozenset()
 
 
-def test_a_network_without_distributions_has_none():
-    weight = numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "weight")
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in ("images", "output0")]
-    graph = helper.make_graph([node("Conv", ["images", "weight"], ["output0"])], "a", ends[:1], ends[1:], [weight])
-    assert box_layers(helper.make_model(graph)) == frozenset()
-
-
-def layers_of_build(api, tmp_path, graph, **options):
-    path = tmp_path / "head.onnx"
-    onnx.save(graph, path)
-    build(path, tmp_path / "head.engine", BuildConfig(progress=False, **options))
-    calls = api.module.calls
-    return [layers for name, layers in calls if name == "layers"][-1], [a for name, a in calls if name == "build"][-1]
-
-
 def four_axes():
     """The graph behind a reshape, since builds want images of four axes."""
     graph = followed_by(head_graph(), tensors=[("three", np.array([0, 0, -1]))])
@@ -98,19 +79,19 @@ def four_axes():
     return graph
 
 
-@pytest.mark.parametrize("version", ["8.6.0", "10.3.0"])
-def test_they_are_built_in_float32_and_integers_stay(tmp_path, monkeypatch, version):
+@pytest.mark.parametrize(("version", "precision"), [("8.6.0", "best"), ("10.3.0", "best"), ("8.6.0", "fp32")])
+def test_they_are_built_in_float32_and_integers_stay(tmp_path, monkeypatch, version, precision):
     api = stand_in(monkeypatch, version)
-    layers, flags = layers_of_build(api, tmp_path, four_axes())
-    assert flags == ["FP16", "PREFER_PRECISION_CONSTRAINTS"]
-    kind = api.module.DataType.FLOAT
+    onnx.save(four_axes(), tmp_path / "head.onnx")
+    build(tmp_path / "head.onnx", tmp_path / "head.engine", BuildConfig(progress=False, precision=precision))
+    calls = dict(api.module.calls)
+    kind, layers = api.module.DataType.FLOAT, calls["layers"]
+    if precision == "fp32":  # needs no constraint
+        assert calls["build"] == []
+        assert not any(one.told for one in layers)
+        return
+    assert calls["build"] == ["FP16", "PREFER_PRECISION_CONSTRAINTS"]
     assert {one.name for one in layers if one.precision is kind} == TRACED
     assert all(one.told == dict.fromkeys(range(one.num_outputs), kind) for one in layers if one.name in TRACED)
     (index,) = [one for one in layers if one.name == "ArgMax"]
     assert (index.precision, index.told) == (None, {})
-
-
-def test_a_build_in_float32_needs_no_constraint(tmp_path, monkeypatch):
-    layers, flags = layers_of_build(stand_in(monkeypatch), tmp_path, four_axes(), precision="fp32")
-    assert flags == []
-    assert not any(one.told for one in layers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 
 import onnx
@@ -24,12 +23,16 @@ from utils.trt.engine_file import EngineNote
 
 HELP = {
     "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine\n"
-    "  --maxAuxStreams=N  Set maximum number of auxiliary streams\n"
-    "  --inputIOFormats=spec  Type and format of each of the input tensors",
+    "  --maxAuxStreams=N  Set maximum number of auxiliary streams\n",
     "8.4": "TensorRT v8401\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --buildOnly  Exit after the engine",
     "10": "TensorRT v101300\n  --fp16  Enable\n  --int8  Enable\n  --stronglyTyped  Create a\n  --skipInference  Exit",
     "11": "TensorRT v110000\n  --skipInference  Exit after the engine",
 }
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def install(tmp_path, monkeypatch):
 def test_there_is_none(monkeypatch):
     monkeypatch.setattr(trtexec, "which", lambda name: None)
     monkeypatch.setattr(trtexec, "PLACES", ())
-    with pytest.raises(DependencyError, match="trtexec is not on the PATH; the TensorRT wheel does not bring it"):
+    with pytest.raises(DependencyError, match="trtexec"):
         trtexec.find()
 
 
@@ -103,96 +106,36 @@ def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags
     assert note.precision == ("int8" if quantized else "fp16")
 
 
-def test_timing_cache_is_on_by_default(install, tmp_path):
-    program, asked = install("8.6")
-    trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
-    assert f"--timingCacheFile={tmp_path / 'Fake-GPU-TensorRT-8.6.1.timing.cache'}" in asked()
-
-
-def test_tactic_sources_of_the_environment(install, tmp_path, monkeypatch):
+def test_defaults_of_a_build(install, file, tmp_path, monkeypatch):
+    """The timing cache, tactic sources of the environment, torch's current GPU (trtexec's own is the first)."""
     monkeypatch.setenv("TRT_TACTIC_SOURCES_OFF", "CUBLAS,cudnn")
     program, asked = install("8.6")
-    trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
-    assert "--tacticSources=-CUBLAS,-CUDNN" in asked()
-
-
-def test_auxiliary_streams(install, tmp_path):
-    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
-    program, asked = install("8.6")
-    assert trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=0), program).options == {
-        "max_aux_streams": 0
-    }
-    assert "--maxAuxStreams=0" in asked()
     trtexec.build(file, tmp_path / "a.engine", BuildConfig(), program)
-    assert not any("Streams" in word for word in asked())
-    old, asked = install("8.4")
-    before = asked()
-    with pytest.raises(InputError, match=r"TensorRT 8.4.1 has no --maxAuxStreams; leave out --max-aux-streams"):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=2), old)
-    assert asked() == before
-
-
-def test_the_gpu_that_was_chosen(install, tmp_path, monkeypatch):
-    """torch's current one; trtexec's own choice is the first."""
-    program, asked = install("8.6")
-    program.run(["--loadEngine=a.engine"])
-    assert asked() == ["--loadEngine=a.engine"]  # no GPU
+    cache = f"--timingCacheFile={tmp_path / 'Fake-GPU-TensorRT-8.6.1.timing.cache'}"
+    assert {cache, "--tacticSources=-CUBLAS,-CUDNN"} <= set(asked())
+    assert not any("Streams" in word or "--device" in word for word in asked())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    program.run(["--loadEngine=a.engine"])
-    assert asked() == ["--loadEngine=a.engine", "--device=1"]
-    trtexec.build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), tmp_path / "a.engine", BuildConfig(), program)
-    assert asked()[-1] == "--device=1"
+    trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=0), program)
+    assert {"--maxAuxStreams=0", "--device=1"} <= set(asked())
 
 
-@pytest.mark.parametrize(
-    ("form", "side", "words"),
-    [
-        ("float", "linear", []),
-        ("int8", "linear", ["--inputIOFormats=int8:chw"]),  # else trtexec makes FP32 of it
-        ("int8", "chw4", ["--inputIOFormats=int8:chw4"]),
-        ("int8", "chw32", ["--inputIOFormats=int8:chw32"]),
-    ],
-)
-def test_forms_of_input(install, tmp_path, form, side, words):
-    program, asked = install("8.6")
-    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
-    graph, taken = attach_input(onnx.load(file), InputForm(form))
-    onnx.save(set_metadata(graph, taken.metadata()), file)
-    note = trtexec.build(file, tmp_path / "a.engine", BuildConfig(input_format=side), program)
-    assert [word for word in asked() if "IOFormats" in word] == words
-    assert note.options == ({} if side == "linear" else {"input_format": side})
-    assert note.metadata["input_form"] == form
-
-
-def test_a_product_of_bytes_in_front_of_a_quantizer(install, tmp_path):
-    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
-    graph, taken = attach_input(onnx.load(file), InputForm("uint8"))
-    onnx.save(set_metadata(graph, taken.metadata()), file)
-    trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
-    onnx.save(with_product(onnx.load(file)), file)
-    with pytest.raises(InputError, match=r"multiplies them by 1/255 .* engines of TensorRT 8\.6\.1 leave that"):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
-    trtexec.build(file, tmp_path / "a.engine", BuildConfig(), install("10")[0])
-
-
-def test_a_trtexec_without_formats(install, tmp_path):
+def test_refusals_come_before_it_is_called(install, file, tmp_path):
     program, asked = install("8.4")
-    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), quantized=True)
-    onnx.save(attach_input(onnx.load(file), InputForm("int8"))[0], file)
-    with pytest.raises(InputError, match=r"TensorRT 8\.4\.1 has no input format chw4; it has linear"):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(input_format="chw4"), program)
+    with pytest.raises(InputError, match="--max-aux-streams"):
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=2), program)
+    quantized = write_onnx(tmp_path / "b.onnx", (1, 3, 64, 96), quantized=True)
+    with pytest.raises(InputError, match="FP32"):
+        trtexec.build(quantized, tmp_path / "a.engine", BuildConfig(), install("11")[0])
+    form = InputForm("uint8", "nhwc")
+    onnx.save(set_metadata(attach_input(onnx.load(quantized), form), form.metadata()), quantized)
+    onnx.save(with_product(onnx.load(quantized)), quantized)
+    with pytest.raises(InputError, match="1/255"):
+        trtexec.build(quantized, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
     with pytest.raises(FileNotFoundError):
         asked()
-
-
-def test_refusals_come_before_it_is_called(install, tmp_path):
-    program, asked = install("11")
-    file = write_onnx(tmp_path / "a.onnx", quantized=True)
-    with pytest.raises(InputError, match=r"is in FP32, and TensorRT 11.0.0 builds what the file says"):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(), program)
-    with pytest.raises(FileNotFoundError):
-        asked()
+    note = trtexec.build(quantized, tmp_path / "a.engine", BuildConfig(), install("10")[0])
+    assert note.metadata.items() >= form.metadata().items()
 
 
 @pytest.mark.parametrize(
@@ -200,24 +143,17 @@ def test_refusals_come_before_it_is_called(install, tmp_path):
     [
         (
             'echo "[11/21/2026-06:00:00] [E] Error[4]: [network.cpp::validate::3036] Error Code 4: too bad"; exit 1',
-            r"trtexec failed: .*too bad",
+            r"too bad",
         ),
-        ("kill -SEGV $$", "trtexec failed: it gives no reason, exit code -11"),
+        ("kill -SEGV $$", "exit code -11"),
+        ("exec sleep 60", "0.01 minutes"),
     ],
 )
-def test_its_failure_is_one_line_and_leaves_no_file(install, tmp_path, fails, message):
+def test_its_failure_is_one_line_and_leaves_no_file(install, file, tmp_path, fails, message):
     program, _ = install("8.6", fails)
-    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96))
+    began = time.monotonic()
     with pytest.raises(QatError, match=message):
-        trtexec.build(file, tmp_path / "a.engine", dataclasses.replace(BuildConfig(), progress=False), program)
-    assert not list(tmp_path.glob("*engine*"))
-
-
-def test_it_is_ended_at_the_limit(install, tmp_path):
-    program, _ = install("8.6", "exec sleep 60")
-    file, began = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96)), time.monotonic()
-    with pytest.raises(QatError, match=r"trtexec did not end within 0.01 minutes"):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(build_limit=0.01), program)
+        trtexec.build(file, tmp_path / "a.engine", BuildConfig(build_limit=0.01 if "sleep" in fails else None), program)
     assert time.monotonic() - began < 20
     assert not list(tmp_path.glob("*engine*"))
 
@@ -230,6 +166,5 @@ def test_its_figures():
         "min": 4.51, "max": 5.25, "mean": 4.6, "median": 4.55, "p90": 4.7, "p95": 4.8, "p99": 5.1, "count": 0,
     }  # fmt: skip
     assert figures["compute"].median == 4.45
-    assert json.dumps(figures["enqueue"].to_dict())
-    with pytest.raises(QatError, match="printed no throughput"):
+    with pytest.raises(QatError):
         trtexec.parse_times("nothing")

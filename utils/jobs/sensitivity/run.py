@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +30,18 @@ from utils.evaluation.fingerprint import Fingerprint, check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import SensitiveOptions, check_recipe, merged_recipe, resumed_options
+from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity.passes import FLOAT, Clock, Passes
-from utils.jobs.sensitivity.report import AnalysisState, find_analysis
+from utils.jobs.sensitivity.report import AnalysisState
+from utils.jobs.sensitivity.report import find_analysis as find_run
 from utils.jobs.sensitivity.search import Search
 from utils.jobs.sensitivity.units import Costs, Units, read_profile
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["find_analysis", "resume", "start"]
+__all__ = ["find_run", "resume", "start"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,27 +52,28 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     Raises:
         InputError: something given cannot be used; nothing was written then.
     """
-    recipe = merged_recipe(options.as_quantize())
+    recipe = options.merged_recipe()
     analysis = Analysis(options, recipe)
     state = AnalysisState(
-        options.to_dict(), recipe.to_dict(), file_hash(options.weights), analysis.fingerprint().to_text(), command
+        options.model_dump(), recipe.to_dict(), file_hash(options.weights), analysis.fingerprint().to_text(), command
     )
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state.save(folder)
         return analysis.run(folder, state)
 
 
-def resume(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Continue the run in `folder`; `given` are the options of this command line, which must agree with the run's.
+def resume(folder: Path, given: SensitiveOptions) -> dict[str, Any]:
+    """Continue the run in `folder`; the options of this command line must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
     with held(folder):
         state = distributed.from_main(lambda: AnalysisState.load(folder))
-        options = resumed_options(state.options, given, SensitiveOptions)
+        options = given.resumed(state.options)
         recipe = Recipe.from_stored(state.recipe)
-        check_recipe(options.as_quantize(), given, recipe)
+        if given.given("recipe"):
+            options.check_recipe(recipe)
         analysis = Analysis(options, recipe)
         if file_hash(options.weights) != state.weights_hash:
             raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")

@@ -1,4 +1,4 @@
-"""Evaluating what engines have and other networks do not: a profile of shapes, and NMS inside."""
+"""Evaluating what engines have and other networks do not: a profile of shapes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from known_images import MIXED, SQUARE, KnowingModel, numbers, write_set
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, Prediction
-from utils.evaluation.dataset import load_data, make_loader
+from utils.core.tasks import DETECT
+from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.evaluation.nms import non_max_suppression
 from utils.jobs.evaluate_file import make_configs
-from utils.jobs.file_options import FileOptions
+from utils.jobs.options import ValOptions
 from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
@@ -49,31 +48,6 @@ class Profiled(TorchRunner):
         if self.memory is None or self.memory.shape != result.shape:
             self.memory = torch.empty_like(result)
         return {DETECT.prediction: self.memory.copy_(result)}
-
-
-class WithNms(TorchRunner):
-    """A network with NMS inside: `slots` places for each image, not sorted, with rubbish behind the last one."""
-
-    def __init__(self, model, slots=100, conf=0.001):
-        super().__init__(model, "cpu")
-        shapes = ((None, 1), (None, slots, 4), (None, slots), (None, slots))
-        self.outputs = tuple(
-            TensorSpec(name, shape, dtype)
-            for name, shape, dtype in zip(
-                DETECT.detections, shapes, ("int32", "float32", "float32", "int32"), strict=True
-            )
-        )
-        self.slots, self.conf = slots, conf
-
-    def _infer(self, feeds):
-        prediction = Prediction.of(super()._infer(feeds), DETECT)
-        found = non_max_suppression(prediction, self.conf, 0.7, max_det=self.slots)
-        table = torch.full((len(found), self.slots, 6), 0.9)
-        for row, one in zip(table, found, strict=True):
-            row[: len(one)] = one.flip(0)
-        counts = torch.tensor([[len(one)] for one in found], dtype=torch.int32)
-        tensors = (counts, table[..., :4], table[..., 4], table[..., 5].int())
-        return dict(zip(DETECT.detections, tensors, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +85,7 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
 
 def test_a_study_covers_the_sizes_of_the_profile(known):
     def sizes(runner, asked=None):
-        options = FileOptions("a.engine", task="study", imgsz=asked)
+        options = ValOptions("a.engine", task="study", imgsz=asked)
         return [config.imgsz for config in make_configs(options, runner)]
 
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]
@@ -133,26 +107,6 @@ def test_rectangular_inference_needs_room_in_the_profile(tmp_path):
         evaluate(narrow, load_data(data), rect, progress=False)
     assert narrow.batches == []
     check_shapes(TorchRunner(model, "cpu"), [(640, 640)])  # no profile, no limit
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-def test_nms_inside_the_network(known, batch):
-    model, data = known
-    config = replace(CONFIG, batch_size=batch)
-    found = evaluate(WithNms(model), data, config, progress=False)
-    expected = evaluate(TorchRunner(model, "cpu"), data, replace(config, max_det=100), progress=False)
-    assert 0.3 < found.ap < 0.9
-    assert numbers(found) == pytest.approx(numbers(expected), abs=1e-9)
-
-
-def test_thresholds_hold_for_nms_inside_too(known):
-    model, data = known
-    batch = next(iter(make_loader(data, "val", imgsz=64, batch_size=2, workers=0)))
-    many = Detector(WithNms(model), data, conf_thres=0.001)(batch.images, batch.shapes).rows
-    few = Detector(WithNms(model), data, conf_thres=0.3, max_det=2)(batch.images, batch.shapes).rows
-    for one, less in zip(many, few, strict=True):
-        assert one[:, 4].diff().le(0).all()
-        assert torch.equal(less, one[one[:, 4] > 0.3][:2])
 
 
 def test_an_engine_of_other_classes_without_names(known):

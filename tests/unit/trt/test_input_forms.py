@@ -1,0 +1,142 @@
+"""Forms of input in TensorRT, on stand-ins: floats, and bytes in either layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from known_images import SQUARE, KnowingModel, write_set
+from one_conv import METADATA, reference, with_product, write_onnx
+from tensorrt_stand_in import stand_in
+
+from utils.core.errors import InputError
+from utils.core.input_form import FLOATS, InputForm
+from utils.evaluation.dataset import load_data
+from utils.evaluation.input_plan import InputPlan
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.input_forms import attach_input
+from utils.runners.base import TensorSpec
+from utils.runners.feeds import as_feed
+from utils.runners.onnxrt import OnnxRuntimeRunner
+from utils.runners.pytorch import TorchRunner
+from utils.trt import onnx_summary
+from utils.trt.build_config import BuildConfig
+from utils.trt.builder import build
+from utils.trt.context import Execution
+from utils.trt.decision import profile_shapes
+from utils.trt.runner import TensorRTRunner
+
+CPU = torch.device("cpu")
+QUIET = BuildConfig(progress=False)
+BYTES, LAST = InputForm("uint8"), InputForm("uint8", "nhwc")
+EACH = (FLOATS, BYTES, LAST)
+
+
+def file_of(folder, form, shape=(2, 3, 4, 8), *, quantized=True):
+    """A file of one convolution that takes images in this form."""
+    path = write_onnx(folder / "a.onnx", shape, quantized=quantized)
+    onnx.save(set_metadata(attach_input(onnx.load(path), form), {**METADATA, **form.metadata()}), path)
+    return path
+
+
+def pixels(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def expected(images):
+    levels = np.clip(np.rint(images.numpy().astype(np.float32) / np.float32(255) / np.float32(0.01)), -128, 127)
+    return reference(levels * np.float32(0.01))
+
+
+@pytest.mark.parametrize("form", EACH)
+def test_every_form_computes_the_same(tmp_path, monkeypatch, form):
+    api = stand_in(monkeypatch, "10.7.0")
+    note = build(file_of(tmp_path, form), tmp_path / "a.engine", QUIET).note
+    assert note.metadata["input_form"] == form.kind
+    images = pixels(2, 3, 4, 8)
+    with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
+        assert (runner.input_form, runner.inputs[0].shape) == (form, form.own((2, 3, 4, 8)))
+        assert runner.description.endswith(f"INT8, {form.kind} input, {form.layout}" if form != FLOATS else "INT8")
+        for feed in (images, images // 2, images):  # without a graph, captured, replayed
+            found = runner.infer({"images": as_feed(feed, form, runner.inputs[0].dtype).contiguous()})["output0"]
+            np.testing.assert_allclose(found, expected(feed), atol=1e-5)
+
+
+def test_bytes_last_in_a_profile(tmp_path):
+    file = onnx_summary.read(file_of(tmp_path, LAST, ("batch", 3, "height", "width")))
+    assert (file.input_form, file.image) == (LAST, ("images", (None, 3, None, None)))
+    shapes = profile_shapes(file, replace(QUIET, batch=(1, 4, 8), height=(64, 64, 96), width=(32, 64, 128)))
+    assert shapes == {"images": ((1, 64, 32, 3), (4, 64, 64, 3), (8, 96, 128, 3))}
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_a_product_of_bytes_in_front_of_a_quantizer(tmp_path, monkeypatch, form):
+    """As files of 1.0.0 have it, which TensorRT 8.6.0 computes without the factor; it is right where none reads it."""
+    api = stand_in(monkeypatch)
+    path = file_of(tmp_path, form, quantized=False)
+    assert "Mul" in {node.op_type for node in onnx.load(path).graph.node}
+    build(path, tmp_path / "a.engine", QUIET, api)
+    onnx.save(with_product(onnx.load(file_of(tmp_path, form))), path)
+    with pytest.raises(InputError, match="1/255"):
+        build(path, tmp_path / "b.engine", QUIET, api)
+    assert not (tmp_path / "b.engine").exists()
+    build(path, tmp_path / "b.engine", QUIET, stand_in(monkeypatch, "10.7.0"))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("images", "HWC8"), ("images", "CHW32"), ("output0", "CHW32")])
+def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind):
+    """Such as trtexec's --inputIOFormats make, and --input-format of 1.0."""
+    api = stand_in(monkeypatch, "10.7.0")
+    path = file_of(tmp_path, BYTES)
+    engine = build(path, tmp_path / "a.engine", QUIET).path
+    head, _, model = engine.read_bytes().partition(b"\n")
+    engine.write_bytes(
+        head.replace(b'{"images": "LINEAR"}', b'{"%s": "%s"}' % (name.encode(), kind.encode())) + b"\n" + model
+    )
+    with pytest.raises(InputError, match=rf"a\.engine has {name} in format {kind}, which is not supported"):
+        Execution(engine, api, CPU)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [(FLOATS, torch.uint8), (BYTES, torch.float32), (LAST, torch.uint8)])
+@pytest.mark.parametrize("where", ["ONNX Runtime", "TensorRT"])
+def test_other_arrays_get_one_line(tmp_path, monkeypatch, form, dtype, where):
+    api, path = stand_in(monkeypatch, "10.7.0"), file_of(tmp_path, form)
+    if where == "TensorRT":
+        runner = TensorRTRunner(build(path, tmp_path / "a.engine", QUIET).path, "cpu", api=api)
+    else:
+        runner = OnnxRuntimeRunner(path, threads=1)
+    with runner, pytest.raises(InputError, match=r"images is .* \[2, 3, 4, 8\]") as caught:
+        runner.infer({"images": pixels(2, 3, 4, 8).to(dtype)})
+    assert str(form) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Knowing(TorchRunner):
+    """A network that knows its images, behind each form of input."""
+
+    def __init__(self, model, form):
+        super().__init__(model, "cpu")
+        self.form, self.metadata = form, {**self.metadata, **form.metadata()}
+        self.inputs = (TensorSpec("images", form.own((None, 3, None, None)), form.kind),)
+
+    def _infer(self, feeds):
+        images = feeds["images"]
+        images = images.permute(0, 3, 1, 2) if self.form.layout == "nhwc" else images
+        return super()._infer({"images": images.float() / 255})
+
+
+@pytest.mark.parametrize("form", [BYTES, LAST])
+def test_the_loop_gives_each_form_what_it_takes(tmp_path, form):
+    from utils.evaluation.loop import EvalConfig, evaluate
+
+    model = KnowingModel(write_set(tmp_path, 12, SQUARE), ("cat", "dog", "owl"), 64)
+    data, config = load_data(tmp_path / "data.yaml"), EvalConfig(imgsz=64, batch_size=5, workers=0)
+    floats = evaluate(TorchRunner(model, "cpu"), data, config, progress=False)
+    found = evaluate(Knowing(model, form), data, config, progress=False)
+    assert 0.3 < found.ap == floats.ap
+    runner = Knowing(model, form)
+    runner.limits = {"images": (form.own((1, 3, 64, 96)), form.own((8, 3, 64, 96)))}
+    assert InputPlan.of(runner, None, 16) == InputPlan((64, 96), 8)
