@@ -373,7 +373,7 @@ class TestProfile:
 
 class TestState:
     def test_it_loads_what_was_saved(self, tmp_path):
-        state = AnalysisState(SensitiveOptions("a.pt").to_dict(), Recipe().to_dict(), "00ff", amax={"model.0": 1.5})
+        state = AnalysisState(SensitiveOptions(weights="a.pt").model_dump(), Recipe().to_dict(), "00ff", amax={"model.0": 1.5})
         state.screened["units"] = {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}
         resampled = Resampled.of("a" * 32, (0.5, 0.75))
         state.keep_ap("units", {"float": 0.7, "INT8": 0.6}, {"float": resampled, "INT8": None})
