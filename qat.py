@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # What each command writes into its run folder.
 WRITTEN: dict[type[QatOptions], tuple[str, ...]] = {
     QuantizeOptions: ("weights/last.pt", "weights/ptq_*.pt", "weights/qat_*.pt", "report.*", "placement.txt", "*.png"),
-    SensitiveOptions: ("state.json", "parts/*.pt", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
+    SensitiveOptions: ("state.json", "summary-sensitive-analysis.json", "*.png", "recipe.yaml"),
     CalibrateOptions: ("calibration.json", "recipe.yaml"),
     EvalOptions: ("report.json", "*_predictions.json"),
 }

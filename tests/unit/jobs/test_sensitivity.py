@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from scipy.stats import spearmanr
 from small_networks import AConv, ADown, Concat, Conv, Network, RepNBottleneck, Unknown, chain
 from torch import nn
 from torchvision.ops import box_iou
@@ -16,15 +16,16 @@ from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
+from utils.core.resampled import Resampled
 from utils.core.tasks import Prediction
 from utils.evaluation import proxy
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.proxy import overlap
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity import selection
-from utils.jobs.sensitivity.selection import Candidate, choose, rank_correlation
-from utils.jobs.sensitivity.state import AnalysisState, find_analysis
-from utils.jobs.sensitivity.units import Units, macs
+from utils.jobs.sensitivity.passes import Screened
+from utils.jobs.sensitivity.report import AnalysisState, find_analysis
+from utils.jobs.sensitivity.search import Search, choose
+from utils.jobs.sensitivity.units import Costs, Units, macs, read_profile, time_shares
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
@@ -189,11 +190,13 @@ class TestUnits:
         counts = macs(chain(), X)
         assert counts["model.0.conv"] == 16 * 16 * 8 * 3 * 9
         assert counts["model.6"] == 16 * 16 * 8 * 4
-        shares = selection.mac_shares(
-            {"a": ["model.0.conv"], "rest": [p for p in counts if p != "model.0.conv"]}, counts
-        )
-        assert shares["a"] + shares["rest"] == pytest.approx(1)
-        assert shares["a"] == pytest.approx(16 * 16 * 8 * 3 * 9 / sum(counts.values()))
+        units = Units(chain(), placement.plan(chain(), Recipe()), Recipe(), "layer")
+        shares = Costs(chain(), X, None)(units.all)
+        assert sum(share["macs"] for share in shares.values()) == pytest.approx(1)
+        expected = {"macs": pytest.approx(16 * 16 * 8 * 3 * 9 / sum(counts.values())), "engine_time": None}
+        assert shares["model.0"] == expected
+        timed = Costs(chain(), X, [("/model.0/conv/Conv", 3.0), ("Reformat", 1.0)])(units.all)
+        assert timed["model.0"] == {**expected, "engine_time": 0.75}
 
 
 def distance(reference, other):
@@ -247,84 +250,87 @@ class TestProxy:
         )
 
 
-class TestRankCorrelation:
-    @pytest.mark.parametrize("ties", [False, True])
-    def test_it_is_scipys(self, ties):
-        generator = torch.Generator().manual_seed(4)
-        a, b = (torch.randn(15, generator=generator) for _ in range(2))
-        if ties:
-            a, b = a.round(), b.round()
-        assert rank_correlation(a.tolist(), b.tolist()) == pytest.approx(spearmanr(a, b)[0])
-
-    def test_nothing_to_rank(self):
-        assert rank_correlation([1.0], [2.0]) is None
-        assert rank_correlation([1.0, 1.0], [2.0, 3.0]) is None
-
-
-def sum_of(candidates: list[Candidate]):
-    """The cost of several units that have nothing in common."""
-    costs = {one.name: one.cost for one in candidates}
-    return lambda names: sum(costs[name] for name in names)
-
-
 SETTINGS = {"reference": 0.7, "start": 0.6, "target_drop": 0.002, "budget": 0.5}  # AP in float and in INT8
 
 
+def choice(units: dict[str, tuple[float, float]], calls: list | None = None, **settings):
+    """What is chosen of units whose gains and costs (in that order) add up."""
+
+    def evaluate(names: tuple[str, ...]) -> float:
+        if calls is not None:
+            calls.append(names)
+        return min(0.6 + sum(units[name][0] for name in names), 0.7)
+
+    gains = {name: gain for name, (gain, _) in units.items()}
+    asked = {"evaluate": evaluate, "cost_of": lambda names: sum(units[name][1] for name in names), **SETTINGS}
+    return choose(gains, **asked | settings)
+
+
 class TestChoice:
-    @staticmethod
-    def additive(gains: dict[str, float], calls: list | None = None):
-        def evaluate(names: tuple[str, ...]) -> float:
-            if calls is not None:
-                calls.append(names)
-            return min(0.6 + sum(gains[name] for name in names), 0.7)
-
-        return evaluate
-
     def test_gain_per_cost_decides_until_the_target_is_reached(self):
-        gains = {"dear": 0.06, "cheap": 0.05, "cheaper": 0.049, "none": -0.01}
-        costs = {"dear": 0.4, "cheap": 0.1, "cheaper": 0.05, "none": 0.001}
-        candidates = [Candidate(name, gain, costs[name]) for name, gain in gains.items()]
+        units = {"dear": (0.06, 0.4), "cheap": (0.05, 0.1), "cheaper": (0.049, 0.05), "none": (-0.01, 0.001)}
         calls: list = []
-        found = choose(candidates, self.additive(gains, calls), sum_of(candidates), **SETTINGS)
+        found = choice(units, calls)
         assert found.names == ("cheaper", "cheap")
-        assert found.ap == pytest.approx(0.699)
-        assert found.cost == pytest.approx(0.15)
+        assert (found.ap, found.cost) == (pytest.approx(0.699), pytest.approx(0.15))
         assert "within 0.002" in found.why
         assert calls == [("cheaper", "cheap")]  # one unit alone is known
 
     def test_what_the_target_does_not_need_is_left_out(self):
-        gains = {"small": 0.01, "large": 0.1}
-        candidates = [Candidate("small", 0.01, 0.002), Candidate("large", 0.1, 0.1)]
-        assert choose(candidates, self.additive(gains), sum_of(candidates), **SETTINGS).names == ("large",)
+        assert choice({"small": (0.01, 0.002), "large": (0.1, 0.1)}).names == ("large",)
 
     def test_the_budget_holds(self):
-        gains = {"a": 0.05, "b": 0.05}
-        candidates = [Candidate("a", 0.05, 0.3), Candidate("b", 0.05, 0.4)]
-        found = choose(candidates, self.additive(gains), sum_of(candidates), **SETTINGS)
-        assert found.names == ("a",)
-        assert found.why == "what is left would exceed the budget of float time"
+        found = choice({"a": (0.05, 0.3), "b": (0.05, 0.4)})
+        assert (found.names, found.why) == (("a",), "what is left would exceed the budget of float time")
 
     def test_what_units_have_in_common_costs_once(self):
-        gains = {"a": 0.05, "b": 0.0499}
-        candidates = [Candidate("a", 0.05, 0.3), Candidate("b", 0.0499, 0.4)]
-        found = choose(candidates, self.additive(gains), lambda names: {1: 0.3, 2: 0.45}[len(names)], **SETTINGS)
+        costs = {("a",): 0.3, ("b",): 0.4, ("a", "b"): 0.45}
+        found = choice({"a": (0.05, 0.3), "b": (0.0499, 0.4)}, cost_of=costs.__getitem__)
         assert (found.names, found.cost) == (("a", "b"), 0.45)
 
-    def test_units_that_do_not_help_together_are_not_taken(self):
-        candidates = [Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)]
-        found = choose(candidates, lambda names: 0.64, sum_of(candidates), **SETTINGS)
-        assert found.names == ("a",)
-        assert found.why == "no further unit gains AP"
-
-    def test_no_time_left(self):
-        candidates = [Candidate("a", 0.05, 0.1), Candidate("b", 0.04, 0.1)]
-        found = choose(candidates, lambda names: None, sum_of(candidates), **SETTINGS)
-        assert (found.names, found.why) == (("a",), "the time budget is used up")
+    @pytest.mark.parametrize(("ap", "why"), [(0.64, "no further unit gains AP"), (None, "the time budget is used up")])
+    def test_units_that_do_not_help_together_are_not_taken(self, ap, why):
+        found = choice({"a": (0.05, 0.1), "b": (0.04, 0.1)}, evaluate=lambda names: ap)
+        assert (found.names, found.why) == (("a",), why)
 
     def test_nothing_lost_nothing_chosen(self):
-        candidates = [Candidate("a", 0.05, 0.1)]
-        found = choose(candidates, self.additive({"a": 0.05}), sum_of(candidates), **SETTINGS | {"start": 0.699})
-        assert found.names == ()
+        assert choice({"a": (0.05, 0.1)}, start=0.699).names == ()
+
+
+class Pair:
+    """Two units; each alone in float regains a half of what INT8 lost."""
+
+    everything = State(weights=frozenset("ab"))
+
+    @staticmethod
+    def unit(name: str):
+        return SimpleNamespace(
+            name=name, convolutions=(name,), patterns=(name,), in_float=Pair.everything - State(weights=frozenset(name))
+        )
+
+    def __init__(self) -> None:
+        self.all = (self.unit("a"), self.unit("b"))
+
+    def in_float(self, paths) -> State:
+        return State(weights=frozenset("ab") - set(paths))
+
+    def union(self, units):
+        return self.unit("+".join(unit.name for unit in units))
+
+
+def test_a_search_with_any_budget_leaves_something_in_int8():
+    ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
+    passes = SimpleNamespace(
+        state=AnalysisState({}, {}, ""),
+        screen=lambda *_: True,
+        screened=lambda units, _: {unit.name: Screened(1, 1.0, 0.5, 0.5) for unit in units},
+        measure_ap=lambda _, states: ({name: ap[s.weights] for name, s in states.items()}, True),
+    )
+    options = SensitiveOptions(granularity="quantizer", float_budget=1.0, target_drop=0.0)
+    costs = lambda units: {u.name: {"macs": 0.5 * (u.name.count("+") + 1), "engine_time": None} for u in units}  # noqa: E731
+    found = Search(options, Pair(), passes, costs).run()
+    assert len(found.names) == 1
+    assert found.ap == pytest.approx(0.4)
 
 
 class TestProfile:
@@ -336,7 +342,7 @@ class TestProfile:
             ("Reformatting CopyNode for Input Tensor 0", 5.0),
         ]
         units = {name: [name] for name in ("model.4", "model.14", "model.4.cv2.0.m.0.cv1", "model.1")}
-        shares = selection.time_shares(units, profile)
+        shares = time_shares(units, profile)
         assert shares == pytest.approx({"model.4": 0.4, "model.14": 0.1, "model.4.cv2.0.m.0.cv1": 0.1, "model.1": 0})
 
     def test_modules_of_a_fused_kernel_count_alike_however_often_it_names_them(self):
@@ -346,23 +352,23 @@ class TestProfile:
             "/model.22/cv2.0/cv2.0.2/Conv"
         )
         units = {one: [one] for one in ("model.4", "model.5.cv1", "model.22.cv2.0.2")}
-        shares = selection.time_shares(units, [(name, 3.0)])
+        shares = time_shares(units, [(name, 3.0)])
         assert shares == pytest.approx({"model.4": 1 / 3, "model.5.cv1": 1 / 3, "model.22.cv2.0.2": 1 / 3})
 
     @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"layers": rows}])
     def test_a_list_of_layers_is_read(self, tmp_path, wrap):
         path = tmp_path / "profile.json"
         path.write_text(json.dumps(wrap([{"name": "a", "ms": 1.5}, {"name": "b", "ms": None}])))
-        assert selection.read_profile(path) == [("a", 1.5)]
+        assert read_profile(path) == [("a", 1.5)]
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", '[{"name": "a"}]', '[{"name": "a", "ms": "x"}]', "[1]"])
     def test_anything_else_is_refused(self, tmp_path, text):
         path = tmp_path / "profile.json"
         path.write_text(text)
         with pytest.raises(InputError, match="--profile"):
-            selection.read_profile(path)
+            read_profile(path)
         with pytest.raises(InputError, match="--profile"):
-            selection.read_profile(tmp_path / "missing.json")
+            read_profile(tmp_path / "missing.json")
 
 
 class TestState:
@@ -371,18 +377,18 @@ class TestState:
             SensitiveOptions(weights="a.pt").model_dump(), Recipe().to_dict(), "00ff", {"model.0": 1.5}
         )
         state.screened["units"] = {"0": {"model.0": [10, 1.0, 0.5, 0.2, 0.3]}}
-        state.add_seconds("calibration", 1.0)
-        state.add_seconds("calibration", 0.5)
+        resampled = Resampled.of("a" * 32, (0.5, 0.75))
+        state.keep_ap("units", {"float": 0.7, "INT8": 0.6}, {"float": resampled, "INT8": None})
         state.save(tmp_path / "exp")
         loaded = AnalysisState.load(tmp_path / "exp")
         assert Recipe.from_dict(loaded.recipe) == Recipe()
         loaded.recipe = state.recipe
         assert loaded == state
-        assert loaded.seconds == {"calibration": 1.5}
+        assert loaded.resampled("units") == {"float": resampled}
         assert find_analysis("", tmp_path) == find_analysis(tmp_path / "exp/state.json", "") == tmp_path / "exp"
 
     def test_damage_is_named(self, tmp_path):
-        for text in ("", "[]", '{"state_version": 2, "other": 2}', '{"state_version": 99}'):
+        for text in ("", "[]", '{"state_version": 3, "other": 2}', '{"state_version": 99}'):
             (tmp_path / "state.json").write_text(text)
             with pytest.raises(CheckpointError, match="state"):
                 AnalysisState.load(tmp_path)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import qat
-from models.quantize.partial_forward import State
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core.errors import InputError, RecipeError
 from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions
 from utils.jobs.sensitivity.report import write_recipe
-from utils.jobs.sensitivity.screening import Screened
-from utils.jobs.sensitivity.search import Search
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -231,42 +227,3 @@ def test_the_program_refuses_before_it_reads_anything(words, tmp_path, monkeypat
     assert words.split()[0] in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-class _Pair:
-    """Two units; each alone in float regains a half of what INT8 lost."""
-
-    class Unit:
-        def __init__(self, name: str) -> None:
-            self.name, self.convolutions, self.patterns = name, (name,), (name,)
-            self.in_float, self.alone = State(weights=frozenset("ab") - {name}), State(weights=frozenset(name))
-
-    def __init__(self) -> None:
-        self.all = (self.Unit("a"), self.Unit("b"))
-
-    def in_float(self, paths: Any) -> State:
-        return State(weights=frozenset("ab") - set(paths))
-
-    def union(self, units: Any) -> Any:
-        return self.Unit("+".join(unit.name for unit in units))
-
-
-def test_a_search_with_any_budget_leaves_something_in_int8():
-    ap = {frozenset("ab"): 0.1, frozenset("a"): 0.4, frozenset("b"): 0.4, frozenset(): 0.7}
-    everything = State(weights=frozenset("ab"))
-    screening = SimpleNamespace(
-        run=lambda *_: True, found=lambda units, _: {unit.name: Screened(1, 1.0, 0.5, 0.5) for unit in units}
-    )
-    confirming = SimpleNamespace(
-        run=lambda _, states: ({name: ap[s.weights] for name, s in states.items()}, True), resampled=lambda _: {}
-    )
-    options = SensitiveOptions(granularity="quantizer", float_budget=1.0, target_drop=0.0)
-    found = Search(
-        options,
-        _Pair(),
-        screening,
-        confirming,
-        lambda units: {u.name: {"macs": 0.5 * (u.name.count("+") + 1), "engine_time": None} for u in units},
-    ).run(SimpleNamespace(everything=everything), [])
-    assert len(found.names) == 1
-    assert found.ap == pytest.approx(0.4)

@@ -1,124 +1,185 @@
-"""What a sensitivity run reports: summary-sensitive-analysis.json, the top ten, a bar chart, and the recipe's file."""
+"""The files of a sensitivity run: the state from which a killed run continues, and the results.
+
+{project}/{name}/state.json                          the state; rewritten after every batch of screening
+{project}/{name}/summary-sensitive-analysis.json     the result; with sensitivity.png and recipe.yaml
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.core import distributed
+from utils.core.errors import CheckpointError, InputError
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
-from utils.jobs.sensitivity.selection import Selection, rank_correlation
+from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
 from utils.reports.machine import hardware, versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from utils.jobs.sensitivity.search import Search, Selection
+
+STATE_FILE = "state.json"
+STATE_VERSION = 3
 SCHEMA_VERSION = 1
 SUMMARY_FILE = "summary-sensitive-analysis.json"
 CHART_FILE = "sensitivity.png"
 RECIPE_FILE = "recipe.yaml"
-TOP = 10
-BARS = 24
+TOP = 10  # units on the terminal
+BARS = 24  # units in the chart
+
+
+@dataclass
+class AnalysisState:
+    """Where a run stands; plain values only.
+
+    Attributes:
+        options, recipe, weights_hash: what was asked for, as in `run_state.RunState`.
+        dataset: what the run reads, as `utils.evaluation.fingerprint` says it.
+        command: the command line that started the run.
+        amax: activation scale → amax, once calibrated.
+        screened: stage → batch → unit → sums over images: their number, `proxy.weight`, and the distances of the INT8
+            network, of that with the unit in float, and of the float network with the unit in INT8.
+        ap: stage → network → AP of all images; stage `recipe` has recipes by what they leave in float.
+        ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it.
+    """
+
+    options: dict[str, Any]
+    recipe: dict[str, Any]
+    weights_hash: str
+    dataset: str = ""
+    command: str = ""
+    amax: dict[str, float] = field(default_factory=dict)
+    screened: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    ap: dict[str, dict[str, float]] = field(default_factory=dict)
+    ap_resampled: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write the state, in the main process; a reader sees the old one or the new one."""
+        if distributed.is_main():
+            _write(folder / STATE_FILE, json.dumps(marked(asdict(self), STATE_VERSION)))
+
+    @classmethod
+    def load(cls, folder: Path) -> AnalysisState:
+        """Read the state of the run in `folder`.
+
+        Raises:
+            CheckpointError: it is damaged, or of another version.
+        """
+        path = folder / STATE_FILE
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged ({type(error).__name__}); {START_AGAIN}") from error
+        return cls(**unmarked(content, STATE_VERSION, path))
+
+    def resampled(self, stage: str) -> dict[str, Resampled]:
+        """Network → its AP on resampled images, where that is known."""
+        return {name: Resampled.from_text(text) for name, text in self.ap_resampled.get(stage, {}).items()}
+
+    def keep_ap(self, stage: str, ap: Mapping[str, float], resampled: Mapping[str, Resampled | None]) -> None:
+        """Remember AP of networks, and where it is known, AP on resampled images."""
+        self.ap.setdefault(stage, {}).update(ap)
+        texts = {name: one.to_text() for name, one in resampled.items() if one is not None}
+        self.ap_resampled.setdefault(stage, {}).update(texts)
+
+
+def find_analysis(where: str | Path, project: str | Path) -> Path:
+    """The run folder that `qat.py sensitive --resume` means.
+
+    Args:
+        where: a run folder or a file in it; empty for the run last written to below `project`.
+
+    Raises:
+        InputError: no run is there.
+    """
+    if where:
+        for candidate in (Path(where), Path(where).parent):
+            if (candidate / STATE_FILE).is_file():
+                return candidate
+        raise InputError(f"--resume {where}: no sensitivity run there; expected a folder with {STATE_FILE}")
+    states = list(Path(project).glob(f"*/{STATE_FILE}"))
+    if not states:
+        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume {project}/exp")
+    return max(states, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 def summary(
-    *,
-    command: str,
-    options: Mapping[str, Any],
-    screened: Mapping[str, Any],
-    ap: Mapping[str, float],
-    costs: Mapping[str, Mapping[str, float | None]],
-    selection: Selection,
-    patterns: Sequence[str],
-    recipe_ap: float | None,
-    seconds: Mapping[str, float],
-    notes: Sequence[str],
-    resampled: Mapping[str, Resampled] | None = None,
-    recipe_resampled: Resampled | None = None,
-) -> dict[str, Any]:
+    state: AnalysisState, search: Search, chosen: Selection, patterns: Sequence[str], recipe_ap: float | None,
+    recipe_resampled: Resampled | None, notes: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
     """The result of a run as JSON holds it: `rows` best first, those with an AP before the others.
 
     Args:
-        screened: unit → `utils.jobs.sensitivity.screening.Screened`.
-        ap: unit → AP with it in float; and 'float' and 'INT8'.
-        costs: unit → its shares of multiply-adds (`macs`) and of engine time (`engine_time`), 0..1.
-        recipe_ap: AP with the recipe, placed and calibrated anew.
-        seconds: stage → wall time.
-        resampled, recipe_resampled: AP of `ap` and `recipe_ap` on resampled images, as far as they are known.
+        patterns: what the recipe leaves in float.
+        recipe_ap, recipe_resampled: with the recipe, placed and calibrated anew.
     """
-    known = resampled or {}
-    whole = known.get("INT8")
+    from scipy.stats import spearmanr
+
+    ap, resampled, whole = search.ap, search.resampled, search.resampled.get("INT8")
     rows: list[dict[str, Any]] = [
         {
             "unit": name,
-            "score": seen.score if (seen := screened.get(name)) else None,
+            "score": seen.score if (seen := search.screened.get(name)) else None,
             "alone": seen.alone if seen else None,
             "images": seen.images if seen else 0,
             "ap": ap.get(name),
             "gain": ap[name] - ap["INT8"] if name in ap else None,
-            "gain_error": difference_error(known.get(name), whole) if name in ap else None,
-            "cost": dict(costs[name]),
+            "gain_error": difference_error(resampled.get(name), whole) if name in ap else None,
+            "cost": dict(cost),
         }
-        for name in costs
+        for name, cost in search.costs.items()
     ]
     rows.sort(key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), -(row["score"] or 0.0)))
     both = [row for row in rows if row["gain"] is not None and row["score"] is not None]
+    scores, gains = ([row[name] for row in both] for name in ("score", "gain"))
+    ranked = len(set(scores)) > 1 and len(set(gains)) > 1  # otherwise there is nothing to rank
     return {
         "schema_version": SCHEMA_VERSION,
-        "command": command,
-        "options": dict(options),
+        "command": state.command,
+        "options": dict(state.options),
         "ap": {"float": ap["float"], "INT8": ap["INT8"], "recipe": recipe_ap},
         "ap_difference_error": {
-            "INT8 to float": difference_error(whole, known.get("float")),
-            "recipe to float": difference_error(recipe_resampled, known.get("float")),
+            "INT8 to float": difference_error(whole, resampled.get("float")),
+            "recipe to float": difference_error(recipe_resampled, resampled.get("float")),
             "recipe to INT8": difference_error(recipe_resampled, whole),
         },
         "rows": rows,
         "rank_correlation": {
-            "spearman": rank_correlation([row["score"] for row in both], [row["gain"] for row in both]),
+            "spearman": round(float(spearmanr(scores, gains).statistic), 12) if ranked else None,
             "units": len(both),
         },
         "recipe": {
-            "units": list(selection.names), "float": list(patterns), "ap": selection.ap, "cost": selection.cost,
-            "why": selection.why,
+            "units": list(chosen.names), "float": list(patterns), "ap": chosen.ap, "cost": chosen.cost,
+            "why": chosen.why,
         },
-        "screening": _speed(screened, seconds),
-        "seconds": dict(seconds),
         "notes": list(notes),
         "versions": versions(),
         "hardware": hardware(),
     }  # fmt: skip
 
 
-def _speed(screened: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, float] | None:
-    """Cost of screening in passes of the whole network over the images (the mean of a float and an INT8 pass)."""
-    spent = sum(value for stage, value in seconds.items() if stage.startswith("screening"))
-    one = seconds.get("whole networks", 0.0) / 2
-    if not screened or not one or not spent:
-        return None
-    return {
-        "passes": spent / one,
-        "passes_per_10_units": 10 * spent / one / len(screened),
-        "times_faster_than_a_pass_for_each": len(screened) * one / spent,
-    }
-
-
 def save(content: Mapping[str, Any], folder: Path) -> None:
     """Write the chart and the JSON; where the JSON lies, all is written."""
     figures.save(chart(content), folder / CHART_FILE)
-    with atomic_path(folder / SUMMARY_FILE) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    _write(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:
     """A recipe's YAML, with a comment that says why it is what it is."""
     import yaml
 
-    text = f"# {why}\n" + yaml.safe_dump(dict(recipe), sort_keys=False)
+    _write(path, f"# {why}\n" + yaml.safe_dump(dict(recipe), sort_keys=False))
+
+
+def _write(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -126,39 +187,27 @@ def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:
 def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
     """The top ten in the form that users know, and what follows from them."""
     ap, recipe, errors = content["ap"], content["recipe"], content["ap_difference_error"]
+    top, correlation = content["rows"][:TOP], content["rank_correlation"]
     lost = Difference(ap["INT8"] - ap["float"], errors["INT8 to float"])
     found = [f"float: ap = {ap['float']:.5f}; INT8: ap = {ap['INT8']:.5f} ({lost})"]
-    for place, row in enumerate(content["rows"][:TOP]):
+    for place, row in enumerate(top):
         if row["ap"] is not None:
             result = f"ap = {row['ap']:.5f} ({_gain(row)})"
-        elif row["score"] is not None:
-            result = f"not confirmed, score {row['score']:.4f}"
         else:
-            result = "not screened"
-        found.append(f"Top{place}: Using fp16 {row['unit']}, {result}, {_shares(row['cost'])}")
-    if any(row["gain_error"] is not None for row in content["rows"][:TOP]):
+            result = "not screened" if row["score"] is None else f"not confirmed, score {row['score']:.4f}"
+        shares = (("of MACs", row["cost"]["macs"]), ("of engine time", row["cost"]["engine_time"]))
+        cost = ", ".join(f"{share:.1%} {name}" for name, share in shares if share is not None)
+        found.append(f"Top{place}: Using fp16 {row['unit']}, {result}, {cost}")
+    if any(row["gain_error"] is not None for row in top):
         found.append("in brackets: AP gained over INT8 ± its standard error, from resampling the images")
-    correlation = content["rank_correlation"]
     if correlation["spearman"] is not None and correlation["units"] > 2:
         spearman = f"{correlation['spearman']:.2f} (Spearman, {correlation['units']} units)"
         found.append(f"rank correlation of score and AP: {spearman}")
-    if content["screening"]:
-        found.append(
-            f"screening cost {content['screening']['passes']:.1f} passes over its images; "
-            f"a pass for each unit costs {content['screening']['times_faster_than_a_pass_for_each']:.1f} times as much"
-        )
     found += [f"note: {note}" for note in content["notes"]]
-    if recipe["units"]:
-        found += _choice(content)
-    else:
-        found.append("in float: nothing more")
+    found += _choice(content) if recipe["units"] else ["in float: nothing more"]
     file = shlex.quote(str(folder / RECIPE_FILE))
     found.append(f"because {recipe['why']}; python qat.py quantize --recipe {file} applies it")
     return found
-
-
-def _gain(row: Mapping[str, Any]) -> Difference:
-    return Difference(row["gain"], row["gain_error"])
 
 
 def _choice(content: Mapping[str, Any]) -> list[str]:
@@ -177,30 +226,27 @@ def _choice(content: Mapping[str, Any]) -> list[str]:
     return [chosen, *found]
 
 
-def _shares(cost: Mapping[str, float | None]) -> str:
-    parts = [("of MACs", cost["macs"]), ("of engine time", cost["engine_time"])]
-    return ", ".join(f"{value:.1%} {name}" for name, value in parts if value is not None)
+def _gain(row: Mapping[str, Any]) -> Difference:
+    return Difference(row["gain"], row["gain_error"])
 
 
 def chart(content: Mapping[str, Any]) -> Figure:
     """Bars of the units that matter most: the proxy's score, and AP with the unit in float where it was measured."""
     rows = content["rows"][:BARS][::-1]
     chosen = set(content["recipe"]["units"])
-    figure, (left, right) = figures.new_figure(10.0, 1.6 + 0.24 * len(rows), 1, 2)
     colours = [figures.ORANGE if row["unit"] in chosen else figures.BLUE for row in rows]
     names = [f"{row['unit']} (in the recipe)" if row["unit"] in chosen else row["unit"] for row in rows]
+    figure, (left, right) = figures.new_figure(10.0, 1.6 + 0.24 * len(rows), 1, 2)
     left.barh(range(len(rows)), [row["score"] or 0.0 for row in rows], color=colours)
     left.set_yticks(range(len(rows)), names, fontsize=8)
     left.set(xlabel="distance to the float network that the unit in float removes")
     figures.title(left, "Screening: score")
-    measured = [(place, row["gain"], colour) for place, (row, colour) in enumerate(zip(rows, colours, strict=True))
-                if row["gain"] is not None]  # fmt: skip
-    if measured:
-        places, gains, shades = zip(*measured, strict=True)
-        right.barh(places, gains, color=shades)
-        errors = [rows[place]["gain_error"] or 0.0 for place in places]
-        if any(errors):
-            right.errorbar(gains, places, xerr=errors, fmt="none", ecolor=figures.GREY, elinewidth=1, capsize=2)
+    measured = [place for place, row in enumerate(rows) if row["gain"] is not None]
+    gains = [rows[place]["gain"] for place in measured]
+    errors = [rows[place]["gain_error"] or 0.0 for place in measured]
+    right.barh(measured, gains, color=[colours[place] for place in measured])
+    if any(errors):
+        right.errorbar(gains, measured, xerr=errors, fmt="none", ecolor=figures.GREY, elinewidth=1, capsize=2)
     loss = content["ap"]["float"] - content["ap"]["INT8"]
     right.axvline(loss, color=figures.GREEN, linestyle="--", linewidth=1.6)
     right.annotate(

@@ -6,14 +6,13 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from models.quantize.partial_forward import Layerwise, State
+from models.quantize.partial_forward import State
 from utils.core.resampled import Resampled
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity import selection
-from utils.jobs.sensitivity.confirming import Confirming
-from utils.jobs.sensitivity.screening import Screened, Screening
-from utils.jobs.sensitivity.units import Unit, Units
+from utils.jobs.sensitivity.passes import FLOAT, INT8, Passes, Screened
+from utils.jobs.sensitivity.units import Costs, Unit, Units
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,18 @@ MATTERS = 0.05  # share of the INT8 network's distance from which on a unit's sc
 SCREENING_SHARE = 0.5  # of the time that --budget gives, at most
 ROUNDS = 2  # of looking for what a larger problem hid
 EXPLAINED = 0.5  # if single units regain a smaller share of the loss, sets of units are tried
-Costs = Callable[[Sequence[Unit]], dict[str, dict[str, float | None]]]
+NOISE = 0.05  # a unit that gains a smaller share of what was lost is not chosen
+SMALLEST_COST = 1e-3  # a unit with fewer multiply-adds is not chosen for being free
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What stays in float, the AP with that, its share of the network's cost (0..1), and why the search ended there."""
+
+    names: tuple[str, ...]
+    ap: float
+    cost: float
+    why: str
 
 
 class Search:
@@ -31,137 +41,168 @@ class Search:
     Attributes:
         units: what was looked at, by name.
         screened, ap, resampled, costs: what was found, by unit; `ap` and `resampled` also have 'float' and 'INT8'.
+        notes: what a time budget cut short, in sentences.
     """
 
-    def __init__(
-        self, options: SensitiveOptions, units: Units, screening: Screening, confirming: Confirming, costs: Costs
-    ) -> None:
-        """Prepare the search; nothing is run yet.
-
-        Args:
-            costs: gives units their shares of multiply-adds (`macs`) and, if known, of engine time (`engine_time`).
-        """
-        self._options, self._groups = options, units
-        self._screening, self._confirming, self._cost_of = screening, confirming, costs
+    def __init__(self, options: SensitiveOptions, units: Units, passes: Passes, costs: Costs) -> None:
+        """Prepare the search; nothing is run yet."""
+        self._options, self._groups, self._passes, self._cost_of = options, units, passes, costs
         self.units = {unit.name: unit for unit in units.all}
         self.screened: dict[str, Screened] = {}
         self.ap: dict[str, float] = {}
+        self.costs = costs(units.all)
         self.resampled: dict[str, Resampled] = {}
-        self.costs: dict[str, dict[str, float | None]] = costs(units.all)
+        self.notes: list[str] = []
 
-    def run(self, network: Layerwise, notes: list[str]) -> selection.Selection:
-        """Screen, confirm, choose; what a time budget cut short goes to `notes`."""
+    def run(self) -> Selection:
+        """Screen, confirm, choose."""
         units = list(self.units.values())
-        if not self._screening.run(units, "units", SCREENING_SHARE):
-            notes.append("--budget ended screening early: scores are of fewer images, or missing")
-        self.screened = self._screening.found(units, "units")
-        states = {unit.name: unit.in_float for unit in self._confirmed(units, everything=self._options.metric == "ap")}
-        found, whole = self._confirming.run("units", {"float": State(), "INT8": network.everything, **states})
-        if not whole:
-            notes.append("--budget ended the measuring of AP early: AP is of fewer images than asked for, or missing")
-        self.ap |= found
-        self.resampled |= self._confirming.resampled("units")
+        if not self._passes.screen(units, "units", SCREENING_SHARE):
+            self.notes.append("--budget ended screening early: scores are of fewer images, or missing")
+        self.screened = self._passes.screened(units, "units")
+        confirmed = units if self._options.metric == "ap" else self._confirmed(units)
+        whole = {FLOAT: State(), INT8: self._groups.everything}
+        if not self._measure("units", whole | {unit.name: unit.in_float for unit in confirmed}):
+            self.notes.append(
+                "--budget ended the measuring of AP early: AP is of fewer images than asked for, or missing"
+            )
+            return self._choose()
         chosen = self._choose()
-        if not whole or self._options.granularity == "quantizer":
+        if self._options.granularity == "quantizer":
             return chosen
-        if chosen.ap - self.ap["INT8"] < EXPLAINED * (self.ap["float"] - self.ap["INT8"]) and not self._reached(chosen):
-            chosen = self._with_sets(notes) or chosen
+        lost = self.ap[FLOAT] - self.ap[INT8]
+        if chosen.ap - self.ap[INT8] < EXPLAINED * lost and not self._reached(chosen):
+            chosen = self._with_sets() or chosen
         for _ in range(ROUNDS):
             if not self._reached(chosen) and chosen.names:
                 chosen = self._beside(chosen)
         return chosen
 
-    def _reached(self, chosen: selection.Selection) -> bool:
-        return chosen.ap >= self.ap["float"] - self._options.target_drop
+    def _measure(self, stage: str, states: Mapping[str, State]) -> bool:
+        """Measure AP of these states and remember it; False if the time budget ended it."""
+        found, whole = self._passes.measure_ap(stage, states)
+        if whole or stage == "units":
+            self.ap |= found
+            self.resampled |= self._passes.state.resampled(stage)
+        return whole
+
+    def _confirmed(self, units: Sequence[Unit]) -> list[Unit]:
+        """The units that get an AP: those with the highest scores, best first."""
+        seen = self.screened
+        order = sorted((unit for unit in units if unit.name in seen), key=lambda u: seen[u.name].score, reverse=True)
+        mattering = sum(seen[unit.name].score > MATTERS * seen[unit.name].base for unit in order)
+        return order[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
+
+    def _reached(self, chosen: Selection) -> bool:
+        return chosen.ap >= self.ap[FLOAT] - self._options.target_drop
+
+    def _with_sets(self) -> Selection | None:
+        """Choose again, with the sets of all that read one scale as further candidates."""
+        stage, sets = "shared scales", self._groups.shared()
+        logger.info("single units do not suffice; screening %d sets of all that reads one scale", len(sets))
+        if not sets or not self._passes.screen(sets, stage, 1.0):
+            return None
+        self.units |= {unit.name: unit for unit in sets}
+        self.screened |= self._passes.screened(sets, stage)
+        self.costs |= self._cost_of(sets)
+        if not self._measure(stage, {unit.name: unit.in_float for unit in self._confirmed(sets)}):
+            return None
+        self.notes.append("single units did not regain the AP; sets of all that reads one scale were tried as well")
+        return self._choose()
+
+    def _beside(self, chosen: Selection) -> Selection:
+        """Add units whose gain only shows when the chosen ones are in float: a larger problem hides smaller ones."""
+        taken = {path for name in chosen.names for path in self.units[name].convolutions}
+        left = [name for name in self.screened if taken.isdisjoint(self.units[name].convolutions)]
+        left.sort(key=lambda name: self.screened[name].alone, reverse=True)
+        states = {name: self._state_with((*chosen.names, name)) for name in left[: CONFIRMED[0]]}
+        if not states:
+            return chosen
+        found, whole = self._passes.measure_ap(f"beside {'+'.join(sorted(chosen.names))}", states)
+        if not whole:
+            return chosen
+        more = self._greedy({name: ap - chosen.ap for name, ap in found.items()}, chosen)
+        return Selection((*chosen.names, *more.names), more.ap, chosen.cost + more.cost, more.why)
+
+    def _choose(self) -> Selection:
+        gains = {name: ap - self.ap[INT8] for name, ap in self.ap.items() if name in self.units}
+        return self._greedy(gains, Selection((), self.ap[INT8], 0.0, ""))
+
+    def _greedy(self, gains: Mapping[str, float], taken: Selection) -> Selection:
+        """The units to add to those taken already; `gains` are beside them."""
+
+        def evaluate(names: tuple[str, ...]) -> float | None:
+            label = "+".join(sorted((*taken.names, *names)))
+            state = self._state_with((*taken.names, *names))
+            if not state.weights:  # nothing would be quantized: no recipe
+                return -math.inf
+            found, whole = self._passes.measure_ap(label, {label: state})
+            return found[label] if whole else None
+
+        return choose(
+            {name: gain for name, gain in gains.items() if self._state_with((*taken.names, name)).weights},
+            evaluate, lambda names: self._cost((*taken.names, *names)) - taken.cost, reference=self.ap[FLOAT],
+            start=taken.ap, target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,
+        )  # fmt: skip
+
+    def _cost(self, names: tuple[str, ...]) -> float:
+        """Share of the network's cost of these units, what they have in common counted once."""
+        if not names:
+            return 0.0
+        together = self._groups.union([self.units[name] for name in names])
+        shares = self._cost_of([together])[together.name]
+        return float(shares["macs"] or 0.0) if shares["engine_time"] is None else shares["engine_time"]
+
+    def _state_with(self, names: tuple[str, ...]) -> State:
+        """The quantizers that are on while these units are in float."""
+        return self._groups.in_float(path for name in names for path in self.units[name].convolutions)
 
     def patterns(self, names: Sequence[str]) -> list[str]:
         """What a recipe's `float` says to keep these units in float."""
         return list(dict.fromkeys(itertools.chain.from_iterable(self.units[name].patterns for name in names)))
 
-    def _with_sets(self, notes: list[str]) -> selection.Selection | None:
-        """Choose again, with the sets of all that read one scale as further candidates."""
-        sets = self._groups.shared()
-        logger.info("single units do not suffice; screening %d sets of all that reads one scale", len(sets))
-        if not sets or not self._screening.run(sets, "shared scales", 1.0):
-            return None
-        self.units |= {unit.name: unit for unit in sets}
-        self.screened |= self._screening.found(sets, "shared scales")
-        self.costs |= self._cost_of(sets)
-        states = {unit.name: unit.in_float for unit in self._confirmed(sets)}
-        found, whole = self._confirming.run("shared scales", states)
-        if not whole:
-            return None
-        self.ap |= found
-        self.resampled |= self._confirming.resampled("shared scales")
-        notes.append("single units did not regain the AP; sets of all that reads one scale were tried as well")
-        return self._choose()
 
-    def _beside(self, chosen: selection.Selection) -> selection.Selection:
-        """Add units whose gain only shows when the chosen ones are in float: a larger problem hides smaller ones."""
-        taken = set(itertools.chain.from_iterable(self.units[name].convolutions for name in chosen.names))
-        left = [name for name in self.screened if taken.isdisjoint(self.units[name].convolutions)]
-        left.sort(key=lambda name: self.screened[name].alone, reverse=True)
-        states = {name: self.state_with((*chosen.names, name)) for name in left[: CONFIRMED[0]]}
-        if not states:
-            return chosen
-        found, whole = self._confirming.run(f"beside {'+'.join(sorted(chosen.names))}", states)
-        if not whole:
-            return chosen
-        more = self._greedy({name: value - chosen.ap for name, value in found.items()}, chosen)
-        names, cost = (*chosen.names, *more.names), chosen.cost + more.cost
-        return selection.Selection(names, more.ap, cost, more.why)
+def choose(
+    gains: Mapping[str, float],
+    evaluate: Callable[[tuple[str, ...]], float | None],
+    cost_of: Callable[[tuple[str, ...]], float],
+    *,
+    reference: float,
+    start: float,
+    target_drop: float,
+    budget: float,
+) -> Selection:
+    """Add units greedily by AP gained per cost until the loss is small enough, then leave out what was not needed.
 
-    def _confirmed(self, units: Sequence[Unit], *, everything: bool = False) -> list[Unit]:
-        """The units that get an AP: those with the highest scores, best first."""
-        seen = self.screened
-        if everything:
-            return list(units)
-        order = sorted((unit for unit in units if unit.name in seen), key=lambda u: seen[u.name].score, reverse=True)
-        mattering = sum(seen[unit.name].score > MATTERS * seen[unit.name].base for unit in order)
-        return order[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
-
-    def _choose(self) -> selection.Selection:
-        gains = {name: value - self.ap["INT8"] for name, value in self.ap.items() if name in self.units}
-        return self._greedy(gains, selection.Selection((), self.ap["INT8"], 0.0, ""))
-
-    def _greedy(self, gains: Mapping[str, float], taken: selection.Selection) -> selection.Selection:
-        """The units to add to those taken already; `gains` are beside them."""
-
-        def evaluate(names: tuple[str, ...]) -> float | None:
-            label = "+".join(sorted((*taken.names, *names)))
-            state = self.state_with((*taken.names, *names))
-            if not state.weights:  # nothing would be quantized: no recipe
-                return -math.inf
-            found, whole = self._confirming.run(label, {label: state})
-            return found[label] if whole else None
-
-        def cost_of(names: tuple[str, ...]) -> float:
-            return self.cost((*taken.names, *names)) - taken.cost
-
-        candidates = [
-            selection.Candidate(name, gain, _cost(self.costs[name]))
-            for name, gain in gains.items()
-            if self.state_with((*taken.names, name)).weights
-        ]
-        return selection.choose(
-            candidates, evaluate, cost_of, reference=self.ap["float"], start=taken.ap,
-            target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,
-        )  # fmt: skip
-
-    def cost(self, names: tuple[str, ...]) -> float:
-        """Share of the network's cost of these units, what they have in common counted once."""
-        if not names:
-            return 0.0
-        together = self._groups.union([self.units[name] for name in names])
-        return _cost(self._cost_of([together])[together.name])
-
-    def state_with(self, names: tuple[str, ...]) -> State:
-        """The quantizers that are on while these units are in float."""
-        paths = itertools.chain.from_iterable(self.units[name].convolutions for name in names)
-        return self._groups.in_float(paths)
-
-
-def _cost(shares: Mapping[str, float | None]) -> float:
-    """Share of engine time where it is known, otherwise of multiply-adds."""
-    time_share = shares["engine_time"]
-    return float(shares["macs"] or 0.0) if time_share is None else time_share
+    Args:
+        gains: unit → AP gained when it alone is in float.
+        evaluate: AP with these units in float; None if there is no time left to find out.
+        cost_of: their share of the network's cost, 0..1; units that overlap cost less than their sum.
+        reference, start: AP of the float network, and of the one that is all INT8.
+        target_drop: AP that may be lost.
+        budget: share of the network's cost that may run in float.
+    """
+    chosen: tuple[str, ...] = ()
+    ap, goal, why = start, reference - target_drop, "no further unit gains AP"
+    useful = [name for name, gain in gains.items() if gain > max(NOISE * (reference - start), 0)]
+    for name in sorted(useful, key=lambda name: gains[name] / max(cost_of((name,)), SMALLEST_COST), reverse=True):
+        if ap >= goal:
+            break
+        if cost_of((*chosen, name)) > budget:
+            why = "what is left would exceed the budget of float time"
+            continue
+        found = evaluate((*chosen, name)) if chosen else start + gains[name]
+        if found is None:
+            why = "the time budget is used up"
+            break
+        if found > ap:
+            chosen, ap = (*chosen, name), found
+    if ap >= goal:
+        why = f"the AP loss is within {target_drop:g}"
+        for name in sorted(chosen, key=gains.__getitem__):  # drop every unit that the goal does not need
+            rest = tuple(other for other in chosen if other != name)
+            if rest:
+                found = start + gains[rest[0]] if len(rest) == 1 else evaluate(rest)
+                if found is not None and found >= goal:
+                    chosen, ap = rest, found
+    return Selection(chosen, ap, cost_of(chosen), why)

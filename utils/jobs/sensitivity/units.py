@@ -12,16 +12,23 @@ gone keeps all convolutions in float that ask for it, and `patterns` names these
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from models.quantize import placement, rules
 from models.quantize.partial_forward import State
 from models.quantize.placement import Plan
 from models.quantize.recipe import Recipe
+from utils.core.errors import InputError
+
+Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,12 @@ class Unit:
 
 
 class Units:
-    """The units of a network, and what a recipe has to say to keep some of them in float."""
+    """The units of a network, and what a recipe has to say to keep some of them in float.
+
+    Attributes:
+        all: the units, in the order of the network.
+        everything: the state in which all quantizers are on.
+    """
 
     def __init__(self, model: Any, plan: Plan, recipe: Recipe, granularity: str) -> None:
         """Find the units of a network.
@@ -53,10 +65,10 @@ class Units:
             model: the fused float network that `plan` was made for, with `recipe`.
             granularity: one of `options.GRANULARITIES`.
         """
-        self._model, self._plan, self._granularity = model, plan, granularity
+        self._model, self._plan = model, plan
         self._needs = placement.needs(model, recipe)
-        self._everything = State.of(plan)
-        self.all = tuple(self._scales() if granularity == "quantizer" else self._groups())
+        self.everything = State.of(plan)
+        self.all = tuple(self._quantizers() if granularity == "quantizer" else self._groups(granularity == "layer"))
 
     def in_float(self, convolutions: Iterable[str]) -> State:
         """The quantizers that are on while these convolutions are in float, as a recipe that names them has it."""
@@ -82,12 +94,12 @@ class Units:
         patterns = dict.fromkeys(pattern for unit in units for pattern in unit.patterns)
         return self._group("+".join(unit.name for unit in units), tuple(paths), tuple(patterns))
 
-    def _groups(self) -> Iterable[Unit]:
+    def _groups(self, by_layer: bool) -> Iterable[Unit]:
         """Layers, or modules: each a set of convolutions."""
         groups: dict[str, list[str]] = {}
         for path in self._plan.convolutions:
             if path in self._needs:
-                name = ".".join(path.split(".")[:2]) if self._granularity == "layer" else self._operation(path)
+                name = ".".join(path.split(".")[:2]) if by_layer else self._operation(path)
                 groups.setdefault(name, []).append(path)
         for name, paths in groups.items():
             yield self._group(name, tuple(paths), (name,))
@@ -96,14 +108,14 @@ class Units:
         alone = State(frozenset().union(*(self._needs[path] for path in paths)), frozenset(paths))
         return Unit(name, paths, patterns, self.in_float(paths), alone)
 
-    def _scales(self) -> Iterable[Unit]:
+    def _quantizers(self) -> Iterable[Unit]:
         """Single quantizers: activation scales in the order of the network, then weights."""
         for name, tensors in self._scale_tensors().items():
             state, consumers = State(tensors), self._consumers(tensors)
-            yield Unit(name, consumers, self._operations(consumers), self._everything - state, state)
+            yield Unit(name, consumers, self._operations(consumers), self.everything - state, state)
         for path in self._needs:
             state = State(weights=frozenset({path}))
-            yield Unit(f"{path}.weight", (path,), self._operations([path]), self._everything - state, state)
+            yield Unit(f"{path}.weight", (path,), self._operations([path]), self.everything - state, state)
 
     def _scale_tensors(self) -> dict[str, frozenset[str]]:
         return {name: frozenset(self._plan.scales.get(name, (name,))) for name in self._plan.scale_names}
@@ -123,24 +135,37 @@ class Units:
         return parent if rule is not None and rule.kind == "conv" else path
 
 
-def macs(model: nn.Module, images: Any) -> dict[str, int]:
-    """Multiply-adds of each convolution for one image, by path, counted while the network runs once.
+class Costs:
+    """What units cost: shares (0..1) of the network's multiply-adds, and of an engine's time where that is known."""
 
-    Args:
-        images: `[B, 3, H, W]` as the network takes them.
-    """
-    import torch
+    def __init__(self, model: nn.Module, images: Tensor, profile: Profile | None) -> None:
+        """Count multiply-adds.
 
+        Args:
+            images: `[1, 3, H, W]` as the network takes them.
+            profile: layers of an engine.
+        """
+        self._macs, self._profile = macs(model, images), profile
+
+    def __call__(self, units: Sequence[Unit]) -> dict[str, dict[str, float | None]]:
+        """Unit → its shares: `macs`, and `engine_time`, None without a profile."""
+        total = sum(self._macs.values()) or 1
+        shares = {unit.name: sum(self._macs.get(path, 0) for path in unit.convolutions) / total for unit in units}
+        times: Mapping[str, float | None] = dict.fromkeys(shares)
+        if self._profile is not None:
+            times = time_shares({unit.name: unit.patterns for unit in units}, self._profile)
+        return {name: {"macs": share, "engine_time": times[name]} for name, share in shares.items()}
+
+
+def macs(model: nn.Module, images: Tensor) -> dict[str, int]:
+    """Multiply-adds of each convolution for one image `[1, 3, H, W]`, by path, counted while the network runs once."""
     counts: dict[str, int] = {}
+    paths = {module: path for path, module in model.named_modules() if isinstance(module, nn.Conv2d)}
 
-    def counter(path: str) -> Any:
-        def count(module: nn.Conv2d, _inputs: Any, output: Any) -> None:
-            counts[path] = output[0].numel() * module.weight[0].numel()
+    def count(module: nn.Conv2d, _inputs: Any, output: Any) -> None:
+        counts[paths[module]] = output[0].numel() * module.weight[0].numel()
 
-        return count
-
-    convolutions = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    handles = [module.register_forward_hook(counter(path)) for path, module in convolutions]
+    handles = [module.register_forward_hook(count) for module in paths]
     try:
         with torch.inference_mode():
             model(images)
@@ -148,3 +173,58 @@ def macs(model: nn.Module, images: Any) -> dict[str, int]:
         for handle in handles:
             handle.remove()
     return counts
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Layer names and milliseconds of an engine: a JSON list of `{"name", "ms"}`, or an object with it as `layers`.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+    """
+    try:
+        content: Any = json.loads(Path(path).read_text(encoding="utf-8"), strict=False)
+        rows = content["layers"] if isinstance(content, dict) else content
+        found = [(str(row["name"]), float(row["ms"])) for row in rows if row["ms"] is not None]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"--profile {path}: {error}; expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
+        ) from error
+    if not found or sum(ms for _, ms in found) <= 0:
+        raise InputError(f"--profile {path} holds no layer time")
+    return found
+
+
+def time_shares(units: Mapping[str, Sequence[str]], profile: Profile) -> dict[str, float]:
+    """Unit → its share of an engine's time, 0..1.
+
+    A kernel counts for the modules that its name mentions, such as `model.4.cv1` in `/model.4/cv1/conv/Conv`: in equal
+    parts if TensorRT fused several, however often it names each. What mentions none, such as a conversion of formats,
+    counts only in the total.
+
+    Args:
+        units: unit → paths of the modules that it stands for.
+    """
+    total = sum(ms for _, ms in profile)
+    shares = dict.fromkeys(units, 0.0)
+    for name, ms in profile:
+        mentioned = {_module_path(match) for match in re.findall(r"model\.\d+[\w./]*", name)}
+        for unit, paths in units.items():
+            hits = sum(any(f"{one}.".startswith(f"{path}.") for path in paths) for one in mentioned)
+            if hits:
+                shares[unit] += ms / total * hits / len(mentioned)
+    return shares
+
+
+def _module_path(scope: str) -> str:
+    """A node or weight → the module that a recipe names: `model.3/cv2/cv2.0/m/m.0/conv/Conv` → `model.3.cv2.0.m.0`.
+
+    Convolution, activation, weight and quantizers of one such module are one mention.
+    """
+    parts: list[str] = []
+    for part in scope.strip("/").split("/"):
+        if parts and part.startswith(f"{parts[-1]}."):  # an element of a list is called after the list
+            parts.pop()
+        parts.append(part)
+    names = ".".join(parts).split(".")
+    inside = [name in ("conv", "act", "weight", "bias") or name[:1].isupper() for name in names]
+    return ".".join(names[: inside.index(True)] if True in inside else names)
