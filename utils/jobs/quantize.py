@@ -36,7 +36,7 @@ from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.report_rows import lost_by_qat
-from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
+from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, find_run, weights_folder
 from utils.jobs.training import TrainedEpoch, Training
 from utils.reports import figures
 from utils.reports.schema import Epoch, Range, Report, Row
@@ -44,8 +44,6 @@ from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = ["find_run", "resume", "start"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +66,13 @@ def start(options: QuantizeOptions, command: str) -> Report:
         return Session(folder, state, options, recipe, inputs).run()
 
 
-def resume(folder: Path, given: QuantizeOptions) -> Report:
-    """Continue the run in `folder`; the options of this command line must agree with the run's.
+def resume(given: QuantizeOptions) -> Report:
+    """Continue the run that `--resume` names; the options of this command line must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
+    folder = find_run(given.resume or "", given.project)
     with held(folder):
         state = distributed.from_main(lambda: RunState.load(folder))
         options = given.resumed(state.options)
@@ -135,7 +134,7 @@ class Session:
         student = self._calibrate()
         result = None if self._options.no_eval_ptq else self._measurer.measure(student, "PTQ")
         score = result.score if result else None
-        name = ptq_name(self._options.stem, score)
+        name = checkpoint_name("ptq", self._options.stem, score)
         self._write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
         if result is None:
             logger.info("PTQ is not evaluated (--no-eval-ptq), so its file has no score: %s", name)
@@ -210,7 +209,7 @@ class Session:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
             return
-        name = epoch_name(self._options.stem, epoch, score)
+        name = checkpoint_name(f"qat_ep_{epoch}", self._options.stem, score)
         self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
         state.trainer = training.state_dict()
         better = state.offer(Best(score, epoch, name, trained.held_out))
@@ -225,7 +224,7 @@ class Session:
             raise RuntimeError("the run ended without a checkpoint")
         final = self._weights / best.file
         if not self._options.ptq_only:
-            final = self._weights / best_name(self._options.stem)
+            final = self._weights / checkpoint_name("qat_best", self._options.stem)
             copy_file(self._weights / best.file, final)
             if not state.trained:
                 self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state")
@@ -256,9 +255,8 @@ class Session:
         ptq = "the PTQ state, which no epoch beat" if self._state.trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)
-        return f"best: {self._weights / best_name(self._options.stem)} ({origin}{score})" + (
-            f"\n{lost}" if lost else ""
-        )
+        file = self._weights / checkpoint_name("qat_best", self._options.stem)
+        return f"best: {file} ({origin}{score})" + (f"\n{lost}" if lost else "")
 
     def _write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
         source = self._inputs.source
