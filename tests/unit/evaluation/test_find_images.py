@@ -307,7 +307,7 @@ def test_names_that_are_no_text(folder, network, draw):
     code, _, err = draw("--engine-file", renamed, "--source", folder / "images/val")
     assert (code, err.count("\n")) == (2, 1)
     assert "is not UTF-8, which ONNX files need; rename it" in err
-    from utils.reports.html import write_html
+    from utils.reports.page import write_html
     from utils.reports.schema import Report
 
     page = write_html(Report(command="command", notes=[f"left out: {odd}.png"]), folder / "report.html")

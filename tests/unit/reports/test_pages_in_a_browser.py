@@ -11,7 +11,7 @@ from PIL import Image
 from report_examples import make_row
 
 from utils.reports.detections import outline_of
-from utils.reports.html import write_html
+from utils.reports.page import write_html
 from utils.reports.schema import Box, Epoch, Range, Report, Sample
 
 pytestmark = pytest.mark.skipif(browser.find() is None, reason="no Chromium is installed")
