@@ -13,7 +13,7 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_file
 from utils.core.input_form import DEFAULT_BATCH
 from utils.runners.base import TensorSpec
-from utils.serving import checks, repository
+from utils.serving import repository
 from utils.serving.config import ServingOptions, model_configs
 from utils.serving.served_file import ONNX, PLAN, ServedFile
 from utils.trt import onnx_summary
@@ -57,7 +57,7 @@ def check(folder: Path, *, pending: bool = False) -> None:
     Raises:
         InputError: a server would not load it.
     """
-    for name, config in checks.check_repository(folder, _look, pending=pending).items():
+    for name, config in repository.check_repository(folder, _look, pending=pending).items():
         inputs, outputs = (
             ", ".join(f"{one.name} {list(one.dims)}" for one in side) for side in (config.input, config.output)
         )
