@@ -73,7 +73,7 @@ def page(report: Report) -> str:
         report=report,
         headers=headers(report),
         rows=[
-            (row, cells(report, row), {2: _tone(report.difference(row)), 5: _tone(report.mask_difference(row))})
+            (row, cells(report, row), {2: _tone(report.difference(row)), 5: _tone(report.difference(row, "mask_ap"))})
             for row in report.rows
         ],  # the styles of the differences by column: of boxes, and of masks
         remarks=remarks(report),
