@@ -103,7 +103,7 @@ def test_mistakes_are_one_line(program, words, named, tmp_path):
 def test_training_is_upstreams_with_the_networks_rate(tmp_path):
     (tmp_path / "hyp.yaml").write_text("lr0: 1.0\nmosaic: 0.5\n")
     words = ["--data", "d.yaml", "--networks", "yolov9-m", "--hyp", str(tmp_path / "hyp.yaml"), "--gpus", "2"]
-    options = accuracy.AccuracyOptions.parsed(accuracy.make_parser().parse_args(words))
+    options = accuracy.AccuracyOptions.parsed(steps.parser_of(accuracy.AccuracyOptions, "").parse_args(words))
     setup = steps.Setup(tmp_path, "", "weak", [], [])
     folder = tmp_path / "yolov9-m"
     folder.mkdir()
