@@ -150,17 +150,16 @@ def table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
             mine = [times.get((step, batch), {}) for batch in BATCHES]
             cells = [f"{row['ms']:.2f}" if row.get("ms") else "" for row in mine]
             rate = mine[-1].get("images_per_second")
-            difference = "" if step == "float" or "float" not in found else str(_difference(result, found["float"]))
+            difference = ""
+            if step != "float" and "float" in found:
+                texts = [one.get("ap_resampled") for one in (result, found["float"])]
+                error = difference_error(*(Resampled.from_text(text) if text else None for text in texts))
+                difference = str(Difference(result["ap"] - found["float"]["ap"], error))
             rows.append([name, step, f"{result['ap']:.4f}", difference, *cells, f"{rate:,.0f}" if rate else ""])
     where = "; ".join(dict.fromkeys(places))
     remarks = [f"Median milliseconds of a batch, both files in turns: {where}."] if where else []
     remarks.append("±: standard error of the difference, from resampling the images.")
     return [*markdown(columns(heads, left=heads[:2]), rows), "", *remarks]
-
-
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Difference:
-    resampled = [Resampled.from_text(each["ap_resampled"]) if "ap_resampled" in each else None for each in (one, other)]
-    return Difference(one["ap"] - other["ap"], difference_error(*resampled))
 
 
 def run(options: AccuracyOptions, timing: list[str]) -> int:

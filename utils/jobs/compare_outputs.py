@@ -105,12 +105,9 @@ class Parity:
 
 
 def check(
-    path: str | Path,
-    model: nn.Module,
-    images: Tensor,
-    order: Mapping[str, Traced] | None = None,
+    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Traced] | None = None,
     limits: Limits = FULL,
-) -> Parity:
+) -> Parity:  # fmt: skip
     """Run an exported file on images.
 
     Args:
@@ -125,14 +122,12 @@ def check(
     graph = read_onnx(path)
     form, task = metadata_of(graph), task_of_head(model.model[-1])
     file = ObservedFile(graph, task)
-    wrong_masks = 0
-    boxes: list[float] = []
-    scores: list[float] = []
+    boxes, scores, left = [], [], []  # of each part, largest differences
     problems: list[str] = []
     found: list[tuple[Tensor, Tensor]] = []
     stretches: list[Agreement] = []
     masks: list[MaskAgreement | None] = []
-    left: list[float] = []
+    wrong_masks = 0
     size = file.batch or min(len(images), FREE_BATCH)
     if file.form.kind != "float":
         images = pixels(images) / 255
@@ -163,7 +158,10 @@ def check(
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     of_masks = MaskAgreement.together(masks)
     problems += _beyond(box, score, float(np.max(left)), of_masks, together, limits)
-    different = sum(_different(*pair) for pair in found)
+    different = 0  # detections of either side that have no equal on the other
+    for mine, rows in found:
+        same = same_detections(mine, rows)
+        different += max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
     few = max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found))
     if different > few:
         problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
@@ -322,11 +320,3 @@ def _detections(
     rows = [one[one[:, 4] > 0] for one in table]
     shown = [None] * len(rows) if masks is None else [one[: len(mine)] for one, mine in zip(masks, rows, strict=True)]
     return list(zip(rows, expected, shown, strict=True))
-
-
-def _different(found: Tensor, expected: Tensor) -> int:
-    """How many detections of either side have no equal on the other."""
-    if not len(found) or not len(expected):
-        return len(found) + len(expected)
-    same = same_detections(found, expected)
-    return max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))

@@ -70,12 +70,16 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
     Raises:
         InputError: a study of a file whose size is fixed.
     """
+    coco = not options.save_json and Path(options.data).name == "coco.yaml"  # upstream's val.py writes JSON for COCO
+    if coco and runner.task.prototypes and importlib.util.find_spec("pycocotools") is None:
+        logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
+        coco = False
     config = EvalConfig(
         **{name: getattr(options, name) for name in SAME},
         imgsz=options.imgsz[0] if options.imgsz else None,
         conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
         split=options.task if options.task in ("test", "train") else "val",
-        save_json=options.save_json or _is_coco(options, runner),
+        save_json=options.save_json or coco,
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
@@ -90,16 +94,6 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
         return [replace(config, imgsz=size, save_json=False, save_txt=False) for size in sizes]
     warn_of_a_cut_curve(config)
     return [config]
-
-
-def _is_coco(options: ValOptions, runner: Runner) -> bool:
-    """Whether predictions are written though it was not asked for, as upstream's val.py does for COCO."""
-    if Path(options.data).name != "coco.yaml":
-        return False
-    encoder = not runner.task.prototypes or importlib.util.find_spec("pycocotools") is not None
-    if not encoder:
-        logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
-    return encoder
 
 
 def stage(file: Path) -> str:

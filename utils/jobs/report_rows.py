@@ -23,13 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 def make_row(
-    where: Runner | torch.device,
-    config: EvalConfig,
-    result: EvalResult | None,
-    file: str | Path,
-    stage: str,
+    where: Runner | torch.device, config: EvalConfig, result: EvalResult | None, file: str | Path, stage: str,
     seconds: float,
-) -> Row:
+) -> Row:  # fmt: skip
     """A report row; without a result its scores are unknown.
 
     Args:

@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
 
 def collect(
-    runners: Mapping[str, Runner],
-    data: DataConfig,
-    *,
-    imgsz: int,
-    count: int = 4,
-    confidence: float = EVERYDAY_CONFIDENCE,
-    split: str = "val",
-) -> list[Sample]:
+    runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int, count: int = 4,
+    confidence: float = EVERYDAY_CONFIDENCE, split: str = "val",
+) -> list[Sample]:  # fmt: skip
     """Run every network on `count` images, evenly spread over a split, so that nobody chose them.
 
     Args:

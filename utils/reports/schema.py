@@ -126,11 +126,6 @@ class Row(StrictModel):
     ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
     input_size: Text = ""
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What tells one row from another: the stage, the file, and what it was measured on."""
-        return self.stage, self.file, self.measured_on
-
     def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
         """AP, of boxes or of masks, on resamplings of the images, if it is known."""
         text = getattr(self, f"{ap}_resampled")
@@ -207,9 +202,9 @@ class Report(StrictModel, frozen=False):
     hardware: dict[Text, Text] = Field(default_factory=hardware)
 
     def add(self, row: Row) -> None:
-        """Append `row`, or put it in the place of the row with the same key (a resumed run measures again)."""
+        """Append `row`, or put it in the place of that of the same stage and file (a resumed run measures again)."""
         for index, old in enumerate(self.rows):
-            if old.key == row.key:
+            if (old.stage, old.file, old.measured_on) == (row.stage, row.file, row.measured_on):
                 self.rows[index] = row
                 return
         self.rows.append(row)

@@ -61,9 +61,7 @@ class Search:
         confirmed = units if self._options.metric == "ap" else self._confirmed(units)
         whole = {FLOAT: State(), INT8: self._groups.everything}
         if not self._measure("units", whole | {unit.name: unit.in_float for unit in confirmed}):
-            self.notes.append(
-                "--budget ended the measuring of AP early: AP is of fewer images than asked for, or missing"
-            )
+            self.notes.append("--budget ended the measuring of AP early: it is of fewer images, or missing")
             return self._choose()
         chosen = self._choose()
         if self._options.granularity == "quantizer":
@@ -147,8 +145,7 @@ class Search:
         """Share of the network's cost of these units, what they have in common counted once."""
         if not names:
             return 0.0
-        together = self._groups.union([self.units[name] for name in names])
-        shares = self._cost_of([together])[together.name]
+        (shares,) = self._cost_of([self._groups.union([self.units[name] for name in names])]).values()
         return float(shares["macs"] or 0.0) if shares["engine_time"] is None else shares["engine_time"]
 
     def _state_with(self, names: tuple[str, ...]) -> State:
@@ -157,15 +154,9 @@ class Search:
 
 
 def choose(
-    gains: Mapping[str, float],
-    evaluate: Callable[[tuple[str, ...]], float | None],
-    cost_of: Callable[[tuple[str, ...]], float],
-    *,
-    reference: float,
-    start: float,
-    target_drop: float,
-    budget: float,
-) -> Selection:
+    gains: Mapping[str, float], evaluate: Callable[[tuple[str, ...]], float | None],
+    cost_of: Callable[[tuple[str, ...]], float], *, reference: float, start: float, target_drop: float, budget: float,
+) -> Selection:  # fmt: skip
     """Add units greedily by AP gained per cost until the loss is small enough, then leave out what was not needed.
 
     Args:
