@@ -5,23 +5,23 @@
     report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
 
-The properties are in `checks.py`. What the recipe in the file's metadata leaves in float is not held against it.
+The properties are in `checks.py`. What the file's metadata say that the recipe leaves in float is not held against it.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto
 
-from utils.core.errors import InputError, RecipeError
+from utils.core.errors import InputError
 from utils.core.onnx_files import read_onnx
 from utils.core.text_tables import aligned, columns
 from utils.onnx_graph.checks import RULES
-from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.input_forms import input_form
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, Context
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
@@ -73,9 +73,11 @@ def verify(model: ModelProto) -> Report:
     """
     properties = metadata_of(model)
     try:
-        floats = FloatParts.from_metadata(properties)
-    except (ValueError, RecipeError) as error:
-        raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
+        floats = frozenset(json.loads(properties.get(FLOAT_MODULES, "[]")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{FLOAT_MODULES} in the file's metadata is not what export_qat.py writes, a JSON list of module paths"
+        ) from error
     input_form(model)  # refuses the INT8 images of 1.0
     graph = Context(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
