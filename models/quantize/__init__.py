@@ -15,10 +15,9 @@ reports, are in `utils/jobs/`.
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass; ranges, for reports
-    finetune.py        QAT: the float network supervises the quantized one; the learning rate of each step
+    finetune.py        QAT: the float network supervises the quantized one; ranges as parameters, the rates
     supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers
     shared_batch.py    the same of a batch that several processes share
-    learned_ranges.py  ranges of activations as parameters
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known

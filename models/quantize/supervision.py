@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.quantize.modules import Site
-from utils.core.head_outputs import trained
+from utils.core.tasks import trained
 
 SMALLEST_VARIANCE = 1e-8  # a layer whose output is constant must not divide by zero
 SMALLEST_WEIGHT = 1.0  # of a batch in which the teacher sees nothing: about one certain object

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError
-from utils.core.tasks import Layout, Prediction
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, Layout, Prediction
 from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, GivenMasks, Masks

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.find_images import find_images, label_file
+from utils.evaluation.images import find_images, label_file
 
 CHUNK = 256  # images that a thread reads at a time
 

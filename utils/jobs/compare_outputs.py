@@ -25,7 +25,7 @@ from utils.jobs.compare_detections import ROWS, SAME_BOX, different_masks, same_
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare, missed
 from utils.jobs.observed_file import ObservedFile
-from utils.onnx_graph.best_anchors import ANCHORS
+from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import metadata_of

@@ -23,11 +23,10 @@ from utils.core.input_files import EXPECTED, is_regular, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import SeededImages, make_loader
-from utils.evaluation.find_images import find_images, label_file, unlabelled
+from utils.evaluation.dataset import SeededImages, ShareOfBatches, make_loader, whole_batch
 from utils.evaluation.fingerprint import fingerprint
+from utils.evaluation.images import find_images, label_file, unlabelled
 from utils.evaluation.input_plan import mask_stride
-from utils.evaluation.shares import ShareOfBatches, whole_batch
 from utils.jobs.options import QuantizeOptions
 from utils.runners.pytorch import TorchRunner, last_layer
 

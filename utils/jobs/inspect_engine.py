@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
-from utils.core.output_paths import refuse_overwrite
+from utils.core.files import refuse_overwrite
 from utils.trt import inspector, layer_report, tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary

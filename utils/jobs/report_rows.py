@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.core.device import device_name
-from utils.core.resampled import Resampled
-from utils.core.thresholds import AP_CONFIDENCE
+from utils.core.score import Resampled
+from utils.core.tasks import AP_CONFIDENCE
 from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.reports.detections import outline_of
 from utils.reports.schema import Box, Sample
 

@@ -18,7 +18,7 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector, Found
 from utils.evaluation.images import decode

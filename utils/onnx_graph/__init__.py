@@ -7,7 +7,7 @@ export.py              torch network → ONNX file: tracing, the passes, checks,
 cleanup.py             passes on any graph; qdq_passes.py: on its quantizers
 int8_kernels.py        passes for INT8 kernels; split_convolutions.py: a convolution for each part of a result that is
                        consumed in parts; pad_channels.py: channels in whole blocks
-decoding.py            boxes from what the last convolutions give, in few steps; best_anchors.py: of the best only
+decoding.py            boxes from what the last convolutions give, in few steps, or of the best only
 fp16.py                the pass that turns the float body of a network to FP16
 input_forms.py         in which form images are taken: floats, bytes or INT8
 output_formats.py      what stands behind the raw predictions: NMS, DeepStream's rows; mask_output.py: masks;

@@ -26,8 +26,8 @@ from torch import nn
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.head_outputs import predicted
 from utils.core.input_form import InputForm
+from utils.core.tasks import predicted
 from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
 from utils.onnx_graph.input_forms import attach_input

@@ -10,7 +10,7 @@ trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
 context.py         an engine's execution context with buffers
 runner.py          the Runner on it
-timing.py          times of engines, in turns, as trtexec takes them; timing_figures.py: what comes of it
+timing.py          times of engines, in turns, as trtexec takes and tells them
 benchmark.py       engines over batch sizes and contexts; benchmark_rows.py: what a table says of each
 inspector.py       layers of an engine; layer_report.py: in words, and drawn
 """

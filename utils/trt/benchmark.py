@@ -19,8 +19,7 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.context import Execution
 from utils.trt.engine_file import ENGINE_SUFFIXES, is_current
 from utils.trt.tensorrt_api import Api
-from utils.trt.timing import Timed, TimingConfig
-from utils.trt.timing_figures import Figures
+from utils.trt.timing import Figures, Timed, TimingConfig
 from utils.trt.trtexec import Trtexec, parse_times
 from utils.trt.tune import build_or_tune
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from utils.trt import layer_report
-from utils.trt.timing_figures import Figures
+from utils.trt.timing import Figures
 
 TENSORRT, PYTORCH, COMPILED, ONNX_RUNTIME = "TensorRT", "PyTorch", "torch.compile", "ONNX Runtime"
 PARTS = ("latency", "compute", "enqueue", "h2d", "d2h")

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import no_room
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build
@@ -185,6 +184,6 @@ def _serve(connection: Connection, device: int | None, work: Work) -> None:
         except QatError as error:
             answer = str(error), error.exit_code
         except Exception as error:  # noqa: BLE001 - here is where errors of any kind become lines
-            line = no_room(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            line = f"{type(error).__name__}: {' '.join(str(error).split())}"
             answer = line, QatError.exit_code
         connection.send(answer)

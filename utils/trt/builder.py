@@ -285,7 +285,7 @@ def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
         return
     try:
         _add_measured(made, setup, stored, path)
-    except (OSError, InputError) as error:  # the engine is worth more than what the next build would save
+    except (OSError, QatError) as error:  # the engine is worth more than what the next build would save
         logger.warning("the timing cache %s cannot be written: %s", path, error)
 
 

@@ -43,7 +43,7 @@ def built(process: BuildProcess, engine: Path) -> int:
     ("way", "error", "exit_code"),
     [
         ("refused", "this file is refused", 2),
-        ("full", "no space left on the disk; earlier files are intact", 1),
+        ("full", "OSError: [Errno 28] no space left", 1),
         ("no type", "TypeError: incompatible function arguments. 1. (self: Builder)", 1),
     ],
 )
