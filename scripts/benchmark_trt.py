@@ -43,8 +43,7 @@ from utils.jobs.dependencies import need, need_tensorrt
 from utils.trt.build_config import OF_BUILDS, BuildOptions
 
 if TYPE_CHECKING:
-    from utils.trt.benchmark import Entry
-    from utils.trt.benchmark_rows import Row
+    from utils.trt.benchmark import Entry, Row
     from utils.trt.build_config import BuildConfig
     from utils.trt.tensorrt_api import Api
     from utils.trt.trtexec import Trtexec

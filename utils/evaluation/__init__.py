@@ -12,7 +12,7 @@ dataset.py      all together: batches, read ahead by worker processes, shared by
 input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections
 prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
-masks.py        masks of detections, and their overlap with those of labels; mask_pixels.py: in the images' pixels
+masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    AP on resamplings of the images: standard errors

@@ -21,8 +21,7 @@ from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, in_order, 
 from utils.evaluation.detector import Detector, Found, in_images
 from utils.evaluation.images import label_file, unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
-from utils.evaluation.mask_pixels import run_lengths
-from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.masks import Masks, mask_overlaps, run_lengths
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.per_image import PerImage

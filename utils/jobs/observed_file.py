@@ -12,9 +12,9 @@ from utils.core.tasks import Task
 from utils.jobs.check_images import pixels
 from utils.jobs.compare_detections import BehindPlugin
 from utils.onnx_graph.decoding import ANCHORS
-from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.input_forms import input_form
 from utils.onnx_graph.output_formats import PLUGIN
+from utils.onnx_graph.view import drop_unused
 from utils.runners.feeds import as_feed
 from utils.runners.onnxrt import open_session
 

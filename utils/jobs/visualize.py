@@ -24,7 +24,7 @@ from utils.evaluation.detector import Detector, Found
 from utils.evaluation.images import decode
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
-from utils.evaluation.mask_pixels import Patch, patches
+from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.open import open_runner

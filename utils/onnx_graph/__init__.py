@@ -1,8 +1,7 @@
 """Everything that is done to an ONNX graph.
 
-view.py                look-ups that all need: who produces a tensor, who consumes it, what is constant
+view.py                who produces a tensor, who consumes it, what is constant; and what passes edit a graph with
 qdq_view.py            what is quantized how, and what the recipe leaves in float
-editing.py             tools of the passes
 export.py              torch network → ONNX file: tracing, the passes, checks, metadata; export_config.py: how
 cleanup.py             passes on any graph; qdq_passes.py: on its quantizers
 int8_kernels.py        passes for INT8 kernels; split_convolutions.py: a convolution for each part of a result that is

@@ -15,8 +15,18 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from utils.core.tasks import DETECT
-from utils.onnx_graph.editing import Tail, drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.view import GraphView, attribute, metadata_of, opset_of, with_shapes
+from utils.onnx_graph.view import (
+    GraphView,
+    Tail,
+    attribute,
+    drop_unused,
+    metadata_of,
+    opset_of,
+    pure,
+    rename_inputs,
+    set_nodes,
+    with_shapes,
+)
 
 # cx, cy, w, h from the distances to left, top, right and bottom; cx and cy from the anchor's point
 BOX_OF_SIDES = np.array([[-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5], [1, 0, 1, 0], [0, 1, 0, 1]], np.float32)

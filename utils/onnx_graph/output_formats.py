@@ -30,8 +30,8 @@ from utils.core.errors import InputError
 from utils.core.tasks import DETECT, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, SEGMENT, Layout
 from utils.onnx_graph import mask_output
 from utils.onnx_graph.decoding import keep_best_anchors
-from utils.onnx_graph.editing import Tail, pure
 from utils.onnx_graph.mask_output import RESOLUTION, Kept, Sums
+from utils.onnx_graph.view import Tail, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
 MOST_DETECTIONS = 3840  # of TensorRT's TopK

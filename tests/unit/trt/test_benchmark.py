@@ -6,7 +6,7 @@ import pytest
 
 from utils.jobs import benchmark_report
 from utils.trt import trtexec
-from utils.trt.benchmark_rows import Row, compared
+from utils.trt.benchmark import Row, compared
 from utils.trt.timing import PARTS, Figures, Summary
 
 

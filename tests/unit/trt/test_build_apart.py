@@ -12,8 +12,8 @@ import pytest
 import torch
 from odd_builds import odd_build
 
-from utils.trt.build_apart import BuildProcess, Outcome
 from utils.trt.build_config import BuildConfig
+from utils.trt.tune import BuildProcess, Outcome
 
 CONFIG = BuildConfig(progress=False)
 LONG = 100.0
