@@ -81,7 +81,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 class Step:
     """One statement of a flow, `targets = call(args, options)`, parsed."""
 
-    text: str
     targets: tuple[str, ...]
     call: str  # an operation, or the dotted path of a submodule
     args: tuple[ast.expr, ...]
@@ -128,9 +127,7 @@ def _parse_one(text: str) -> Step:
     target = node.targets[0]
     names = target.elts if isinstance(target, ast.Tuple) else [target]
     keywords = tuple((keyword.arg or "", keyword.value) for keyword in node.value.keywords)
-    return Step(
-        text, tuple(ast.unparse(name) for name in names), _path(node.value.func), tuple(node.value.args), keywords
-    )
+    return Step(tuple(ast.unparse(name) for name in names), _path(node.value.func), tuple(node.value.args), keywords)
 
 
 def _path(node: ast.expr) -> str:

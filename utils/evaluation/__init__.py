@@ -10,8 +10,7 @@ per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections
-prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
+detector.py     runner + NMS: batches of images → detections, with the next batch on its way to the GPU or the network
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
 metrics.py      detections and labels, image by image → precision, recall, AP

@@ -11,7 +11,7 @@ fp16.py                the pass that turns the float body of a network to FP16
 input_forms.py         in which form images are taken: floats, bytes or INT8
 output_formats.py      what stands behind the raw predictions: NMS, DeepStream's rows; mask_output.py: masks;
                        deepstream.py: what DeepStream wants beside a network
-verify.py              does a Q/DQ graph have the properties that TensorRT turns into speed? checks.py: these, as data
+verify.py              does a Q/DQ graph have the properties that TensorRT turns into speed? These are data
 
 Passes are pure: ModelProto in, ModelProto out, no files.
 """

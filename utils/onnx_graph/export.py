@@ -27,6 +27,7 @@ from torch import nn
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.input_form import InputForm
+from utils.core.log_levels import at_least
 from utils.core.tasks import predicted
 from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
@@ -212,17 +213,11 @@ def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what only the exporter's authors can act on: tracing notes, its own deprecation, its log."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", module=r"torch\.onnx")
-            yield
-    finally:
-        log.setLevel(level)
+    with at_least("torch.onnx", logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", module=r"torch\.onnx")
+        yield
 
 
 @contextlib.contextmanager

@@ -12,11 +12,10 @@ import pytest
 
 from utils.core.errors import InputError
 from utils.core.onnx_files import read_onnx
-from utils.onnx_graph.checks import RULES
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.qdq_passes import store_int8_weights
-from utils.onnx_graph.verify import table, verify, verify_file
+from utils.onnx_graph.verify import RULES, table, verify, verify_file
 from utils.onnx_graph.view import module_path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
