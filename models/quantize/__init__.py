@@ -5,8 +5,7 @@ reports, are in `utils/jobs/`.
 
     rules.py           THE table: upstream module class → what is quantized, what shares a scale, why
     recipe.py          what the user decides: calibration, training, what stays in float
-    flow.py            the statements of the rules: parsed, and their operations on tensors
-    graph.py           the network as operations on tensors, read along the rules
+    flow.py            the statements of the rules: parsed, run on tensors, and the network read along them
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
     modules.py         the quantized stand-ins that apply() puts in
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries

@@ -22,7 +22,7 @@ from utils.runners.feeds import as_feed
 from utils.trt import tensorrt_api, timing
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
+from utils.trt.runner import Execution
 
 FORMS = {"float": FLOATS, "uint8": InputForm("uint8"), "uint8-nhwc": InputForm("uint8", "nhwc")}
 BATCH = 8

@@ -14,7 +14,7 @@ from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary
 
 if TYPE_CHECKING:
-    from utils.trt.context import Execution
+    from utils.trt.runner import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         InputError: the engine cannot be loaded, or the batch is outside its profile.
         DependencyError: TensorRT is not installed, or graphviz is needed and not there.
     """
-    from utils.trt.context import Execution
+    from utils.trt.runner import Execution
 
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:

@@ -7,8 +7,7 @@ builder.py         builds with TensorRT's Python module
 tune.py            builds in a process that can be ended: one, or of several options, of which the fastest stays
 trtexec.py         builds and times with NVIDIA's program
 engine_file.py     engines on disk, and the note beside each
-context.py         an engine's execution context with buffers
-runner.py          the Runner on it
+runner.py          an engine's execution context with buffers, and the Runner on it
 timing.py          times of engines, in turns, as trtexec takes and tells them
 benchmark.py       engines over batch sizes and contexts, as rows
 inspector.py       layers of an engine; layer_report.py: in words, and drawn

@@ -16,8 +16,8 @@ from utils.core.errors import InputError, QatError, no_file
 from utils.core.tasks import DETECT, task_of_outputs
 from utils.trt import inspector, layer_report, onnx_summary, tensorrt_api, timing
 from utils.trt.build_config import BuildConfig
-from utils.trt.context import Execution
 from utils.trt.engine_file import ENGINE_SUFFIXES, is_current
+from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
 from utils.trt.timing import Figures, Timed, TimingConfig
 from utils.trt.trtexec import Trtexec, parse_times

@@ -16,7 +16,7 @@ from utils.trt import inspector
 from utils.trt.inspector import PRECISIONS, Layer, Summary
 
 if TYPE_CHECKING:
-    from utils.trt.context import Execution
+    from utils.trt.runner import Execution
 
 COLUMNS = (Column("", left=True, width=14), Column("layers", width=8), Column("share", width=8), Column("ms", width=10),
            Column("share", width=8))  # fmt: skip

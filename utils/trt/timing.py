@@ -21,12 +21,12 @@ from torch import Tensor, cuda
 
 from utils.core.errors import InputError, QatError
 from utils.runners.base import TensorSpec
-from utils.trt.context import Execution
+from utils.trt.runner import Execution
 from utils.trt.tensorrt_api import Api
 
 
 class Timed(Protocol):
-    """A network ready to run on inputs of one shape: `context.Execution` is one."""
+    """A network ready to run on inputs of one shape: `runner.Execution` is one."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:

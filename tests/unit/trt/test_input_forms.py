@@ -25,9 +25,8 @@ from utils.runners.pytorch import TorchRunner
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
 from utils.trt.decision import profile_shapes
-from utils.trt.runner import TensorRTRunner
+from utils.trt.runner import Execution, TensorRTRunner
 
 CPU = torch.device("cpu")
 QUIET = BuildConfig(progress=False)
