@@ -29,17 +29,15 @@ from models.quantize import backend
 from models.quantize.fake_quantize import float16_scale
 from models.quantize.quantizer import put_scale
 from models.quantize.recipe import Finetune
-from models.quantize.shared_batch import (
-    add_gradients,
-    part_of_layer_loss,
-    placeholder,
-    share_parameters,
-)
 from models.quantize.step_graph import StepGraph
 from models.quantize.supervision import (
     SMALLEST_WEIGHT,
     LayerTaps,
+    add_gradients,
+    part_of_layer_loss,
+    placeholder,
     raw_head,
+    share_parameters,
     supervised_layers,
     task_terms,
     tensors_of,
@@ -144,7 +142,7 @@ class Finetuner:
         teacher: a float network with the same head and classes.
         settings: rates, what trains, and the supervision.
         graph: on CUDA, replay a step's kernels (`step_graph.py`); not where several processes train by a loss that they
-            sum in the middle of it (`shared_batch.py`): that of layers.
+            sum in the middle of it (`part_of_layer_loss`): that of layers.
     """
 
     def __init__(
@@ -285,7 +283,7 @@ class Finetuner:
         return loss
 
     def _gradients(self, images: Tensor, counts: bool = True) -> Tensor:
-        """Forward and backward; returns loss and weight as `shared_batch.add_gradients` takes them, float32 `[2]`.
+        """Forward and backward; returns loss and weight as `add_gradients` takes them, float32 `[2]`.
 
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """

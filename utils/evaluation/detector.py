@@ -21,7 +21,7 @@ from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, GivenMasks, Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.evaluation.per_image import PerImage
-from utils.runners.feeds import as_feed
+from utils.runners.base import as_feed
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig

@@ -15,7 +15,7 @@ from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.input_forms import input_form
 from utils.onnx_graph.output_formats import PLUGIN
 from utils.onnx_graph.view import drop_unused
-from utils.runners.feeds import as_feed
+from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
 
 

@@ -18,8 +18,7 @@ from utils.evaluation.dataset import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
-from utils.runners.base import TensorSpec
-from utils.runners.feeds import as_feed
+from utils.runners.base import TensorSpec, as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
 from utils.trt import onnx_summary
