@@ -151,8 +151,7 @@ def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, named):
 # builds
 
 
-@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}, {"optimization_level": 6},
-                                     {"max_aux_streams": -1}])  # fmt: skip
+@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}])
 def test_configurations_that_mean_nothing(changes):
     with pytest.raises(InputError):
         BuildConfig(**changes)
