@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from utils.cli import run_program
 from utils.core.errors import InputError
+from utils.core.files import refuse_overwrite
 from utils.core.input_files import check_files
 from utils.core.options import BatchSize, CheckImages, InputOptions, NmsOptions, OneOrTwoSizes, height_width, option
-from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def export(options: DeepStreamOptions) -> None:
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
     from utils.core.input_form import InputForm
     from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
-    from utils.onnx_graph import deepstream, deepstream_files, output_formats
+    from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export_config import ExportConfig
 
     batch = options.batch or 1
@@ -70,13 +70,13 @@ def export(options: DeepStreamOptions) -> None:
     nms = output_formats.NmsSettings(**options.nms_settings())
     files = output_files(options.weights, options.output, [output_formats.deepstream(nms)])
     (path,) = files
-    refuse_overwrite([path, *deepstream_files.paths(path)], [options.weights])
-    deepstream_files.check_name(path)
-    deepstream_files.check_config(path)
+    refuse_overwrite([path, *deepstream.paths(path)], [options.weights])
+    deepstream.check_name(path)
+    deepstream.check_config(path)
 
     def check(network: Network) -> None:
         refuse_flags_of_masks(network, options.weights, options.given(*NmsOptions.model_fields))
-        deepstream_files.check_labels(path, deepstream.labels(network.names))
+        deepstream.check_labels(path, deepstream.labels(network.names))
 
     network, (result,) = export_checkpoint(
         options.weights, config, files, check, device=options.device, check=options.check,
@@ -88,7 +88,7 @@ def export(options: DeepStreamOptions) -> None:
         typing=config.resolved(True).typing if network.quantized else "", nms=nms if network.task.prototypes else None,
         takes_bytes=options.input == "uint8",
     )  # fmt: skip
-    for written in deepstream_files.write(path, deepstream.labels(network.names), text):
+    for written in deepstream.write(path, deepstream.labels(network.names), text):
         print(written)
 
 

@@ -28,8 +28,8 @@ from benchmarks.steps import Runner, Setup, Step, StepError, Words, folder_name,
 from utils.core.errors import InputError
 from utils.core.files import file_hash
 from utils.core.options import Count, option
-from utils.core.resampled import Difference, Resampled, difference_error
 from utils.core.run_folder import held
+from utils.core.score import Difference, Resampled, difference_error
 from utils.core.text_tables import columns, markdown
 
 BATCHES = (1, 8)  # that are timed; AP is that of the engine of the larger

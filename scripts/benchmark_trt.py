@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from utils.cli import command_line, run_program
 from utils.core.errors import DependencyError, InputError
+from utils.core.files import refuse_overwrite, refuse_overwrite_in
 from utils.core.options import (
     IMAGE_SIZE_FLAGS,
     BatchSize,
@@ -37,14 +38,12 @@ from utils.core.options import (
     option,
     project_option,
 )
-from utils.core.output_paths import refuse_overwrite, refuse_overwrite_in
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
 from utils.trt.build_config import OF_BUILDS, BuildOptions
 
 if TYPE_CHECKING:
-    from utils.trt.benchmark import Entry
-    from utils.trt.benchmark_rows import Row
+    from utils.trt.benchmark import Entry, Row
     from utils.trt.build_config import BuildConfig
     from utils.trt.tensorrt_api import Api
     from utils.trt.trtexec import Trtexec

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.output_paths import refuse_overwrite
+from utils.core.files import refuse_overwrite
 from utils.jobs.dependencies import need
 from utils.serving.options import TritonClientOptions
 

@@ -37,7 +37,6 @@ except ImportError:
 
 from utils.core import distributed
 from utils.core.errors import QatError
-from utils.core.files import no_room
 from utils.core.options import Options, add_options, refuse_empty
 from utils.core.removed import removed
 from utils.core.shown import printable
@@ -227,10 +226,8 @@ def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, QatError):
         return text
-    if full := no_room(error):
-        return full
-    if isinstance(error, OSError) and _is_a_paths(error):
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, RuntimeError) and "Bus error" in f"{error} {error.__cause__}":
         return (
             "a loading process ended, since shared memory (/dev/shm) was full; give the container more "

@@ -18,10 +18,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from utils import upstream_description
 from utils.core.errors import CheckpointError, DataError, InputError
-from utils.core.head_outputs import predicted
 from utils.core.input_files import read_yaml
 from utils.core.shown import shown
-from utils.upstream_heads import HEADS, TRAINING_HEAD, TRAINING_HEADS, WITH_MASKS, check_head, refuse_other_tasks
+from utils.core.tasks import predicted
+from utils.upstream_description import HEADS, TRAINING_HEAD, TRAINING_HEADS, WITH_MASKS, check_head, refuse_other_tasks
 from utils.upstream_import import ensure, quiet
 
 if TYPE_CHECKING:

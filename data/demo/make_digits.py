@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.files import named_when_full
 from utils.core.options import Field, Options, Workers, option
 
 if TYPE_CHECKING:
@@ -219,22 +218,21 @@ def make(
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}-{os.urandom(4).hex()}")
     try:
-        with named_when_full(folder, temporary):
-            temporary.mkdir()
-            for split in SPLITS:
-                for kind in ("images", "labels"):
-                    (temporary / kind / split).mkdir(parents=True)
-            (temporary / "annotations").mkdir()
-            tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
-            job = _Job(temporary, seed, segments, size, {split: read_sources(split) for split in SPLITS})
-            drawn = list(tqdm(_draw_all(tasks, job, workers), "drawing digits", len(tasks), unit="image"))
-            for split, images in (("train", drawn[:train]), ("val", drawn[train:])):
-                (temporary / "annotations" / f"instances_{split}.json").write_text(
-                    json.dumps(_coco(split, images, size)), encoding="utf-8"
-                )
-            (temporary / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
-            (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n", encoding="utf-8")
-            temporary.replace(folder)
+        temporary.mkdir()
+        for split in SPLITS:
+            for kind in ("images", "labels"):
+                (temporary / kind / split).mkdir(parents=True)
+        (temporary / "annotations").mkdir()
+        tasks = [(split, index) for split in SPLITS for index in range(counts[split])]
+        job = _Job(temporary, seed, segments, size, {split: read_sources(split) for split in SPLITS})
+        drawn = list(tqdm(_draw_all(tasks, job, workers), "drawing digits", len(tasks), unit="image"))
+        for split, images in (("train", drawn[:train]), ("val", drawn[train:])):
+            (temporary / "annotations" / f"instances_{split}.json").write_text(
+                json.dumps(_coco(split, images, size)), encoding="utf-8"
+            )
+        (temporary / "data.yaml").write_text(_data_yaml(folder), encoding="utf-8")
+        (temporary / "demo_set.json").write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True

@@ -5,8 +5,7 @@ reports, are in `utils/jobs/`.
 
     rules.py           THE table: upstream module class → what is quantized, what shares a scale, why
     recipe.py          what the user decides: calibration, training, what stays in float
-    flow.py            the statements of the rules: parsed, and their operations on tensors
-    graph.py           the network as operations on tensors, read along the rules
+    flow.py            the statements of the rules: parsed, run on tensors, and the network read along them
     placement.py       plan(model, recipe) → Plan;  apply(model, plan);  describe(plan)
     modules.py         the quantized stand-ins that apply() puts in
     backend.py         the door to quantizers: ours, and the only importer of NVIDIA's two libraries
@@ -15,10 +14,9 @@ reports, are in `utils/jobs/`.
     fused_cuda.py      the same for training on CUDA in one pass each way, also with SiLU in front
     fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass; ranges, for reports
-    finetune.py        QAT: the float network supervises the quantized one; the learning rate of each step
-    supervision.py     what they are compared by: the task loss, the layer loss, and taps of layers
-    shared_batch.py    the same of a batch that several processes share
-    learned_ranges.py  ranges of activations as parameters
+    finetune.py        QAT: the float network supervises the quantized one; ranges as parameters, the rates
+    supervision.py     what they are compared by: the task loss, the layer loss, taps of layers; also of
+                       a batch that several processes share
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file
     partial_forward.py a network in any state of its quantizers, computed from results that are known

@@ -28,7 +28,7 @@ from models.quantize import backend
 from models.quantize.modules import QuantConv2d
 from models.quantize.placement import quantizers_off
 from models.quantize.recipe import Calibration
-from models.quantize.shared_batch import placeholder
+from models.quantize.supervision import placeholder
 from utils.core import distributed
 from utils.core.device import full_float32
 from utils.core.errors import InputError, QatError

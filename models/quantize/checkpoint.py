@@ -21,7 +21,7 @@ from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
 from utils.core.input_form import LARGEST_SIDE
 from utils.core.shown import shown
-from utils.upstream_heads import HEADS, check_head
+from utils.upstream_description import HEADS, check_head
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1

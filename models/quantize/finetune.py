@@ -2,7 +2,7 @@
 
 No labels are used. Student and teacher see the same images, and the student's weights and ranges move so that its
 detections come closer to the teacher's (`supervision.py`). Gradients pass the rounding straight through, and reach the
-ranges as in LSQ (`fake_quantize.py`, `learned_ranges.py`).
+ranges as in LSQ (`fake_quantize.py`, `LearnedRanges`).
 
     tuner = Finetuner(student, teacher, Recipe().finetune, device=device)
     tuner.run_epoch(batches, lambda step: learning_rate(step, steps, highest_rate("auto", steps)))
@@ -17,27 +17,27 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.quantize.learned_ranges import LearnedRanges
+from models.quantize import backend
+from models.quantize.fake_quantize import float16_scale
+from models.quantize.quantizer import put_scale
 from models.quantize.recipe import Finetune
-from models.quantize.shared_batch import (
-    add_gradients,
-    part_of_layer_loss,
-    placeholder,
-    share_parameters,
-)
 from models.quantize.step_graph import StepGraph
 from models.quantize.supervision import (
     SMALLEST_WEIGHT,
     LayerTaps,
+    add_gradients,
+    part_of_layer_loss,
+    placeholder,
     raw_head,
+    share_parameters,
     supervised_layers,
     task_terms,
     tensors_of,
@@ -45,6 +45,7 @@ from models.quantize.supervision import (
 )
 from utils.core import distributed
 from utils.core.device import full_float32
+from utils.core.number_types import INT8
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
@@ -141,7 +142,7 @@ class Finetuner:
         teacher: a float network with the same head and classes.
         settings: rates, what trains, and the supervision.
         graph: on CUDA, replay a step's kernels (`step_graph.py`); not where several processes train by a loss that they
-            sum in the middle of it (`shared_batch.py`): that of layers.
+            sum in the middle of it (`part_of_layer_loss`): that of layers.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class Finetuner:
         return loss
 
     def _gradients(self, images: Tensor, counts: bool = True) -> Tensor:
-        """Forward and backward; returns loss and weight as `shared_batch.add_gradients` takes them, float32 `[2]`.
+        """Forward and backward; returns loss and weight as `add_gradients` takes them, float32 `[2]`.
 
         On a GPU the teacher runs on a stream of its own, beside the student's forward.
         """
@@ -324,3 +325,70 @@ def as_input(images: Tensor, device: torch.device) -> Tensor:
     """Images as the network takes them: float32 `[B, 3, H, W]` in 0..1 on `device`."""
     moved = images.to(device, non_blocking=True)
     return moved if moved.is_floating_point() else moved.float() / 255
+
+
+BELOW = 1 - 2**-20  # exp(log(amax)) may be a hair above amax, whose scale would then be rounded up to the next float16
+
+
+class LearnedRanges(nn.Module):
+    """The ranges of a network's quantizers during training: those of activations are trained or stay, of weights stay.
+
+    Every forward rounds with scales that are float16 numbers, as evaluation, checkpoints and files do; the parameters
+    keep what lies between them.
+
+    Attributes:
+        log_amax: parameter float32 `[n]`, one entry for each trained range; None if none is trained.
+    """
+
+    log_amax: nn.Parameter | None
+
+    def __init__(self, network: nn.Module, *, learned: bool) -> None:
+        """Take the ranges that the quantizers of `network` have now; `learned` trains those of activations."""
+        super().__init__()
+        self._trained: list[nn.Module] = []
+        self._fixed: list[nn.Module] = []
+        for _, quantizer in backend.quantizers(network):
+            trains = learned and backend.get_amax(quantizer).dim() == 0
+            (self._trained if trains else self._fixed).append(quantizer)
+        self._fixed_scales: list[Tensor] = []  # the same tensors in every epoch: a CUDA graph reads them
+        self.log_amax = None
+        if self._trained:
+            self.log_amax = nn.Parameter(torch.stack([backend.get_amax(one).log() for one in self._trained]))
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the quantizers round with these ranges; afterwards they have them as their amax, unless it failed."""
+        if not self._fixed_scales:
+            self._fixed_scales = [backend.get_amax(quantizer) / INT8.quant_max for quantizer in self._fixed]
+        for quantizer, scale in zip(self._fixed, self._fixed_scales, strict=True):
+            put_scale(quantizer, scale)
+        try:
+            yield
+        finally:
+            for quantizer in (*self._trained, *self._fixed):
+                put_scale(quantizer, None)
+        self.settle()
+
+    def put_in(self) -> None:
+        """Compute the trained scales anew, once for each forward."""
+        if self.log_amax is None:
+            return
+        scale = self._amax(self.log_amax) / INT8.quant_max
+        exact = scale.detach()
+        snapped = float16_scale(exact) * (scale / exact)  # the factor is 1 and carries the gradient
+        for quantizer, one in zip(self._trained, snapped.unbind(), strict=True):
+            put_scale(quantizer, one)
+
+    def settle(self) -> None:
+        """Give the quantizers these ranges as their amax, snapped to float16 scales."""
+        if self.log_amax is not None:
+            for quantizer, amax in zip(self._trained, self._amax(self.log_amax.detach()).unbind(), strict=True):
+                backend.set_amax(quantizer, amax)
+
+    def finite(self) -> bool:
+        """Whether `settle` can give the quantizers these ranges."""
+        return self.log_amax is None or bool(self._amax(self.log_amax.detach()).isfinite().all())
+
+    @staticmethod
+    def _amax(log_amax: Tensor) -> Tensor:
+        return (log_amax.exp() * BELOW).clamp(min=backend.SMALLEST_AMAX)

@@ -158,10 +158,6 @@ class FlowModule(nn.Module):
         site = self.sites.get(name)
         return value if site is None else site(value)
 
-    def extra_repr(self) -> str:
-        """Show the statements when the network is printed."""
-        return "; ".join(step.text for step in self.steps)
-
 
 def _take_over(cls: Any, original: nn.Module) -> Any:
     stand_in = cls.__new__(cls)

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from models.quantize import backend, modules, rules
-from models.quantize.graph import Graph, Operation, Value, read
+from models.quantize.flow import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
 from utils.core.module_patterns import first_match, matches

@@ -42,12 +42,6 @@ class TensorQuantizer(nn.Module):
         """Round a tensor of any shape; of a weight the first dimension is the channel."""
         return rounded_by(self, x) if self._on else x
 
-    def extra_repr(self) -> str:
-        """Show the largest amax when the network is printed."""
-        amax = getattr(self, "_amax", None)
-        scales = "" if amax is None or amax.dim() == 0 else f" ({amax.numel()} scales)"
-        return "no amax" if amax is None else f"amax {float(amax.max()):.4g}{scales}{'' if self._on else ', off'}"
-
 
 def rounded_by(quantizer: Any, x: Tensor) -> Tensor:
     """What a quantizer of any library computes: with the scale that training has put in, else from amax."""

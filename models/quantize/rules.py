@@ -6,7 +6,7 @@ A row says how a class computes its output, in statements that read like its for
 
 `x` is the module's input (a list when the layer reads several), `out` its result. A name that is one of `OPS` is an
 operation on tensors; every other name is a submodule (`cv1`, `cv2[0]`, `self[0]`). The same statements are read twice:
-`graph.py` interprets them with symbols, from which `placement.py` derives the placement, and `modules.FlowModule` runs
+`flow.read` interprets them with symbols, from which `placement.py` derives the placement, and `modules.FlowModule` runs
 them on tensors.
 
 What follows from the kind of an operation, and needs no further row

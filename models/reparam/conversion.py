@@ -18,7 +18,7 @@ from models.reparam.variants import HEADS, Variant
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.files import save_torch
-from utils.core.head_outputs import predicted
+from utils.core.tasks import predicted
 
 CHECK_SIDE = 64  # pixels of the image on which both networks are compared
 TOLERANCE = 1e-3  # pixels, and score: float arithmetic in another order

@@ -321,7 +321,7 @@ def test_graphs_are_replayed_where_shapes_repeat(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_cannot_be_captured_runs_on(tmp_path, monkeypatch, caplog):
-    from utils.trt.context import Execution
+    from utils.trt.runner import Execution
 
     def refuse(self):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")

@@ -14,8 +14,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import check_engine
 from utils.jobs.open import open_runner
 from utils.trt import inspector, layer_report, tensorrt_api, timing
-from utils.trt.context import Execution
-from utils.trt.runner import TensorRTRunner
+from utils.trt.runner import Execution, TensorRTRunner
 
 CONFIG = EvalConfig(imgsz=320, workers=8)
 

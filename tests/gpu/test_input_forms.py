@@ -18,11 +18,11 @@ from utils.jobs.open import open_runner
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
-from utils.runners.feeds import as_feed
+from utils.runners.base import as_feed
 from utils.trt import tensorrt_api, timing
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
+from utils.trt.runner import Execution
 
 FORMS = {"float": FLOATS, "uint8": InputForm("uint8"), "uint8-nhwc": InputForm("uint8", "nhwc")}
 BATCH = 8

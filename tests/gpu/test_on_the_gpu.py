@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import Prediction
 from utils.evaluation.batch import Batch
+from utils.evaluation.detector import on_device
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.prefetch import on_device
 from utils.jobs.open import open_runner
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build

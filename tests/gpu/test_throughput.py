@@ -17,7 +17,7 @@ from utils.trt import benchmark, tensorrt_api, timing
 from utils.trt.benchmark import Opening
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
+from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
 DEVICE = torch.device("cuda:0")

@@ -263,7 +263,7 @@ def test_file_appears_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export.onnx, "save", break_off)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(QatError, match="No space"):
         export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE)), path, {})
     assert [item.name for item in tmp_path.iterdir()] == ["network.onnx"]
     assert path.read_bytes() == b"the file before"

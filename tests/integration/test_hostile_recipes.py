@@ -19,7 +19,6 @@ from utils.jobs.evaluate import Measurer
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
-from utils.onnx_graph.float_parts import KEY
 from utils.onnx_graph.qdq_view import Context
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
@@ -53,14 +52,6 @@ def exported(tiny: Path, recipe: Recipe, tmp_path: Path) -> tuple[Network, onnx.
     return network, onnx.load(export_onnx(network.model, config, tmp_path / "some.onnx", network.metadata()).path)
 
 
-def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The file as version 0.1.0 wrote it: with the recipe, without the modules' names."""
-    old = onnx.ModelProto()
-    old.CopyFrom(model)
-    onnx.helper.set_model_props(old, {key: value for key, value in metadata_of(model).items() if key != KEY})
-    return old
-
-
 def findings_without_quantizer(model: onnx.ModelProto, conv: onnx.NodeProto) -> list[tuple[str, str]]:
     """What the verifier says when a convolution's weight has lost its Q/DQ."""
     view = Context(model).view
@@ -77,27 +68,25 @@ def test_q_dq_taken_off_a_convolution_that_is_not_in_float_is_found(pattern: str
     floats = set(network.model.quantization_plan.float_convolutions)
     assert len(floats) == PATTERNS[pattern]
     assert floats == {path for path in network.model.quantization_plan.convolutions if matches(pattern, path)}
-    assert json.loads(metadata_of(model)[KEY]) == list(network.model.quantization_plan.float_convolutions)
-    for file in (model, without_names(model)):
-        assert verify(file).ok, verify(file).findings
-        assert verify(file).counts["float_convolutions"] == len(floats)
-        context = Context(file)
-        quantized = [node for node in context.convolutions if context.path(node) not in floats]
-        assert len(quantized) > 20
-        for conv in quantized:
-            assert ("convolutions", conv.name) in findings_without_quantizer(file, conv)
+    assert json.loads(metadata_of(model)["float_modules"]) == list(network.model.quantization_plan.float_convolutions)
+    assert verify(model).ok, verify(model).findings
+    assert verify(model).counts["float_convolutions"] == len(floats)
+    context = Context(model)
+    quantized = [node for node in context.convolutions if context.path(node) not in floats]
+    assert len(quantized) > 20
+    for conv in quantized:
+        assert ("convolutions", conv.name) in findings_without_quantizer(model, conv)
 
 
 @pytest.mark.parametrize("head", ["last-conv-float", "float"])
 def test_the_metadata_names_what_the_head_leaves_in_float(head: str, tiny: Path, tmp_path: Path):
     network, model = exported(tiny, Recipe(head=head), tmp_path)
-    named = json.loads(metadata_of(model)[KEY])
+    named = json.loads(metadata_of(model)["float_modules"])
     assert named == list(network.model.quantization_plan.float_convolutions)
     assert len(named) == {"last-conv-float": 6, "float": 18}[head]
-    for file in (model, without_names(model)):
-        report = verify(file)
-        assert report.ok, report.findings
-        assert report.counts["float_convolutions"] == len(named)
+    report = verify(model)
+    assert report.ok, report.findings
+    assert report.counts["float_convolutions"] == len(named)
 
 
 @pytest.mark.parametrize("recipe", [Recipe(add="residual"), Recipe(float=("model.17",))], ids=["residual", "float"])

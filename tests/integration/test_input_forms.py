@@ -29,7 +29,7 @@ from utils.jobs import export
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
-from utils.runners.feeds import as_feed
+from utils.runners.base import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig

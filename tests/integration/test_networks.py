@@ -15,7 +15,7 @@ from golden import check_golden
 from random_networks import TINY, narrow, random_network, save_float, save_quantized
 from torch import nn
 
-from models.quantize import backend, checkpoint, graph, placement, rules
+from models.quantize import backend, checkpoint, flow, placement, rules
 from models.quantize.fake_quantize import representable
 from models.quantize.modules import QuantConv2d
 from models.quantize.recipe import Recipe
@@ -106,7 +106,7 @@ def test_every_class_in_upstreams_yamls_has_a_row_or_a_reason(checkout):
         if name in (*DEPLOYED, *SEGMENTERS) or name.startswith("hub/"):  # hub: see below
             continue
         model = upstream.fuse(random_network(narrow(file)))
-        without = set(graph.read(model).unknown.values())
+        without = set(flow.read(model).unknown.values())
         assert without <= set(rules.NO_ROW), f"{file.name}: {without} has no row in rules.py"
         seen |= {type(module).__name__ for module in model.modules()}
     assert set(rules.NO_ROW) - seen == {"DualDetect", "TripleDetect"}  # in no YAML, but in upstream's code
@@ -141,7 +141,7 @@ def test_users_own_module_falls_back_to_its_convolutions_with_a_warning(caplog):
 
 def test_every_concat_of_gelan_c_has_one_scale_for_inputs_and_result(upstream_yaml):
     model = upstream.fuse(random_network(upstream_yaml("gelan-c")))
-    operations = graph.read(model).operations
+    operations = flow.read(model).operations
     plan = placement.plan(model, Recipe())
     scale = {tensor.name: tensor.scale for tensor in plan.tensors}
     concats = [op for op in operations if op.kind == "move" and len(op.inputs) > 1]

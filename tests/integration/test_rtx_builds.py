@@ -22,10 +22,10 @@ from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.editing import Tail
 from utils.onnx_graph.export import ExportResult, export_forms, export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.view import Tail
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build

@@ -124,7 +124,7 @@ def test_upsampled_masks_are_upstreams_other_definition(tmp_path, val_program, m
 def test_masks_in_the_pixels_of_an_image_are_upstreams(tmp_path, val_program):
     """What goes into COCO's JSON; of more detections than OpenCV resizes at a time."""
     from utils.evaluation.detector import Detector
-    from utils.evaluation.mask_pixels import image_pixels
+    from utils.evaluation.masks import image_pixels
 
     samples = write_outlined_set(tmp_path, 6, ((90, 40), (33, 70)))
     data, model = load_data(tmp_path / "data.yaml"), KnowingMasks(samples, NAMES, 160)

@@ -27,7 +27,7 @@ from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import CheckpointError
-from utils.core.head_outputs import predicted
+from utils.core.tasks import predicted
 from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 

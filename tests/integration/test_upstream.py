@@ -18,7 +18,7 @@ from models.quantize import checkpoint
 from models.quantize.finetune import seed_everything
 from utils import upstream
 from utils.core.errors import CheckpointError, InputError
-from utils.core.head_outputs import predicted
+from utils.core.tasks import predicted
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from utils.core.errors import QatError
-from utils.trt.build_apart import BuildProcess, Outcome
 from utils.trt.builder import build
+from utils.trt.tune import BuildProcess, Outcome
 
 
 class Here(BuildProcess):

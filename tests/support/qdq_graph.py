@@ -192,5 +192,5 @@ class Editor:
             self.model.graph.node.insert(producers[0] + 1 if producers else 0, node)
         self.model.graph.initializer.extend(b.tensors)
 
-    def set_recipe(self, **recipe: object) -> None:
-        helper.set_model_props(self.model, {"recipe": json.dumps(recipe)})
+    def leave_in_float(self, *convolutions: str) -> None:
+        helper.set_model_props(self.model, {"float_modules": json.dumps(convolutions)})

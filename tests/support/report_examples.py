@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.core.resampled import Resampled
+from utils.core.score import Resampled
 from utils.reports.schema import Row
 
 NASTY = '<script>alert("x")</script>'

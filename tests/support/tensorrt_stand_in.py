@@ -13,12 +13,12 @@ GPU = Gpu("Fake GPU", "SM89", 8 << 30)
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
     """Put a fake TensorRT of that version and a fake GPU in place, and return the module's Api."""
-    from utils.trt import context, runner, timing
+    from utils.trt import runner, timing
 
     api = Api(fake_tensorrt.make(version, GPU.name))
     monkeypatch.setattr(tensorrt_api, "load", lambda name=None: api)
     monkeypatch.setattr(tensorrt_api, "installed", lambda names=None: "tensorrt")
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: GPU)
-    for module in (context, runner, timing):
+    for module in (runner, timing):
         monkeypatch.setattr(module, "cuda", fake_tensorrt.FakeCuda)
     return api

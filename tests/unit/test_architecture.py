@@ -24,7 +24,7 @@ ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - 
 FLOORS = (  # the first prefix that fits
     ("utils.core", 0),
     ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.upstream_description", 1),
-    ("utils.upstream_heads", 1), ("utils.upstream_import", 1),
+    ("utils.upstream_import", 1),
     ("utils.runners", 1),
     ("models", 2), ("utils.evaluation", 2), ("utils.onnx_graph", 2), ("utils.trt", 2), ("utils.reports", 2),
     ("utils.serving", 2),

@@ -119,7 +119,7 @@ def test_one_that_takes_too_long_is_ended_and_the_next_runs(server, tmp_path):
 
 def test_what_it_executes_is_measured_where_coverage_asks_for_it(server, tmp_path):
     """Also of modules that the server has imported before."""
-    code = f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.output_paths import folder_name as name\n"
+    code = f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.files import folder_name as name\n"
     file = written(tmp_path, code + "name('exp')\n")
     unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     settings = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": str(tmp_path / "data")}
@@ -129,7 +129,7 @@ def test_what_it_executes_is_measured_where_coverage_asks_for_it(server, tmp_pat
     (path,) = tmp_path.glob("data*")
     data = CoverageData(str(path))
     data.read()
-    module = ROOT / "utils/core/output_paths.py"
+    module = ROOT / "utils/core/files.py"
     text = module.read_text().splitlines()
     assert "return folder_name(text)" in {text[number - 1].strip() for number in data.lines(str(module))}
 

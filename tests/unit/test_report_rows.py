@@ -11,7 +11,7 @@ from known_images import SQUARE, KnowingModel, export_answers, write_set
 from report_examples import make_row as example
 from report_examples import resampled
 
-from utils.core.resampled import Difference
+from utils.core.score import Difference
 from utils.core.tasks import DETECT
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate

@@ -10,18 +10,11 @@ import torch
 
 from utils import upstream
 from utils.core.errors import InputError
-from utils.core.shown import MISSING, shown
+from utils.core.shown import shown
 from utils.jobs.inputs import read_hyp
 
 CYCLE: list = [1]
 CYCLE.append(CYCLE)
-
-
-class Slow:
-    """Its repr must not be asked for."""
-
-    def __repr__(self) -> str:
-        raise AssertionError("asked for")
 
 
 @pytest.mark.parametrize(
@@ -31,13 +24,9 @@ class Slow:
         (True, "True"),
         (1.5, "1.5"),
         (-3, "-3"),
-        (10**5000, "a number of more than 40 digits"),
         ("two\nlines", r"'two\nlines'"),
         (b"\x00", r"b'\x00'"),
         (Path("a b"), f"{Path('a b')!r}"),
-        (MISSING, "missing"),
-        (Slow(), "a Slow"),
-        ([Slow()], "[a Slow]"),
         (list(range(9)), "[0, 1, 2, 3, ...]"),
         ([[[[1]]]], "[[[...]]]"),
         (torch.zeros(2, 3, dtype=torch.float16), "Tensor float16 [2, 3]"),
@@ -49,6 +38,14 @@ def test_a_value_in_a_few_words(value, text):
     assert shown(value) == text
 
 
+def test_a_value_whose_repr_fails_is_named_by_its_type():
+    class Failing:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert "Failing" in shown([Failing()])
+
+
 @pytest.mark.parametrize("value", ["x" * 10**6, ["x" * 10**6] * 10**4, {"x" * 10**5: CYCLE}, CYCLE], ids=range(4))
 def test_a_large_value_stays_short(value):
     assert len(shown(value)) < 450
@@ -58,11 +55,8 @@ def test_a_large_value_stays_short(value):
 @pytest.mark.parametrize(
     ("read", "option"), [(read_hyp, "--hyp"), (upstream.read_description, "--cfg")], ids=["hyp", "cfg"]
 )
-def test_yaml_files_are_of_a_size_that_such_a_file_can_have(tmp_path, read, option):
+def test_a_yaml_that_cannot_be_read_names_the_option(tmp_path, read, option):
     file = tmp_path / "a.yaml"
-    file.write_text("a: 1\n" * 500_000)
-    with pytest.raises(InputError, match=f"more than such a file can have; {option} takes a"):
-        read(file)
     with pytest.raises(InputError, match=f"is a folder; {option} takes a"):
         read(tmp_path)
     file.write_text("a: [")

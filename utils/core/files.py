@@ -7,44 +7,15 @@ import errno
 import io
 import os
 import shutil
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.core.errors import InputError
-from utils.core.output_paths import folder_name
+from utils.core.errors import InputError, QatError
 
-# What the system says when there is no room, and the words for it.
-NO_ROOM = {
-    errno.ENOSPC: "no space left on the disk",
-    errno.EDQUOT: "the disk's quota is used up",
-    errno.EFBIG: "the file is larger than it may be here",
-}
-
-
-@contextlib.contextmanager
-def named_when_full(path: str | Path, temporary: str | Path = "") -> Iterator[None]:
-    """Let an error of a full disk name `path`: the system names no file for what is written into an open one.
-
-    Args:
-        temporary: what stands in for `path` until it is whole; its name says nothing to a user.
-    """
-    try:
-        yield
-    except OSError as error:
-        named = error.filename2 or error.filename  # of two, a copy's target
-        if error.errno in NO_ROOM and (named is None or (temporary and str(named).startswith(str(temporary)))):
-            error.filename, error.filename2 = os.fspath(path), None
-        raise
-
-
-def no_room(error: BaseException) -> str:
-    """What there is to say about a disk that is full; '' for any other error."""
-    if not isinstance(error, OSError) or error.errno not in NO_ROOM:
-        return ""
-    file = error.filename2 or error.filename
-    return f"{NO_ROOM[error.errno]}{f' while writing {os.fsdecode(file)}' if file else ''}; earlier files are intact"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -53,13 +24,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     Raises:
         InputError: nothing can be written there.
+        QatError: the disk is full.
     """
     path = Path(path)
     temporary = _writable(path)
     try:
-        with named_when_full(path, temporary):
-            yield temporary
-            temporary.replace(path)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno in NO_ROOM:  # the system names no file for what is written into an open one
+            raise QatError(f"cannot write {path}: {error.strerror}; earlier files are intact") from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -86,10 +61,8 @@ def _writable(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _temporary(path)
     except OSError as error:
-        if error.errno in NO_ROOM:
-            error.filename = os.fspath(path)
-            raise
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+        kind = QatError if error.errno in NO_ROOM else InputError
+        raise kind(f"cannot write {path}: {error.strerror}") from error
 
 
 def _temporary(path: Path) -> Path:
@@ -108,7 +81,7 @@ def save_torch(content: Any, path: str | Path) -> None:
     RuntimeError about file positions. Equal content gives equal bytes.
 
     Raises:
-        OSError: the file cannot be written.
+        InputError, QatError: the file cannot be written, see `atomic_path`.
     """
     import torch
 
@@ -166,3 +139,99 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     except OSError as error:
         raise InputError(f"cannot create the run folder {base}: {error.strerror}; choose another --project") from error
     raise InputError(f"{base} and 9,998 numbered folders beside it exist; choose another --name")
+
+
+def refuse_overwrite(
+    outputs: Iterable[str | Path], inputs: Iterable[str | Path | None], advice: str = "choose another --output"
+) -> None:
+    """Raise `InputError` if a file that is to be written is one that is read, or if two outputs are one file.
+
+    Args:
+        outputs: files to be written; those that do not exist yet can be no input.
+        inputs: files that are read; None for what was not given.
+        advice: what to do about it.
+    """
+    read = {identity: path for path in inputs if path and (identity := _identity(path))}
+    planned: dict[str, Path] = {}
+    for output in map(Path, outputs):
+        other = planned.setdefault(os.path.realpath(output).casefold(), output)
+        if other is not output:
+            raise InputError(f"{output} and {other} would be written to one file; {advice}")
+        _check_kind(output, advice)
+        identity = _identity(output)
+        if identity in read:
+            source = read[identity]
+            same = "" if str(source) == str(output) else f"is the same file as {source}, which "
+            raise InputError(f"{output} {same}is read and would be overwritten; {advice}")
+
+
+def run_files(folder: str | Path, *patterns: str) -> Iterator[Path]:
+    """The files of a run folder, as far as they exist, that a program writes under these names (globs)."""
+    for pattern in patterns:
+        yield from Path(folder).glob(pattern)
+
+
+def refuse_overwrite_in(
+    project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
+) -> None:
+    """`refuse_overwrite` for what a program writes into the run folder PROJECT/NAME, by names (globs).
+
+    Without `exist_ok` the folder is a new one, in which nothing lies that could be read.
+    """
+    if exist_ok:
+        refuse_overwrite(
+            dict.fromkeys(run_files(Path(project) / name, *patterns)), inputs, "choose another --name or --project"
+        )
+
+
+def folder_name(text: str) -> str:
+    """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT.
+
+    Raises:
+        InputError: it is empty, a path, or holds characters that cannot be shown.
+    """
+    separators = {os.sep, "/", "\\"}
+    if text in ("", ".", "..") or separators & set(text) or not text.isprintable():
+        raise InputError(f"--name {text!r} is not the name of a folder; --project says where it lies")
+    return text
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """The same names, numbered where one would be taken twice, also where the file system ignores case.
+
+    >>> distinct_names(["a.jpg", "A.jpg", "a-2.jpg", "b.jpg"])
+    ['a.jpg', 'A-3.jpg', 'a-2.jpg', 'b.jpg']
+    """
+    names = list(names)
+    wished = {name.casefold() for name in names}
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        stem, dot, suffix = name.rpartition(".") if "." in name else (name, "", "")
+        number, chosen = 1, name
+        while chosen.casefold() in taken or (number > 1 and chosen.casefold() in wished):
+            number += 1
+            chosen = f"{stem}-{number}{dot}{suffix}"
+        taken.add(chosen.casefold())
+        found.append(chosen)
+    return found
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    """What the file system knows a file by; None where there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _check_kind(output: Path, advice: str) -> None:
+    """A file replaces what lies at `output`, so that must be a file (or nothing)."""
+    try:
+        mode = os.stat(output).st_mode
+    except (OSError, ValueError):
+        return  # writing it will say what is wrong
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise InputError(f"{output} is {what}, and a file is to be written there; {advice}")

@@ -1,4 +1,4 @@
-"""Reading the files that a user names: regular ones only, and of a size that such a file can have.
+"""Reading the files that a user names: regular ones only.
 
 A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever, and /dev/zero
 has no end. What is wrong inside a YAML or a JSON file is said in one line, whatever the parser raised.
@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError, no_file
-
-MEBIBYTE = 1 << 20
-LARGEST_YAML = 2 * MEBIBYTE  # a dataset's YAML with 10,000 classes has 0.3; the parser takes seconds for each
-LARGEST_JSON = 4096 * MEBIBYTE  # COCO's annotations of its training split have 450
 
 EXPECTED = {
     "weights": "a .pt file",
@@ -68,23 +64,17 @@ def check_files(**files: str | Path | None) -> None:
             raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
 
 
-def read_text(
-    path: str | Path, expected: str, error: type[InputError] = InputError, *, limit: int, errors: str = "ignore"
-) -> str:
+def read_text(path: str | Path, expected: str, error: type[InputError] = InputError, *, errors: str = "ignore") -> str:
     """The text of a UTF-8 file.
 
     Args:
-        limit: bytes that it may have.
         errors: what is done with bytes that are no UTF-8, as `open` takes it.
 
     Raises:
-        InputError: of the kind `error`: no regular file, too large, or it cannot be read.
+        InputError: of the kind `error`: no regular file, or it cannot be read.
     """
     path = check_file(path, expected, error)
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise error(f"{path} has {size / MEBIBYTE:.1f} MiB, which is more than such a file can have; {expected}")
         return path.read_text(encoding="utf-8", errors=errors)
     except OSError as problem:
         raise error(f"cannot read {path}: {problem.strerror}; {expected}") from problem
@@ -108,7 +98,7 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
                 seen.add((key.tag, str(key.value)))
             return dict(super().construct_mapping(node, deep))
 
-    text = read_text(path, expected, error, limit=LARGEST_YAML)
+    text = read_text(path, expected, error)
     try:
         return yaml.load(text, UniqueKeys)
     except RecursionError:
@@ -125,7 +115,7 @@ def read_json(path: str | Path, expected: str, error: type[InputError] = InputEr
     Raises:
         InputError: of the kind `error`: it cannot be read, or is no JSON.
     """
-    text = read_text(path, expected, error, limit=LARGEST_JSON, errors="replace")
+    text = read_text(path, expected, error, errors="replace")
     try:
         return json.loads(text)
     except RecursionError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from utils.core.errors import DependencyError, InputError, no_file
 
@@ -38,3 +38,16 @@ def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
     if not model.graph.input or not model.graph.node:
         raise InputError(f"{path} is not an ONNX file, or it is truncated: it holds no network")
     return model
+
+
+STRONG_FROM = (10, 12)  # where TensorRT's release notes call weak typing deprecated; 11 has none
+
+
+def wanted_typing(version: str) -> Literal["weak", "strong"]:
+    """What TensorRT of a version, such as '10.13.0', wants.
+
+    Raises:
+        ValueError: this is no version.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return "strong" if (major, minor) >= STRONG_FROM else "weak"

@@ -26,10 +26,10 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 
 from utils.core.errors import InputError
+from utils.core.files import folder_name
 from utils.core.input_form import LARGEST_BATCH, LARGEST_SIDE
-from utils.core.output_paths import folder_name
 from utils.core.strict_model import StrictModel, first_problem
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 Kind = TypeVar("Kind", bound="Options")
 __all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError
-from utils.core.head_outputs import predicted
-from utils.core.thresholds import AP_NMS_IOU, MASK_AP_NMS_IOU
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 IMAGES = "images"  # name of the network's input, `[B, 3, H, W]`
 BOX = 4  # rows of a box: cx, cy, w, h
+# AP wants every detection; these are the defaults of upstream's val.py
+AP_CONFIDENCE, AP_NMS_IOU = 0.001, 0.7
+# the defaults of upstream's detection program, and of networks with NMS in the file
+EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU = 0.25, 0.45
+MASK_AP_NMS_IOU = 0.6  # that of upstream's val.py for segmentation
 
 
 @dataclass(frozen=True)
@@ -180,3 +185,37 @@ class Prediction:
 def prediction_of(task: Task, result: Any) -> Prediction:
     """What a network of upstream's returned in evaluation mode, see `Task.named`."""
     return Prediction.of(task.named(result), task)
+
+
+def predicted(result: Any) -> tuple[Tensor, ...]:
+    """The tensors that a file of the network has as outputs.
+
+    Args:
+        result: of a network in evaluation mode, whether its head's `export` is set or not.
+
+    Returns:
+        The predictions, `[B, 4 + classes, anchors]`. Of a segmentation network, these with the coefficients of masks
+        as further rows, and the prototypes, `[B, coefficients, h, w]`.
+    """
+    if not isinstance(result, (tuple, list)):
+        return (result,)
+    first, *rest = result
+    while isinstance(first, (tuple, list)):
+        first = first[0]
+    second = rest[0] if rest else None
+    if isinstance(second, tuple):  # beside predictions: raw maps, coefficients, prototypes
+        return first, second[2]
+    return (first,) if second is None or isinstance(second, list) else (first, second)
+
+
+def trained(result: Any) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+    """What the head returns while training, as training sees it.
+
+    Returns:
+        For each level the raw map `[B, 4 * bins + classes, H, W]`; and of a segmentation network the coefficients
+        `[B, coefficients, anchors]` and the prototypes `[B, coefficients, h, w]`, of a detector nothing.
+    """
+    if isinstance(result, tuple) and not hasattr(result[0], "shape"):
+        maps, *masks = result
+        return maps, tuple(masks)
+    return result, ()

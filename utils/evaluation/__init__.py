@@ -1,20 +1,17 @@
 """One evaluation loop for every runner (PyTorch, ONNX Runtime, TensorRT).
 
 data_yaml.py    data.yaml → DataConfig
-find_images.py  a split's image files and their label files
-images.py       these, their sizes and labels, read and checked
+images.py       a split's image files, their sizes and labels, found, read and checked
 fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back, by OpenCV or with torch's operators
 mask_truth.py   polygons as masks, packed to bits
 per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
-dataset.py      all together: batches, read ahead by worker processes
-shares.py       batches that several processes share
+dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   what a network wants to be given, and what it gives
-detector.py     runner + NMS: batches of images → detections
-prefetch.py     the next batch on its way: copied to the GPU, or through the network, while this one is used
-masks.py        masks of detections, and their overlap with those of labels; mask_pixels.py: in the images' pixels
+detector.py     runner + NMS: batches of images → detections, with the next batch on its way to the GPU or the network
+masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
 metrics.py      detections and labels, image by image → precision, recall, AP
 bootstrap.py    AP on resamplings of the images: standard errors

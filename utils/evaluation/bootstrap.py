@@ -18,7 +18,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from utils.core.resampled import REPLICATES, Resampled
+from utils.core.score import REPLICATES, Resampled
 
 SEED = 0
 GRID = np.linspace(0, 1, 101)  # recalls that AP reads, as in `metrics.average_precision`

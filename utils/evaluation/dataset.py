@@ -6,6 +6,7 @@ upstream's own dataset, everything else from the one here.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -13,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,15 +22,22 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from utils.core import distributed
 from utils.core.errors import DataError
-from utils.core.shared_memory import end_when_it_is_full, loading_processes
 from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
 from utils.evaluation.images import ImageFile, decode, find_images, read_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_input, letterboxed_planes, rectangular_shapes
 from utils.evaluation.mask_truth import packed_truth
-from utils.evaluation.shares import ShareOfBatches
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
+SHARED_MEMORY = "/dev/shm"  # in which loading processes hand their batches over; 64 MB in many containers
+AHEAD = 2  # batches that each process reads ahead, torch's default
+IN_USE = 2  # of all processes, that are computed with or on their way to a GPU
+USABLE = 0.8  # of the memory that is free: labels and other programs take some, too
 AT_LEAST = 8  # of a dataset, where several batches are given as one: so that workers can share them
 
 __all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
@@ -220,7 +228,7 @@ def make_loader(
         limit: only so many images, evenly spread over the split.
         keep: only the images for whose path this holds.
         mask_stride: also give masks of the labels, which must be polygons, on a grid of so many pixels.
-        share: of several processes, each loads its part of every batch, see `shares.py`; otherwise all of it.
+        share: of several processes, each loads its part of every batch, see `ShareOfBatches`; otherwise all of it.
 
     Raises:
         DataError: the split is not there, has no readable image, or has a wrong label.
@@ -281,14 +289,93 @@ class _Loader(DataLoader[Any]):
         return super().__iter__()
 
 
+def loading_processes(workers: int, batch: int, sharing: int = 1) -> tuple[int, int]:
+    """How many processes can read ahead, and how many batches each, in the shared memory that is free.
+
+    Args:
+        workers: at most so many.
+        batch: bytes of a batch.
+        sharing: so many programs share the memory.
+
+    Returns:
+        No process and no batch where there is not enough for one of each.
+    """
+    if not workers or not os.path.isdir(SHARED_MEMORY):  # a system without the folder has no such limit
+        return workers, AHEAD if workers else 0
+    status = os.statvfs(SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize
+    room = int(USABLE * free / sharing) // max(batch, 1) - IN_USE
+    fitting = max(min(workers, room), 0)
+    if fitting < workers:
+        logger.warning(
+            "shared memory (%s) has %.0f MB free, and %d loading processes need %.0f MB: %s will read images, which "
+            "takes longer; give the container more (docker run --shm-size=8g)",
+            SHARED_MEMORY, free / 1e6, workers, (workers * AHEAD + IN_USE) * batch * sharing / USABLE / 1e6,
+            fitting or "none",
+        )  # fmt: skip
+    return fitting, min(AHEAD, room // fitting) if fitting else 0
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker(_: int) -> None:
-    """Initialise a loader worker: one thread, ignore SIGINT, end when a batch cannot be handed over."""
+    """Initialise a loader worker: one thread, ignore SIGINT."""
     import cv2
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_when_it_is_full()
     cv2.setNumThreads(0)
+
+
+Row = TypeVar("Row")
+
+
+class ShareOfBatches(Sampler[list[int]]):
+    """This process's part of each of some batches.
+
+    Attributes:
+        batch_size: of the whole batches.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches, self._world = batches, distributed.world()
+        self.batch_size: int = batches.batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._batches:
+            yield batch[self._world.share(len(batch))]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def whole_batch(images: Tensor) -> tuple[int, Tensor]:
+    """How many images all parts of a batch hold together, and this part, in the images' shape also if it is empty.
+
+    Args:
+        images: `[B, 3, H, W]` of this process.
+    """
+    parts = distributed.all_numbers([len(images), *images.shape[2:]])
+    if not len(images):
+        height, width = (int(max(part[side] for part in parts)) for side in (1, 2))
+        images = images.new_zeros((0, 3, height, width))
+    return int(sum(part[0] for part in parts)), images
+
+
+def in_order(parts: Sequence[tuple[Sequence[Row], Sequence[int]]]) -> list[Row]:
+    """The rows of all processes in the order in which one would have come to them.
+
+    Args:
+        parts: of each process, by rank, its rows, and how many it had after each batch.
+
+    >>> in_order([("abe", [2, 3, 3]), ("cd", [1, 1, 2])])
+    ['a', 'b', 'c', 'e', 'd']
+    """
+    found: list[Row] = []
+    starts: Sequence[int] = [0] * len(parts)
+    for ends in zip(*(after for _, after in parts), strict=True):
+        for (rows, _), start, end in zip(parts, starts, ends, strict=True):
+            found += rows[start:end]
+        starts = ends
+    return found

@@ -9,23 +9,21 @@ label is an error that names its file and line instead of an image that is left 
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from utils.core.errors import DataError
-from utils.evaluation.find_images import SUFFIXES, label_file
-from utils.evaluation.find_images import find_images as find_images
+from utils.core.errors import DataError, no_file
+from utils.core.input_files import is_regular
 
 __all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
 
@@ -131,20 +129,11 @@ def orientation(image: Image.Image) -> int | None:
     return found.get(_ORIENTATION)
 
 
-@cache
 def turned(kind: str) -> bool:
     """Whether OpenCV turns images of a format as EXIF says: JPEG always, from version 5 on PNG and WebP as well."""
     import cv2
 
-    if kind in ("JPEG", "MPO"):
-        return True
-    if kind not in ("PNG", "WEBP"):
-        return False
-    exif, content = Image.Exif(), io.BytesIO()
-    exif[_ORIENTATION] = min(_TRANSPOSING)
-    Image.new("RGB", (1, 2)).save(content, kind, exif=exif)
-    found = cv2.imdecode(np.frombuffer(content.getvalue(), np.uint8), cv2.IMREAD_COLOR)
-    return found is not None and found.shape[:2] == (1, 2)
+    return kind in ("JPEG", "MPO") or (kind in ("PNG", "WEBP") and int(cv2.__version__.split(".")[0]) >= 5)
 
 
 def read_labels(path: Path, nc: int, *, polygons: bool = False) -> tuple[np.ndarray, tuple[np.ndarray, ...]] | None:
@@ -248,3 +237,106 @@ def decode(path: str) -> np.ndarray | None:
             return cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except (OSError, cv2.error):
         return None
+
+
+SUFFIXES = frozenset(
+    {".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
+)  # what upstream reads
+
+
+def find_images(paths: Iterable[str]) -> list[str]:
+    """The image files in folders (with their subfolders) and in `.txt` lists, sorted, as upstream orders them.
+
+    Raises:
+        DataError: a path does not exist, there is no image, or one image has two label files that differ.
+    """
+    paths = list(paths)
+    files: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            files += walk(str(path))
+        elif is_regular(path):
+            files += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
+        else:
+            raise DataError(no_file(path, "expected a folder of images or a list of them"))
+    files = sorted(file for file in files if os.path.splitext(file)[1].lower() in SUFFIXES)
+    if not files:
+        raise DataError(f"no images in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
+    return once_each(files)
+
+
+def walk(root: str) -> Iterator[str]:
+    """Files below a folder, without hidden ones. Each real folder is entered once, by a name without links first."""
+    entered: set[str] = set()
+    folders = [root]
+    links: list[str] = []
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(folder)
+        if real in entered:
+            continue
+        entered.add(real)
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            raise DataError(f"cannot list {folder}: {error.strerror}") from error
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not (os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()):
+                yield entry.path
+            else:
+                (links if entry.is_symlink() else folders).append(entry.path)
+
+
+def once_each(files: Iterable[str]) -> list[str]:
+    """`files` (sorted) without those that are another's image by a second name; says how many these are.
+
+    Of two names the one that has labels stays, or else the first.
+
+    Raises:
+        DataError: both have labels, and different ones.
+    """
+    chosen: dict[str, str] = {}
+    again = 0
+    real_folder = lru_cache(maxsize=1024)(os.path.realpath)
+    for file in files:
+        folder, name = os.path.split(file)
+        real = os.path.realpath(file) if os.path.islink(file) else os.path.join(real_folder(folder), name)
+        other = chosen.setdefault(real, file)
+        again += other is not file
+        if other != file:
+            ours, theirs = label_file(file), label_file(other)
+            if not theirs.is_file():
+                chosen[real] = file if ours.is_file() else other
+            elif ours.is_file() and ours.read_bytes() != theirs.read_bytes():
+                raise DataError(
+                    f"{other} and {file} are one image, and its labels differ: {theirs}, {ours}; remove one"
+                )
+    if again:
+        logger.warning("%d names lead to images that are listed already; each image is used once", again)
+    return sorted(chosen.values())
+
+
+def label_file(image: str) -> Path:
+    """The label file of an image: the last folder called `images` in its path becomes `labels`."""
+    before, separator, after = image.rpartition(f"{os.sep}images{os.sep}")
+    path = f"{before}{os.sep}labels{os.sep}{after}" if separator else image
+    return Path(path).with_suffix(".txt")
+
+
+def unlabelled(split: str, first: str) -> DataError:
+    """The error that no image of a split has a label file; its first image says where one is expected."""
+    return DataError(f"no image of '{split}' has a label file; expected, for the first, {label_file(first)}")
+
+
+def _read_list(path: Path) -> list[str]:
+    """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="ignore")
+    except OSError as error:
+        raise DataError(f"cannot read the list of images {path}: {error.strerror}") from error
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    in_working_folder = bool(lines) and not os.path.exists(path.parent / lines[0]) and os.path.exists(lines[0])
+    base = Path.cwd() if in_working_folder else path.parent
+    return [os.path.normpath(base / line) for line in lines]

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.errors import InputError
-from utils.core.input_form import LARGEST_BATCH, LARGEST_SIDE
-from utils.core.shown import shown
 from utils.core.tasks import DETECTIONS
 from utils.evaluation.mask_truth import USUAL_STRIDE
 
@@ -47,8 +45,7 @@ class InputPlan:
         A network of static size decides; for one of dynamic size, `imgsz` decides, rounded up to the stride.
 
         Raises:
-            InputError: the network takes no images, or has another static size than was asked for, or a larger size or
-                batch than the options can ask for.
+            InputError: the network takes no images, or has another static size than was asked for.
         """
         batch, _, height, width = fixed_sizes(runner)
         wanted_batch, (_, largest) = batch_size, batch_range(runner)
@@ -68,15 +65,6 @@ class InputPlan:
                 )
             if rect:
                 raise InputError(f"rectangular inference needs a network of dynamic size; this one takes {spec}")
-        for name, most, found in (
-            ("image size", LARGEST_SIDE, size[0]), ("image size", LARGEST_SIDE, size[1]),
-            ("batch size", LARGEST_BATCH, batch_size),
-        ):  # fmt: skip
-            if type(found) is not int or not 1 <= found <= most:
-                raise InputError(
-                    f"the {name} of the network is {shown(found)} (by its input, or by 'imgsz' or 'stride' of its "
-                    f"metadata); expected an integer from 1 to {most}; export it for such a size"
-                )
         together = 1
         limited = batch is not None or batch_size < wanted_batch
         if limited and not rect and runner.device.type == "cuda" and not runner.task.prototypes:  # masks take memory

@@ -14,23 +14,18 @@ import torch
 
 from utils.core import distributed
 from utils.core.device import sent
-from utils.core.files import atomic_path
-from utils.core.output_paths import distinct_names, refuse_overwrite
-from utils.core.tasks import DETECT, SEGMENT, Prediction, Task
-from utils.core.thresholds import AP_CONFIDENCE
+from utils.core.files import atomic_path, distinct_names, refuse_overwrite
+from utils.core.tasks import AP_CONFIDENCE, DETECT, SEGMENT, Prediction, Task
 from utils.evaluation.coco import CocoEvaluation
-from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, make_loader
-from utils.evaluation.detector import Detector, Found, in_images
-from utils.evaluation.find_images import label_file, unlabelled
+from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, in_order, make_loader
+from utils.evaluation.detector import Detector, Found, OverlappingDetector, awaited, detections, in_images, on_device
+from utils.evaluation.images import label_file, unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
-from utils.evaluation.mask_pixels import run_lengths
-from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.masks import Masks, mask_overlaps, run_lengths
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.per_image import PerImage
-from utils.evaluation.prefetch import OverlappingDetector, awaited, detections, on_device
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
-from utils.evaluation.shares import in_order
 
 if TYPE_CHECKING:
     from torch import Tensor

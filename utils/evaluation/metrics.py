@@ -18,8 +18,7 @@ from torch import Tensor
 
 from utils.core.device import sent
 from utils.core.errors import DataError
-from utils.core.resampled import Resampled
-from utils.core.score import Score
+from utils.core.score import Resampled, Score
 from utils.evaluation.bootstrap import Outcomes, resample
 from utils.evaluation.per_image import PerImage
 

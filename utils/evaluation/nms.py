@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.light_torchvision import torchvision
-from utils.core.tasks import DETECTIONS
-from utils.core.thresholds import EVERYDAY_NMS_IOU
+from utils.core.tasks import DETECTIONS, EVERYDAY_NMS_IOU
 from utils.evaluation.per_image import PerImage
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from utils.core.thresholds import AP_CONFIDENCE
+from utils.core.tasks import AP_CONFIDENCE
 from utils.evaluation.masks import between
 
 if TYPE_CHECKING:

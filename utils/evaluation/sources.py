@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError, InputError, no_file
+from utils.core.files import distinct_names
 from utils.core.input_files import is_regular
-from utils.core.output_paths import distinct_names
-from utils.evaluation.find_images import SUFFIXES
-from utils.evaluation.images import decode, quiet_decoders
+from utils.evaluation.images import SUFFIXES, decode, quiet_decoders
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,7 @@ from utils.core.input_form import KIND_KEY, InputForm
 from utils.jobs import benchmark_networks
 from utils.runners import onnxrt
 from utils.trt import benchmark, onnx_summary
-from utils.trt.benchmark import Candidate, Entry, Opening
-from utils.trt.benchmark_rows import COMPILED, Row
+from utils.trt.benchmark import COMPILED, Candidate, Entry, Opening, Row
 from utils.trt.build_config import BuildConfig
 from utils.trt.decision import profile_shapes
 from utils.trt.engine_file import EngineNote

@@ -21,8 +21,7 @@ from utils.runners.base import TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
 from utils.runners.pytorch import last_layer
 from utils.trt import onnx_summary
-from utils.trt.benchmark import FAILURES, Candidate, one_line
-from utils.trt.benchmark_rows import COMPILED, ONNX_RUNTIME, PYTORCH, Row
+from utils.trt.benchmark import COMPILED, FAILURES, ONNX_RUNTIME, PYTORCH, Candidate, Row, one_line
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from utils.core import text_tables
 from utils.core.files import atomic_path
 from utils.core.text_tables import Column, aligned, code, columns
-from utils.trt import benchmark_rows
-from utils.trt.benchmark_rows import COMPILED, PYTORCH, TENSORRT, Row
+from utils.trt import benchmark
+from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +102,7 @@ def fastest(rows: Sequence[Row]) -> list[str]:
         return []
     return [
         f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
-        for row in benchmark_rows.fastest(rows)
+        for row in benchmark.fastest(rows)
         if row.figures
     ]
 

@@ -20,8 +20,8 @@ from models.quantize.finetune import as_input, seed_everything
 from models.quantize.recipe import Calibration, Recipe
 from utils.core import distributed
 from utils.core.files import atomic_path
-from utils.core.resampled import Difference, difference_error
 from utils.core.run_folder import new_run
+from utils.core.score import Difference, difference_error
 from utils.core.strict_model import plain
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult

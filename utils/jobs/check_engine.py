@@ -19,8 +19,7 @@ from utils.core.tasks import Prediction
 from utils.evaluation.input_plan import batch_range, fixed_sizes, has_nms, image_input, output_names
 from utils.jobs.check_images import check_images, pixels
 from utils.onnx_graph.output_formats import plain
-from utils.runners.base import Runner
-from utils.runners.feeds import as_feed
+from utils.runners.base import Runner, as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt.engine_file import EngineNote
 from utils.trt.runner import TensorRTRunner

@@ -18,9 +18,8 @@ from utils.core.light_torchvision import torchvision
 from utils.core.tasks import DETECT, SEGMENT, Prediction
 from utils.evaluation.masks import between
 from utils.evaluation.nms import packed_detections
-from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.output_formats import PLUGIN
-from utils.onnx_graph.view import GraphView
+from utils.onnx_graph.view import GraphView, drop_unused
 from utils.runners.onnxrt import open_session
 
 SAME_MASK = 1e-3  # in 0..1: a mask is another's equal

@@ -33,13 +33,12 @@ from utils.jobs.compare_detections import (
 )
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare, missed
-from utils.onnx_graph.best_anchors import ANCHORS
-from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.input_forms import input_form
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.pad_channels import Traced
-from utils.onnx_graph.view import metadata_of
-from utils.runners.feeds import as_feed
+from utils.onnx_graph.view import drop_unused, metadata_of
+from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them

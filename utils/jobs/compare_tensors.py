@@ -22,11 +22,10 @@ from models.quantize.flow import export_mode
 from utils.core.number_types import INT8
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
-from utils.onnx_graph.best_anchors import ANCHORS
-from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import DEQUANTIZE
+from utils.onnx_graph.view import DEQUANTIZE, drop_unused
 
 
 @dataclass(frozen=True)

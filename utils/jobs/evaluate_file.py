@@ -13,7 +13,7 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
-from utils.core.thresholds import AP_CONFIDENCE, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import AP_CONFIDENCE, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import fixed_sizes, image_input, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate

@@ -23,11 +23,10 @@ from utils.core.input_files import EXPECTED, is_regular, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import SeededImages, make_loader
-from utils.evaluation.find_images import find_images, label_file, unlabelled
-from utils.evaluation.fingerprint import Fingerprint
+from utils.evaluation.dataset import SeededImages, ShareOfBatches, make_loader, whole_batch
+from utils.evaluation.fingerprint import fingerprint
+from utils.evaluation.images import find_images, label_file, unlabelled
 from utils.evaluation.input_plan import mask_stride
-from utils.evaluation.shares import ShareOfBatches, whole_batch
 from utils.jobs.options import QuantizeOptions
 from utils.runners.pytorch import TorchRunner, last_layer
 
@@ -126,13 +125,13 @@ class Inputs:
         """The float network that supervises QAT, on the device."""
         return upstream.call_fused(copy.deepcopy((self.taught_by or self.source).model).to(self.device))
 
-    def fingerprint(self, files: Mapping[str, str | None]) -> Fingerprint:
+    def fingerprint(self, files: Mapping[str, str | None]) -> str:
         """What a run reads, to be compared when it is resumed; `files` are those beside the dataset, by option.
 
         Raises:
             InputError: or one of its kinds: something of it cannot be read.
         """
-        return Fingerprint.of(self.data, ("train", "val"), files)
+        return fingerprint(self.data, ("train", "val"), files)
 
     def training_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""

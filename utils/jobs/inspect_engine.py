@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from utils.core.errors import InputError, QatError
-from utils.core.output_paths import refuse_overwrite
+from utils.core.files import refuse_overwrite
 from utils.trt import inspector, layer_report, tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary
@@ -27,7 +27,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         InputError: the engine cannot be loaded, or the batch is outside its profile.
         DependencyError: TensorRT is not installed, or graphviz is needed and not there.
     """
-    from utils.trt.context import Execution
+    from utils.trt.runner import Execution
 
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:

@@ -63,7 +63,7 @@ def start(options: QuantizeOptions, command: str) -> Report:
     """
     recipe = options.merged_recipe()
     inputs = Inputs.load(options, recipe)
-    dataset = inputs.fingerprint(options.further_files()).to_text()
+    dataset = inputs.fingerprint(options.further_files())
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state = RunState(
             options.model_dump(), recipe.to_dict(), file_hash(options.weights),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.device import device_name
-from utils.core.thresholds import AP_CONFIDENCE
+from utils.core.tasks import AP_CONFIDENCE
 from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.reports.detections import outline_of
 from utils.reports.schema import Box, Sample
 
@@ -70,7 +70,7 @@ def collect(
 
 def _found(found: Found, shapes: Any, names: Mapping[int, str]) -> list[Box]:
     """What is in the only image of a batch, without objects that stand in the place of a better one."""
-    from utils.evaluation.mask_pixels import patches
+    from utils.evaluation.masks import patches
     from utils.evaluation.nms import best_class
 
     chosen = best_class(found.rows[0])

@@ -18,13 +18,13 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector, Found
 from utils.evaluation.images import decode
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
-from utils.evaluation.mask_pixels import Patch, patches
+from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
 from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.open import open_runner

@@ -1,19 +1,17 @@
 """Everything that is done to an ONNX graph.
 
-view.py                look-ups that all need: who produces a tensor, who consumes it, what is constant
+view.py                who produces a tensor, who consumes it, what is constant; and what passes edit a graph with
 qdq_view.py            what is quantized how, and what the recipe leaves in float
-editing.py             tools of the passes
 export.py              torch network → ONNX file: tracing, the passes, checks, metadata; export_config.py: how
 cleanup.py             passes on any graph; qdq_passes.py: on its quantizers
 int8_kernels.py        passes for INT8 kernels; split_convolutions.py: a convolution for each part of a result that is
                        consumed in parts; pad_channels.py: channels in whole blocks
-decoding.py            boxes from what the last convolutions give, in few steps; best_anchors.py: of the best only
+decoding.py            boxes from what the last convolutions give, in few steps, or of the best only
 fp16.py                the pass that turns the float body of a network to FP16
 input_forms.py         in which form images are taken: floats, bytes or INT8
 output_formats.py      what stands behind the raw predictions: NMS, DeepStream's rows; mask_output.py: masks;
-                       deepstream.py: DeepStream's texts, and deepstream_files.py: their files
-float_parts.py         which convolutions the recipe leaves in float, as a file says
-verify.py              does a Q/DQ graph have the properties that TensorRT turns into speed? checks.py: these, as data
+                       deepstream.py: what DeepStream wants beside a network
+verify.py              does a Q/DQ graph have the properties that TensorRT turns into speed? These are data
 
 Passes are pure: ModelProto in, ModelProto out, no files.
 """

@@ -13,27 +13,23 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.core.errors import DependencyError, QatError
 from utils.onnx_graph import decoding, int8_kernels, qdq_passes
-from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
-from utils.onnx_graph.view import QUANTIZE, GraphView, attribute, opset_of, with_shapes
+from utils.onnx_graph.view import (
+    QUANTIZE,
+    GraphView,
+    attribute,
+    drop_unused,
+    opset_of,
+    pure,
+    rename_inputs,
+    set_nodes,
+    with_shapes,
+)
 
 # Cheap operators without state; quantizers are not among them, so that weights keep theirs.
-FOLDABLE = frozenset(
-    {
-        "Add",
-        "Cast",
-        "Concat",
-        "ConstantOfShape",
-        "Div",
-        "Equal",
-        "Expand",
-        "Floor",
-        "Gather",
-        "Identity",
-        "Mul",
-        "Range",
-    }
-    | {"Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"}
-)
+FOLDABLE = frozenset({
+    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Mul", "Range",
+    "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
 FOLD_LIMIT = 1 << 22  # elements; larger results stay computed, so that the file does not grow
 
 

@@ -26,15 +26,16 @@ from torch import nn
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.head_outputs import predicted
 from utils.core.input_form import InputForm
-from utils.onnx_graph import cleanup, float_parts, fp16, qdq_passes
+from utils.core.log_levels import at_least
+from utils.core.tasks import predicted
+from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import Form, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, Context
 from utils.onnx_graph.split_convolutions import separate_first, separate_parts
 from utils.onnx_graph.verify import Report, verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
@@ -101,7 +102,7 @@ def export_forms(
         graph = fp16.to_half(graph)
     if config.int8_weights:
         graph = qdq_passes.store_int8_weights(graph)
-    named = float_parts.properties(list(plan.float_convolutions)) if plan is not None else {}
+    named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
     entries = {**properties, **_metadata(config), **named}
     return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
 
@@ -212,17 +213,11 @@ def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what only the exporter's authors can act on: tracing notes, its own deprecation, its log."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", module=r"torch\.onnx")
-            yield
-    finally:
-        log.setLevel(level)
+    with at_least("torch.onnx", logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", module=r"torch\.onnx")
+        yield
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Literal
 
 from utils.core.errors import InputError
 from utils.core.input_form import FLOATS, InputForm
-from utils.core.onnx_typing import wanted_typing
+from utils.core.onnx_files import wanted_typing
 from utils.core.tasks import DETECT, IMAGES, SEGMENT
 
 OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20

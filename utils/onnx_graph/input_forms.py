@@ -15,8 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from utils.core.input_form import FLOATS, InputForm
-from utils.onnx_graph.editing import pure, rename_inputs, set_nodes
-from utils.onnx_graph.view import BRIGHTEST, QUANTIZE, GraphView, metadata_of
+from utils.onnx_graph.view import BRIGHTEST, QUANTIZE, GraphView, metadata_of, pure, rename_inputs, set_nodes
 
 TO_NCHW = [0, 3, 1, 2]
 

@@ -9,10 +9,9 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.core.number_types import INT8
-from utils.onnx_graph.editing import pure, set_nodes
 from utils.onnx_graph.qdq_passes import weight_quantizers
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute, channel_counts
+from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute, channel_counts, pure, set_nodes
 
 INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
 FEW_GROUPS = 8  # a dense convolution multiplies so many times as much, at most

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from utils.onnx_graph.editing import Tail
+from utils.onnx_graph.view import Tail
 
 SCALE = 0.25  # cells of the prototypes' grid in a pixel of the input: of upstream's heads, and of yolov9-qat's pooler
 RESOLUTION = 160  # rows and columns of a mask in its box's frame, unless something else is asked for

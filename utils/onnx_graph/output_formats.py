@@ -27,12 +27,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, SEGMENT, Layout
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DETECT, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, SEGMENT, Layout
 from utils.onnx_graph import mask_output
-from utils.onnx_graph.best_anchors import keep_best_anchors
-from utils.onnx_graph.editing import Tail, pure
+from utils.onnx_graph.decoding import keep_best_anchors
 from utils.onnx_graph.mask_output import RESOLUTION, Kept, Sums
+from utils.onnx_graph.view import Tail, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
 MOST_DETECTIONS = 3840  # of TensorRT's TopK

@@ -17,11 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.int8_kernels import INT8_VECTOR
 from utils.onnx_graph.qdq_passes import own_quantizers
 from utils.onnx_graph.qdq_view import PIECES
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, GraphView, attribute, channel_bounds, channel_counts
+from utils.onnx_graph.view import (
+    DEQUANTIZE,
+    QUANTIZE,
+    GraphView,
+    attribute,
+    channel_bounds,
+    channel_counts,
+    drop_unused,
+)
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
 CHANNELWISE = PIECES | {QUANTIZE, DEQUANTIZE, "AveragePool", "Identity", "MaxPool", "Resize"}

@@ -10,9 +10,18 @@ import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.core.number_types import INT8
-from utils.onnx_graph.editing import drop_unused, pure, rename_inputs, set_nodes
 from utils.onnx_graph.qdq_view import WEIGHTED, Context
-from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute
+from utils.onnx_graph.view import (
+    DEQUANTIZE,
+    QDQ,
+    QUANTIZE,
+    GraphView,
+    attribute,
+    drop_unused,
+    pure,
+    rename_inputs,
+    set_nodes,
+)
 
 
 @pure

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from utils.core.module_patterns import first_match
-from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.view import BRIGHTEST, DEQUANTIZE, QUANTIZE, GraphView, attribute, module_path
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1}  # operator → axis of the output channels in its weight
@@ -20,6 +18,7 @@ ACTIVATIONS = frozenset(
     {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Tanh"}
 )
 CURVES = ACTIVATIONS | {"Erf", "Softplus"}  # one of them at least is in any activation
+FLOAT_MODULES = "float_modules"  # in a file's metadata: JSON list of the paths of all convolutions that stay in float
 PIECES = CURVES | {"Add", "Div", "Mul"}  # what activations consist of that have no operator of their own in an opset
 
 
@@ -34,11 +33,16 @@ class Scale:
 
 @dataclass(frozen=True)
 class Context:
-    """A graph and the questions that rules ask about it. Tensor arguments are names."""
+    """A graph and the questions that rules ask about it. Tensor arguments are names.
+
+    Attributes:
+        floats: paths of the convolutions that the recipe leaves in float.
+        typing: weak | strong, as the exporter wrote it into the file; '': a file of others.
+    """
 
     model: ModelProto
-    floats: FloatParts = field(default_factory=FloatParts)
-    typing: str = ""  # weak | strong, as the exporter wrote it into the file; '': a file of others
+    floats: frozenset[str] = frozenset()
+    typing: str = ""
 
     @cached_property
     def view(self) -> GraphView:
@@ -188,24 +192,9 @@ class Context:
         return [node for node, output in zip(self.convolutions, outputs, strict=True) if output not in inner]
 
     @cached_property
-    def _last_results(self) -> frozenset[str]:
-        return frozenset(node.output[0] for node in self.last_convolutions)
-
-    @cached_property
     def decoding(self) -> set[str]:
         """The tensors from the results of the last convolutions on."""
         return self.view.downstream([node.output[0] for node in self.last_convolutions])
-
-    @cached_property
-    def head(self) -> str:
-        """Path of the head: the longest one that all last convolutions share."""
-        paths = [self.path(node).split(".") for node in self.last_convolutions]
-        shared = []
-        for parts in zip(*paths, strict=False):
-            if len(set(parts)) > 1:
-                break
-            shared.append(parts[0])
-        return ".".join(shared[:2])
 
     def is_float(self, node: NodeProto) -> bool:
         """Whether the recipe leaves a node in float.
@@ -221,19 +210,7 @@ class Context:
     @cached_property
     def _float_results(self) -> frozenset[str]:
         """Results of the convolutions that stay in float."""
-        return frozenset(node.output[0] for node in self.convolutions if self._is_named(node))
-
-    def _is_named(self, node: NodeProto) -> bool:
-        """Whether the file's metadata leaves a convolution in float."""
-        floats, path = self.floats, self.path(node)
-        if floats.modules is not None:
-            return path in floats.modules
-        if self.weight_name(node).endswith(("/weight", "/weight_quantized")):  # it was a pool: see `convolve_pools`
-            return False
-        if floats.head == "last-conv-float" and node.output[0] in self._last_results:
-            return True
-        head = [self.head] if floats.head == "float" and self.head else []
-        return first_match([*floats.patterns, *head], path) is not None
+        return frozenset(node.output[0] for node in self.convolutions if self.path(node) in self.floats)
 
     @cached_property
     def _float_modules(self) -> dict[str, bool]:

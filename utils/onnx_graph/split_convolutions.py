@@ -24,11 +24,19 @@ from itertools import pairwise
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.onnx_graph.editing import drop_unused, rename_inputs, set_nodes
 from utils.onnx_graph.int8_kernels import INT8_VECTOR, depthwise
 from utils.onnx_graph.qdq_passes import merge_quantizers, own_quantizers
 from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import QDQ, QUANTIZE, GraphView, attribute, channel_bounds
+from utils.onnx_graph.view import (
+    QDQ,
+    QUANTIZE,
+    GraphView,
+    attribute,
+    channel_bounds,
+    drop_unused,
+    rename_inputs,
+    set_nodes,
+)
 
 ONE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 

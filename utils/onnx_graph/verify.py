@@ -5,24 +5,29 @@
     report = verify(read_onnx("model.onnx"))
     report.ok, report.findings, table(report)
 
-The properties are in `checks.py`. What the recipe in the file's metadata leaves in float is not held against it.
+Each property is data, a row of `RULES`: a name, a sentence why, and a function that yields one entry for each thing
+that it looks at: the node's name, and what is wrong, or None if nothing is. To add one, write a function and a row,
+and mutate a good graph for it in the tests. Sources: "Explicit Quantization" in TensorRT's developer guide, and
+measurements. What the file's metadata say that the recipe leaves in float is not held against it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto
+import numpy as np
+from onnx import ModelProto, NodeProto
 
-from utils.core.errors import InputError, RecipeError
+from utils.core.errors import InputError
+from utils.core.number_types import INT8
 from utils.core.onnx_files import read_onnx
 from utils.core.text_tables import aligned, columns
-from utils.onnx_graph.checks import RULES
-from utils.onnx_graph.float_parts import FloatParts
 from utils.onnx_graph.input_forms import input_form
-from utils.onnx_graph.qdq_view import Context
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, metadata_of
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, Context
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
 
@@ -73,9 +78,11 @@ def verify(model: ModelProto) -> Report:
     """
     properties = metadata_of(model)
     try:
-        floats = FloatParts.from_metadata(properties)
-    except (ValueError, RecipeError) as error:
-        raise InputError(f"the recipe in the file's metadata is not what export_qat.py writes: {error}") from error
+        floats = frozenset(json.loads(properties.get(FLOAT_MODULES, "[]")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{FLOAT_MODULES} in the file's metadata is not what export_qat.py writes, a JSON list of module paths"
+        ) from error
     input_form(model)  # refuses the INT8 images of 1.0
     graph = Context(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
@@ -114,3 +121,279 @@ def table(report: Report) -> str:
     if len(report.findings) > SHOWN:
         lines.append(f"... and {len(report.findings) - SHOWN} more")
     return "\n".join([*lines, report.summary()])
+
+
+Check = Iterator[tuple[str, str | None]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A property: `check` yields (node, message or None) for each thing that it looked at."""
+
+    name: str
+    why: str
+    check: Callable[[Context], Check]
+
+
+def _distinct(graph: Context) -> Iterator[NodeProto]:
+    """Every QuantizeLinear, and the DequantizeLinear that have none before them: one a pair."""
+    yield from graph.nodes(QUANTIZE)
+    for node in graph.nodes(DEQUANTIZE):
+        producer = graph.view.producer(node.input[0])
+        if producer is None or producer.op_type != QUANTIZE:
+            yield node
+
+
+def scales(graph: Context) -> Check:
+    """Each scale is stored in the file, positive and finite."""
+    for node in _distinct(graph):
+        scale = graph.view.array(node.input[1])
+        if scale is None:
+            yield node.name, "its scale is computed, not stored"
+        elif (bad := scale[~(np.isfinite(scale) & (scale > 0))]).size:
+            yield node.name, f"its scale {float(bad.flat[0]):g} is not positive and finite"
+        else:
+            yield node.name, None
+
+
+def symmetric(graph: Context) -> Check:
+    """Each zero point is stored in the file, has the integer type of the quantizers, and is 0."""
+    for node in _distinct(graph):
+        zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
+        if zero is None or zero.dtype != INT8.dtype:
+            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not {INT8.name}"
+        else:
+            yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
+
+
+def granularity(graph: Context) -> Check:
+    """A weight has one scale for each output channel, on that axis, and an activation has one scale."""
+    for conv in graph.nodes(*WEIGHTED):
+        node = graph.dequantizer(conv.input[1])
+        if node is None:
+            continue
+        weight, axis = graph.view.array(graph.weight_name(conv)), WEIGHTED[conv.op_type]
+        scale = graph.view.array(node.input[1])
+        if scale is None or weight is None:
+            continue
+        if scale.size != weight.shape[axis] or (scale.size > 1 and attribute(node, "axis", 1) != axis):
+            yield node.name, f"{scale.size} scales on axis {attribute(node, 'axis', 1)} for weight {list(weight.shape)}"
+        else:
+            yield node.name, None
+    for node in graph.activations:
+        scale = graph.view.array(node.input[1])
+        several = scale is not None and scale.size > 1
+        yield node.name, f"{scale.size} scales for an activation" if several and scale is not None else None
+
+
+def pairs(graph: Context) -> Check:
+    """Only DequantizeLinear of the same scale read a QuantizeLinear, and read nothing else but a constant.
+
+    Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before; a network of
+    others may take 0..255.
+    """
+    for node in graph.nodes(QUANTIZE):
+        consumers = graph.view.consumers(node.output[0])
+        strangers = [consumer for consumer in consumers if consumer.op_type != DEQUANTIZE]
+        factors = graph.factors(node)
+        if strangers:
+            yield node.name, f"{strangers[0].op_type} {strangers[0].name} reads its integers"
+        elif any(graph.scale(node) not in [graph.scale(one, factor) for factor in factors] for one in consumers):
+            yield node.name, "its DequantizeLinear has another scale"
+        else:
+            yield node.name, None
+    for node in graph.nodes(DEQUANTIZE):
+        producer = graph.view.producer(node.input[0])
+        if producer is None and not graph.view.is_constant(node.input[0]):
+            yield node.name, "it reads a graph input"
+        elif producer is not None and producer.op_type != QUANTIZE:
+            yield node.name, f"it reads {producer.op_type} {producer.name}, not a QuantizeLinear"
+
+
+def one_quantizer(graph: Context) -> Check:
+    """One QuantizeLinear reads a tensor, and none reads what a DequantizeLinear has just computed."""
+    tensors: dict[str, list[NodeProto]] = {}
+    for node in graph.nodes(QUANTIZE):
+        tensors.setdefault(node.input[0], []).append(node)
+    for tensor, nodes in tensors.items():
+        before = graph.dequantizer(tensor)
+        if len(nodes) > 1:
+            yield nodes[0].name, f"{len(nodes)} QuantizeLinear read {tensor}"
+        elif before is not None:
+            yield nodes[0].name, f"it quantizes again what {before.name} dequantized"
+        else:
+            yield nodes[0].name, None
+
+
+def convolution_inputs(graph: Context) -> Check:
+    """Input and weight of each convolution that the recipe does not leave in float are quantized."""
+    for node in graph.convolutions:
+        if graph.is_float(node):
+            continue
+        sides = zip(("input", "weight"), node.input, strict=False)
+        missing = [kind for kind, name in sides if not graph.dequantizer(name)]
+        verb = "are" if len(missing) > 1 else "is"
+        yield node.name, f"its {' and '.join(missing)} {verb} not quantized" if missing else None
+
+
+def before_activation(graph: Context) -> Check:
+    """No quantizer stands between a convolution and its activation, or inside the activation."""
+    for node in graph.view.nodes:
+        if node.op_type not in WEIGHTED and not graph.is_activation(node):
+            continue
+        broken = None
+        for quantizer in graph.quantizers(node.output[0]):
+            behind = graph.view.consumers_through(quantizer.output[0], frozenset({DEQUANTIZE}))
+            consumers = [*behind, *graph.view.consumers(node.output[0])]
+            activation = next((item for item in consumers if _goes_on(graph, node, item)), None)
+            if activation is not None:
+                broken = f"{quantizer.name} stands between it and {activation.name}"
+        yield node.name, broken
+
+
+def _goes_on(graph: Context, node: NodeProto, reader: NodeProto) -> bool:
+    """Whether what reads a node's result is a convolution's activation, or goes on with the one the node belongs to."""
+    if node.op_type in WEIGHTED:
+        return reader.op_type == "Mul" or graph.is_activation(reader)
+    return reader.op_type == "Mul" and graph.before_activation(node.output[0]) in reader.input
+
+
+def concat(graph: Context) -> Check:
+    """The inputs and the result of each Concat have one scale."""
+    for node in graph.nodes("Concat"):
+        yield from _same_scale(graph, node)
+
+
+def moving(graph: Context) -> Check:
+    """The inputs and results of any other node that only moves values have one scale."""
+    for node in graph.view.nodes:
+        if node.op_type != "Concat" and graph.is_moving(node) and not graph.is_of_bytes(node.input[0]):
+            yield from _same_scale(graph, node)
+
+
+def _same_scale(graph: Context, node: NodeProto) -> Check:
+    """Inputs and result of a node that moves values have one scale, as soon as the result is read as INT8."""
+    inputs = graph.inputs(node)
+    before = [item for item in map(graph.dequantizer, inputs) if item]
+    after = [item for name in node.output for item in graph.quantizers(name)]
+    if not before and not after:
+        return
+    leaving = [name for name in node.output if not graph.quantizers(name) and not graph.reads_float(name)]
+    if after and len(before) < len(inputs):
+        floating = next(name for name in inputs if not graph.dequantizer(name))
+        yield node.name, f"its input {floating} is not quantized, its result is"
+    elif leaving and len(before) == len(inputs):
+        yield node.name, f"its input is quantized, its result {leaving[0]} is not"
+    elif after and len(found := {graph.scale(item).scale for item in (*before, *after)}) > 1:
+        kinds = {2: np.float16, 4: np.float32}  # by the bytes of one number
+        numbers = sorted(float(np.frombuffer(s, kinds[len(s)])[0]) for s in found if len(s) in kinds)
+        yield node.name, f"{len(found)} scales meet: {', '.join(f'{number:.4g}' for number in numbers[:4])}"
+    else:
+        yield node.name, None
+
+
+def average_pool(graph: Context) -> Check:
+    """The input of an average pool is quantized if its result is, and the other way round."""
+    for node in graph.nodes(*POOLS):
+        before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
+        if after and not before:
+            yield node.name, "its result is quantized, its input is not"
+        elif before and not after and not graph.reads_float(node.output[0]):
+            yield node.name, "its input is quantized, its result is not"
+        elif before or after:
+            yield node.name, None
+
+
+def residual(graph: Context) -> Check:
+    """Each input of an Add is quantized, or is a convolution's own result that fuses into the Add."""
+    for node in graph.nodes("Add"):
+        inputs = graph.inputs(node)
+        quantized = [name for name in inputs if graph.dequantizer(name)]
+        result = graph.quantizers(node.output[0])
+        if len(inputs) < 2 or not (quantized or result) or (graph.is_float(node) and not result):
+            continue
+        fused = [name for name in inputs if name not in quantized and _fuses_into_add(graph, name)]
+        if not quantized and not any(_is_sum(graph, name) for name in fused):
+            yield node.name, "neither input is quantized"
+        elif len(quantized) + len(fused) < len(inputs):
+            other = next(name for name in inputs if name not in quantized and name not in fused)
+            yield node.name, f"its input {other} is neither quantized nor a convolution's own result"
+        else:
+            yield node.name, None
+
+
+def _fuses_into_add(graph: Context, tensor: str) -> bool:
+    """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
+    return (_is_sum(graph, tensor) or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
+
+
+def _is_sum(graph: Context, tensor: str) -> bool:
+    """Whether a tensor is the result of an Add that has a quantized input."""
+    node = graph.view.producer(tensor)
+    return node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
+
+
+def types(graph: Context) -> Check:
+    """In a strongly typed file convolutions compute in float16; DFL's may decode in float32, as in older files."""
+    if graph.typing != "strong":
+        return
+    for node in graph.nodes(*WEIGHTED):
+        kind = graph.float_type(node)
+        allowed = (np.float16, np.float32) if node.output[0] in graph.decoders else (np.float16,)
+        yield node.name, None if kind in allowed else f"it computes in {np.dtype(kind).name}, not in float16"
+
+
+def decoding(graph: Context) -> Check:
+    """DFL's convolution and the boxes and scores behind the last convolutions are not quantized."""
+    for node in graph.nodes(*WEIGHTED):
+        if node.output[0] in graph.decoders:
+            quantized = graph.dequantizer(node.input[0]) or graph.dequantizer(node.input[1])
+            yield node.name, "DFL's convolution is quantized" if quantized else None
+    for node in graph.activations:
+        if node.input[0] in graph.decoding and not _around_decoder(graph, node):
+            yield node.name, "it quantizes boxes or scores"
+
+
+def _around_decoder(graph: Context, node: NodeProto) -> bool:
+    consumers = graph.view.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
+    return any(consumer.output[0] in graph.decoders for consumer in consumers)
+
+
+def float_islands(graph: Context) -> Check:
+    """No operator between two quantized tensors computes in float, unless it fuses or the recipe says so."""
+    quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
+    needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
+    known = {*WEIGHTED, *POOLS, "Add", QUANTIZE, DEQUANTIZE, "Shape"}
+    for node in graph.view.nodes:
+        between = node.output[0] in needed and any(name in quantized for name in node.input)
+        if not between or node.op_type in known or graph.is_moving(node) or graph.is_float(node):
+            continue
+        fuses = graph.is_activation(node) and _behind_computation(graph, node)
+        yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
+
+
+def _behind_computation(graph: Context, node: NodeProto) -> bool:
+    """Whether an activation fuses into what it follows; a quantizer between the two breaks another rule."""
+    tensor = graph.before_activation(node.output[0])
+    if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.view.producer(dequantizer.input[0])):
+        tensor = quantizer.input[0]
+    source = graph.view.producer(tensor)
+    return source is not None and source.op_type in (*WEIGHTED, "Add")
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("scales", "every scale is positive and finite, or TensorRT refuses the file", scales),
+    Rule("symmetric", "every zero point is INT8 0: TensorRT knows no other", symmetric),
+    Rule("granularity", "weights have a scale an output channel, activations one: what INT8 kernels take", granularity),
+    Rule("pairs", "a QuantizeLinear feeds DequantizeLinear of the same scale, or values change", pairs),
+    Rule("one quantizer", "two on one tensor are one kernel too many", one_quantizer),
+    Rule("convolutions", "input and weight of each convolution are quantized, or it runs in float", convolution_inputs),
+    Rule("activation", "nothing stands between a convolution and its activation: they fuse", before_activation),
+    Rule("concat", "inputs and result of a Concat have one scale, or they are requantized", concat),
+    Rule("moving", "what only moves values stands between equal scales: it runs in INT8 or vanishes", moving),
+    Rule("average pool", "an average over INT8 values gives INT8 values, or it runs in float", average_pool),
+    Rule("residual", "the residual input of an Add is quantized: convolution and Add fuse", residual),
+    Rule("decoding", "boxes and scores keep their precision: DFL and what follows is float", decoding),
+    Rule("types", "strongly typed: convolutions are FP16, or TensorRT runs them in FP32", types),
+    Rule("float island", "no float operator between quantized ones: it costs two conversions", float_islands),
+)

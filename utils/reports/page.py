@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
-from utils.core.resampled import Difference
+from utils.core.score import Difference
 from utils.reports import detections, figures
 from utils.reports.schema import Report, Sample
 from utils.reports.tables import cells, headers, remarks

@@ -18,10 +18,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.input_files import read_json
-from utils.core.resampled import Difference, Resampled
+from utils.core.score import Difference, Resampled
 from utils.core.shown import shown
 from utils.core.strict_model import StrictModel, first_problem
-from utils.core.thresholds import EVERYDAY_CONFIDENCE
+from utils.core.tasks import EVERYDAY_CONFIDENCE
 from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks

@@ -1,7 +1,6 @@
 """One interface to a network, whatever runs it: named inputs to named outputs.
 
-base.py      Runner and TensorSpec: checks feeds, says what was received and what was expected
-feeds.py     bytes of images → what a network takes
+base.py      Runner and TensorSpec: checks feeds, says what was received and what was expected; images as feeds
 pytorch.py   a network in PyTorch, float or with fake quantizers
 onnxrt.py    an ONNX file in ONNX Runtime
 

@@ -20,8 +20,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from utils.core.errors import InputError
 from utils.core.input_form import DEFAULT_BATCH
-from utils.core.tasks import DETECT, SEGMENT
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DETECT, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, SEGMENT
 from utils.runners.base import TensorSpec
 from utils.serving.options import ServingOptions
 from utils.serving.served_file import PLAN, ServedFile

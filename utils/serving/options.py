@@ -19,7 +19,7 @@ from utils.core.options import (
     option,
     project_option,
 )
-from utils.core.thresholds import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 
 SERVED, NMS = "how it is served", "NMS behind raw predictions"
 Instances = Annotated[int, Field(ge=1, le=64)]

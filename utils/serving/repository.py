@@ -22,7 +22,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
 from utils.core.errors import InputError, no_file
-from utils.core.input_files import MEBIBYTE, read_text
+from utils.core.input_files import read_text
 from utils.serving.config import ENSEMBLE, LABELS, PYTHON, data_type
 from utils.serving.served_file import ONNX, PLAN, ServedFile, class_names
 
@@ -87,7 +87,7 @@ def _write_model(folder: Path, config: ModelConfig, file: ServedFile, note: str)
 
 def read_config(path: Path) -> ModelConfig:
     """A config.pbtxt; raises `InputError` if protobuf cannot read it."""
-    text = read_text(path, "each folder of a repository is a model and needs it", limit=4 * MEBIBYTE)
+    text = read_text(path, "each folder of a repository is a model and needs it")
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:

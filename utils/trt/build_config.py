@@ -83,10 +83,6 @@ class BuildConfig:
             values = getattr(self, name)
             if values is not None and not 0 < values[0] <= values[1] <= values[2]:
                 raise InputError(f"{name} {values}: expected min <= opt <= max, all positive")
-        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
-            raise InputError(f"optimization level {self.optimization_level} is outside 0 to 5")
-        if self.max_aux_streams is not None and self.max_aux_streams < 0:
-            raise InputError(f"{self.max_aux_streams} auxiliary streams: expected 0 or more")
 
 
 class BuildOptions(DeviceOptions):

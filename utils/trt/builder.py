@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def build(
     began = time.perf_counter()
     with _timing_cache(api, setup, cache), tqdm(desc=engine.name, disable=not config.progress) as bar:
         with _deferred_signals() as signals:
-            _show_progress(api, setup, log, engine.name, bar, signals)
+            _show_progress(api, setup, engine.name, bar, signals)
             plan = builder.build_serialized_network(network, setup)
         if plan is not None:
             bar.update((bar.total or bar.n) - bar.n)
@@ -196,27 +195,11 @@ def _keep_in_float32(api: Api, network: Any, setup: Any, names: Collection[str])
             layer.set_output_type(index, kind)
 
 
-def _show_progress(api: Api, setup: Any, log: Log, name: str, bar: tqdm[Any], signals: Sequence[int]) -> None:
-    """Let a bar show how far the builder is: by IProgressMonitor from TensorRT 10 on, or by what 8.6 writes to its log.
-
-    In 8.6 a step is a layer whose kernels are measured. Identical layers are measured once, and conversions of formats
-    behind all layers: near the end the bar stands while the number of kernels goes on, and then it jumps.
-    """
+def _show_progress(api: Api, setup: Any, name: str, bar: tqdm[Any], signals: Sequence[int]) -> None:
+    """Let a bar show how far the builder is, by IProgressMonitor; before TensorRT 10 only the time that it takes."""
     base: Any = api.progress_monitor
-    measured = count(1)
-
-    def watch(message: str) -> None:
-        if " Time: " in message:  # "Tactic: 0x00000000000003e8 Time: 0.0058"
-            if (number := next(measured)) % 250 == 0:
-                bar.set_postfix_str(f"{number:,} kernels")
-        elif "Computing costs for" in message:
-            bar.update()
-        elif found := re.match(r"After [\w -]+: (\d+) layers", message):  # "After vertical fusions: 253 layers"
-            bar.total = int(found[1])
-
+    bar.set_description(f"{name}: building")
     if base is None:
-        bar.set_description(f"{name}: measuring kernels")
-        log.watch = watch
         return
 
     class Monitor(base):
@@ -285,7 +268,7 @@ def _timing_cache(api: Api, setup: Any, path: Path | None) -> Iterator[None]:
         return
     try:
         _add_measured(made, setup, stored, path)
-    except (OSError, InputError) as error:  # the engine is worth more than what the next build would save
+    except (OSError, QatError) as error:  # the engine is worth more than what the next build would save
         logger.warning("the timing cache %s cannot be written: %s", path, error)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.input_files import LARGEST_JSON, read_text
+from utils.core.input_files import read_text
 
 # Types of layers, which versions capitalise differently: those that run nothing, and that change a tensor's form alone
 IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")
@@ -69,7 +69,7 @@ class Layer:
 
 def read(path: Path) -> str:
     """The text of a file with an inspector's JSON; bytes that are no UTF-8 (8.6) are replaced."""
-    return read_text(path, "expected the inspector's JSON", limit=LARGEST_JSON, errors="replace")
+    return read_text(path, "expected the inspector's JSON", errors="replace")
 
 
 def parse(text: str) -> list[Layer]:

@@ -16,7 +16,7 @@ from utils.trt import inspector
 from utils.trt.inspector import PRECISIONS, Layer, Summary
 
 if TYPE_CHECKING:
-    from utils.trt.context import Execution
+    from utils.trt.runner import Execution
 
 COLUMNS = (Column("", left=True, width=14), Column("layers", width=8), Column("share", width=8), Column("ms", width=10),
            Column("share", width=8))  # fmt: skip
@@ -24,7 +24,6 @@ MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not
 # By precision; layers that only change a tensor's form have their own colour. Text on all of them is dark.
 COLOURS = {"INT8": "#9BD8B4", "FP8": "#C5E8A5", "FP16": "#F6D186", "BF16": "#F6D186", "FP32": "#F0A08C"}
 REFORMAT, OTHER = "#CBB5E2", "#E4E7EB"
-HOT = 0.03  # share of the time from which on a layer is framed
 
 
 def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
@@ -168,7 +167,6 @@ def dot(layers: Sequence[Layer], title: str) -> str:
         f'  graph [rankdir=TB, nodesep=0.2, ranksep=0.3, label="{_escape(title)}", labelloc=t, fontname="sans-serif"];',
         '  node [shape=box, style="filled,rounded", color="#9AA5B1", fontname="sans-serif", fontsize=10];',
         '  edge [color="#52606D", fontname="sans-serif", fontsize=8];',
-        *_legend(),
     ]
     source: dict[str, str] = {}  # tensor → node that it comes from
     produced = {tensor.name for layer in layers for tensor in layer.outputs}
@@ -230,16 +228,8 @@ def _node(layer: Layer, total: float) -> str:
     time = "" if layer.ms is None else f"\\n{layer.ms:.4f} ms"
     if layer.ms and total:
         time += f" ({layer.ms / total:.1%})"
-    hot = ', color="#102A43", penwidth=2.5' if layer.ms and total and layer.ms / total >= HOT else ""
     label = f"{_escape(short(layer.name, 70))}\\n{_escape(layer.type)}, {what}{time}"
-    return f'label="{label}", fillcolor="{colour}", tooltip="{_escape(layer.name)} | {_escape(layer.tactic)}"{hot}'
-
-
-def _legend() -> list[str]:
-    entries = [*((name, colour) for name, colour in COLOURS.items() if name not in ("FP8", "BF16")),
-               ("copy, cast, (re)quantize", REFORMAT), ("other", OTHER)]  # fmt: skip
-    nodes = [f'    l{i} [label="{name}", fillcolor="{colour}"];' for i, (name, colour) in enumerate(entries)]
-    return ["  subgraph cluster_legend {", '    label="precision"; fontsize=10; color="#E4E7EB";', *nodes, "  }"]
+    return f'label="{label}", fillcolor="{colour}", tooltip="{_escape(layer.name)} | {_escape(layer.tactic)}"'
 
 
 def _escape(text: str) -> str:

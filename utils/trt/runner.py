@@ -3,17 +3,257 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, cuda
 
 from utils.core.device import device_name
-from utils.core.errors import QatError
-from utils.runners.base import Runner
+from utils.core.errors import InputError, QatError
+from utils.core.input_form import InputForm
+from utils.runners.base import Runner, TensorSpec
 from utils.trt import tensorrt_api
-from utils.trt.context import Execution
-from utils.trt.tensorrt_api import Api
+from utils.trt.engine_file import EngineNote, load_engine
+from utils.trt.tensorrt_api import Api, Log
+
+Shape = tuple[int, ...]
+
+STREAMS_OF_TORCH = 32  # that differ, of a GPU: torch gives them in turns
+
+
+class Execution:
+    """An engine that is ready to run on shapes of its profile.
+
+    Attributes:
+        inputs, outputs: by name, shape (None where dynamic) and dtype.
+        limits: input → min and max shape.
+        buffers: for the present shapes, one tensor for each input and output.
+        stream: what the engine runs on.
+    """
+
+    def __init__(self, path: str | Path, api: Api, device: torch.device, engine: Any = None) -> None:
+        """Load an engine.
+
+        Args:
+            engine: the file's engine, if it is loaded already: this is a further context of it.
+
+        Raises:
+            InputError: see `load_engine`; or the engine has inputs in host memory, or tensors in a format that
+                packs channels.
+        """
+        self.path, self.device, self.api = Path(path), device, api
+        self.log: Log = api.log()
+        self.note = EngineNote.load(self.path)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # TensorRT takes the current one
+        gpu = tensorrt_api.gpu(device.index)
+        self.engine: Any = load_engine(path, api, self.log, gpu) if engine is None else engine
+        self.stream = cuda.Stream(device)
+        # Auxiliary streams, drawn after `stream`, so that none is the same. TensorRT's own are "blocking": while one is
+        # captured, CUDA lets nobody ask for the state of the default stream, and torch asks when it pins memory.
+        self._beside = [cuda.Stream(device) for _ in range(min(self.streams or 0, STREAMS_OF_TORCH - 1))]
+        self.buffers: dict[str, Tensor] = {}
+        self._storage: dict[str, Tensor] = {}
+        self._context: Any = None
+        self._graph: Any = None
+        modes = api.module.TensorIOMode
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        for name in names:
+            if self.engine.get_tensor_location(name) == api.module.TensorLocation.HOST:  # a shape tensor
+                raise InputError(
+                    f"{path} has {name} in host memory, which is not supported; export_qat.py writes no such file"
+                )
+            if (kind := self.engine.get_tensor_format(name).name) != "LINEAR":  # of trtexec, or --input-format of 1.0
+                raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
+        self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
+        self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
+        profiles = {spec.name: self._profile(spec.name) for spec in self.inputs}
+        self.limits = {name: (smallest, largest) for name, (smallest, _, largest) in profiles.items()}
+        self._start()
+        if not self._dynamic:
+            self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
+
+    def set_shapes(self, shapes: Mapping[str, Shape]) -> None:
+        """Make buffers for inputs of these shapes; nothing happens when they are the present ones.
+
+        Raises:
+            InputError: a shape is outside the engine's profile, or the size of an output depends on the data.
+        """
+        if self.buffers and all(tuple(self.buffers[name].shape) == tuple(shape) for name, shape in shapes.items()):
+            return
+        for name, shape in shapes.items():
+            smallest, largest = self.limits[name]
+            inside = len(shape) == len(smallest) and all(
+                least <= size <= most for least, size, most in zip(smallest, shape, largest, strict=True)
+            )
+            if not inside or not self._context.set_input_shape(name, tuple(shape)):
+                raise InputError(
+                    f"{self.path} takes {name} from {list(smallest)} to {list(largest)}, not {list(shape)}; "
+                    "build an engine for that shape"
+                )
+        self.buffers, self._graph = {}, None  # a graph belongs to the shapes that it was captured with
+        buffers = {}
+        for spec in (*self.inputs, *self.outputs):
+            shape = tuple(self._context.get_tensor_shape(spec.name))
+            if any(size < 0 for size in shape):  # it is known only after a run
+                raise InputError(
+                    f"{self.path}: the size of output {spec.name} depends on the data, which is not supported; "
+                    "export_qat.py writes files whose outputs have known sizes, also with --nms onnx"
+                )
+            buffers[spec.name] = self._view(spec, shape)
+            self._context.set_tensor_address(spec.name, buffers[spec.name].data_ptr())
+        self.buffers = buffers  # all of them, or none where memory is short
+
+    def _start(self) -> None:
+        """A fresh context, in place of the one before."""
+        self._graph = self._context = None  # released first: contexts of 8.6 cannot share a profile
+        self._context = self.engine.create_execution_context()
+        if self._context is None:
+            raise QatError(f"{self.path} does not start: {self.log.reason('not enough GPU memory?')}")
+        # TensorRT chooses the profile by itself for an engine's first context only
+        if self._dynamic and not self._context.set_optimization_profile_async(0, self.stream.cuda_stream):
+            raise QatError(f"{self.path} does not start: {self.log.reason('it gives no reason')}")
+        if self._beside:
+            self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
+
+    def sibling(self) -> Execution:
+        """Another context for the same shapes, with a stream and buffers of its own, to run side by side.
+
+        It shares an engine of static shapes. One of dynamic shapes is loaded once more, so that its weights are in
+        memory twice: contexts of TensorRT 8.6 cannot share an optimization profile, and asking 8.6.0 for one that is
+        in use ends the process with a segmentation fault.
+
+        Raises:
+            QatError: it does not start.
+        """
+        other = Execution(self.path, self.api, self.device, None if self._dynamic else self.engine)
+        other.set_shapes({spec.name: tuple(self.buffers[spec.name].shape) for spec in self.inputs})
+        return other
+
+    @property
+    def _dynamic(self) -> bool:
+        return any(None in spec.shape for spec in self.inputs)
+
+    @property
+    def streams(self) -> int | None:
+        """Auxiliary streams that the engine has; None where this TensorRT does not say."""
+        found: int | None = getattr(self.engine, "num_aux_streams", None)
+        return found
+
+    def opt_shape(self, name: str) -> Shape:
+        """The shape of an input that the engine was optimised for."""
+        return self._profile(name)[1]
+
+    def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
+        """Min, opt and max shape; an input of static shape has one, also where TensorRT has no profile for it."""
+        fixed = tuple(self.engine.get_tensor_shape(name))
+        if min(fixed) >= 0:
+            return fixed, fixed, fixed
+        smallest, best, largest = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
+        return smallest, best, largest
+
+    def run(self) -> None:
+        """Enqueue one run on `stream`, without waiting.
+
+        Raises:
+            QatError: TensorRT could not enqueue it.
+        """
+        if not self._context.execute_async_v3(self.stream.cuda_stream):
+            raise QatError(f"{self.path} failed to run: {self.log.reason('it gives no reason')}")
+
+    def graph(self) -> Any:
+        """The run on the present shapes as a CUDA graph (`replay()`), captured once until the shapes change.
+
+        None where the size of a result depends on the image, which no graph can hold. That is not tried: torch before
+        2.12 takes a capture that has failed for one that still goes on, and no longer frees what several streams use.
+        """
+        if self.note.data_dependent:
+            return None
+        if self._graph is None:
+            self.run()  # the first run after a change of shapes allocates, which a capture must not
+            self.stream.synchronize()
+            captured = cuda.CUDAGraph()
+            # "thread_local": the data loader's thread pins memory meanwhile, which would spoil a global capture
+            with cuda.graph(captured, stream=self.stream, capture_error_mode="thread_local"):
+                self.run()
+            self._graph = captured
+        return self._graph
+
+    def layer_times(self, runs: int = 20) -> dict[str, float]:
+        """Mean milliseconds of each layer, by name as the inspector names it; measured one by one, without a graph.
+
+        Empty where TensorRT has no IProfiler (TensorRT-RTX).
+        """
+        times: dict[str, list[float]] = defaultdict(list)
+        base: Any = getattr(self.api.module, "IProfiler", None)
+        if base is None:
+            return {}
+
+        class Profiler(base):
+            def __init__(self) -> None:
+                base.__init__(self)
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                times[layer_name].append(ms)
+
+        profiler = Profiler()
+        self._start()  # a context keeps its profiler: this one is only for that
+        self._context.profiler = profiler
+        self._bind()
+        for index in range(runs + 3):
+            if index == 3:
+                times.clear()  # warm
+            self.run()
+            self.stream.synchronize()
+        self._start()
+        self._bind()
+        return {name: sum(values) / runs for name, values in times.items()}
+
+    def _bind(self) -> None:
+        """Tell a fresh context of the present shapes and buffers."""
+        for spec in self.inputs:
+            self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
+        for name, buffer in self.buffers.items():
+            self._context.set_tensor_address(name, buffer.data_ptr())
+
+    def information(self) -> str:
+        """The engine inspector's JSON for the present shapes."""
+        self.run()  # until then 8.6 says "N/A due to dynamic shapes" for types and formats
+        self.stream.synchronize()
+        inspector = self.engine.create_engine_inspector()
+        inspector.execution_context = self._context
+        return str(inspector.get_engine_information(self.api.module.LayerInformationFormat.JSON))
+
+    def close(self) -> None:
+        """Release the engine and its buffers."""
+        self.stream.synchronize()
+        self._graph = None
+        self.buffers, self._storage = {}, {}
+        self._context = self.engine = None
+
+    def _spec(self, name: str) -> TensorSpec:
+        shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
+        return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
+
+    @property
+    def input_form(self) -> InputForm:
+        """The form in which it takes images, see `InputForm.of_file`."""
+        spec = self.inputs[0]
+        return InputForm.of_file(self.note.metadata, spec.dtype, spec.shape)
+
+    def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
+        """A tensor of this shape, in memory that is used again for other shapes."""
+        count, most = (torch.Size(one).numel() for one in (shape, self.limits.get(spec.name, ((), ()))[1]))
+        stored = self._storage.get(spec.name)
+        if stored is None or stored.numel() < count:
+            with torch.inference_mode(False):  # else they could not be written to outside of inference mode
+                stored = torch.zeros(max(count, most, 1), dtype=getattr(torch, spec.dtype), device=self.device)
+            self._storage[spec.name] = stored
+        return stored[:count].view(shape)
+
 
 logger = logging.getLogger(__name__)
 

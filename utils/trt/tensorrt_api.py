@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
-from utils.core.onnx_typing import wanted_typing
+from utils.core.onnx_files import wanted_typing
 
 if TYPE_CHECKING:
     import torch
@@ -129,13 +129,11 @@ class Log:
     Attributes:
         handle: the object that TensorRT takes.
         errors, warnings: what was said since this was made.
-        watch: is called with everything else that is said, as it comes.
     """
 
     def __init__(self, module: Any) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []
-        self.watch: Callable[[str], None] | None = None
         self.handle = _handle(module)
         self.handle.listeners.add(self)
 
@@ -161,12 +159,8 @@ def _handle(module: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             name, logs = str(getattr(severity, "name", severity)), list(self.listeners)
-            if name in ("VERBOSE", "INFO"):  # several for each kernel that is measured
-                for log in logs:
-                    if log.watch is not None:
-                        log.watch(message)
-                if not logger.isEnabledFor(logging.DEBUG):
-                    return
+            if name in ("VERBOSE", "INFO") and not logger.isEnabledFor(logging.DEBUG):
+                return  # there are several for each kernel that is measured
             text = readable(message)
             new = [log.add(name, text) for log in logs]
             # errors are raised by whoever notices the failure

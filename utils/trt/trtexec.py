@@ -22,7 +22,7 @@ from utils.trt.build_config import BuildConfig
 from utils.trt.builder import cache_path
 from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing_figures import TITLES, Summary
+from utils.trt.timing import TITLES, Summary
 
 logger = logging.getLogger(__name__)
 

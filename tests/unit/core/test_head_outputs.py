@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_networks import detector, segmenter, segmenter_with_own_input
 
-from utils.core.head_outputs import predicted, trained
+from utils.core.tasks import predicted, trained
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

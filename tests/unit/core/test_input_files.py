@@ -9,7 +9,7 @@ import pytest
 
 from utils import cli
 from utils.core.errors import DataError, InputError
-from utils.core.input_files import LARGEST_YAML, check_file, check_files, read_json, read_yaml
+from utils.core.input_files import check_file, check_files, read_json, read_yaml
 from utils.evaluation.data_yaml import load_data
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,12 +81,6 @@ def test_yaml_is_read_as_ever(tmp_path):
     expected = {"a": numbers, "b": numbers, "c": "1:" * 99, "download": "import x\na << b: 1\n"}
     expected |= {"d": {"k": 1, "l": 2}, "e": {"k": 3, "l": 2}}
     assert read_yaml(tmp_path / "x.yaml", EXPECTED) == expected
-
-
-def test_a_yaml_that_is_too_large_is_not_parsed(tmp_path):
-    (tmp_path / "x.yaml").write_bytes(b"#" * (LARGEST_YAML + 1))
-    with pytest.raises(DataError, match=r"has 2\.0 MiB, which is more than such a file can have"):
-        load_data(tmp_path / "x.yaml")
 
 
 @pytest.mark.parametrize("kind", [PermissionError, IsADirectoryError, FileNotFoundError])

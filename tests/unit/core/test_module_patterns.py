@@ -90,31 +90,13 @@ def test_spellings_and_the_first_match():
     assert first_match(["model.9"], "model.4.cv1.conv") is None
 
 
-def broken(path: str, **recipe: object) -> Report:
-    """The verifier's report on a graph in which one convolution's weight has lost its Q/DQ."""
-    editor = Editor(GOOD)
-    editor.bypass(f"{path}.weight")
-    editor.set_recipe(**recipe)
-    return verify(editor.model)
-
-
-def exempted(**recipe: object) -> set[str]:
-    return {path for path in CONVOLUTIONS if broken(path, **recipe).ok}
-
-
 def named(modules: Iterable[str]) -> onnx.ModelProto:
     """The good graph as an exporter writes it that names the modules."""
-    entries = {"recipe": json.dumps({"float": ["*"], "head": "float"}), "float_modules": json.dumps(list(modules))}
-    return set_metadata(GOOD, entries)
+    return set_metadata(GOOD, {"float_modules": json.dumps(list(modules))})
 
 
 @pytest.mark.parametrize("pattern", GRAPH)
-def test_what_verify_exempts_in_a_file_that_holds_patterns_only(pattern: str):
-    assert exempted(float=[pattern]) == GRAPH[pattern]
-
-
-@pytest.mark.parametrize("pattern", GRAPH)
-def test_placing_and_verifying_agree(pattern: str):
+def test_what_patterns_match_in_the_verified_graph(pattern: str):
     assert {path for path in CONVOLUTIONS if matches(pattern, path)} == GRAPH[pattern]
 
 
@@ -130,8 +112,7 @@ def test_a_file_that_names_modules_is_judged_by_them_and_not_by_its_patterns(pat
 
 
 def test_the_ends_of_the_head_are_named_one_by_one():
-    editor = Editor(set_metadata(GOOD, {"recipe": '{"head": "last-conv-float"}',
-                                        "float_modules": '["model.5.cv2.0.1.conv"]'}))  # fmt: skip
+    editor = Editor(named(["model.5.cv2.0.1.conv"]))
     editor.bypass("model.5.cv2.0.1.conv.weight")
     assert verify(editor.model).ok
     editor.bypass("model.5.cv3.0.1.conv.weight")
@@ -140,7 +121,7 @@ def test_the_ends_of_the_head_are_named_one_by_one():
 
 def test_a_sum_of_float_convolutions_that_is_read_as_int8_has_quantized_inputs():
     editor = Editor(GOOD)
-    editor.set_recipe(float=["model.3.m"])
+    editor.leave_in_float("model.3.m.cv1.conv", "model.3.m.cv2.conv")
     assert verify(editor.model).ok
     editor.rewire("/model.3/m/Add", 0, "/model.3/Split_output_1")
     assert [finding.rule for finding in verify(editor.model).findings] == ["residual"]
@@ -161,23 +142,9 @@ def test_an_operator_is_in_float_with_the_convolutions_around_it():
     }
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"float_modules": "model.0"},
-        {"float_modules": '{"model.0": 1}'},
-        {"float_modules": "[1]"},
-        {"float_modules": "[" * 100_000},
-        {"recipe": "[" * 100_000},
-        {"recipe": "[]"},
-        {"recipe": '{"float": "model.0"}'},
-        {"recipe": '{"float": [1]}'},
-        {"recipe": '{"head": 5}'},
-        {"recipe": '{"head": "half"}'},
-    ],
-)
-def test_metadata_that_is_not_the_exporters_is_one_line(entries: dict[str, str]):
-    with pytest.raises(InputError, match=r"recipe in the file's metadata is not what export_qat\.py writes") as error:
-        verify(set_metadata(GOOD, entries))
+@pytest.mark.parametrize("text", ["model.0", "1", "[[1]]", "[" * 100_000])
+def test_metadata_that_is_not_the_exporters_is_one_line(text: str):
+    with pytest.raises(InputError, match="float_modules") as error:
+        verify(set_metadata(GOOD, {"float_modules": text}))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400

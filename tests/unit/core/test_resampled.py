@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from utils.core.resampled import Difference, Resampled
+from utils.core.score import Difference, Resampled
 
 KEY = "0123456789abcdef" * 2
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.core.resampled import REPLICATES, Resampled
+from utils.core.score import REPLICATES, Resampled
 from utils.evaluation import bootstrap
 from utils.evaluation.bootstrap import Outcomes, draw_weights, resample, weighted_ap
 from utils.evaluation.metrics import IOU_THRESHOLDS, Statistics, score

@@ -132,7 +132,8 @@ def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, 
     data, size = load_data(folder / "data.yaml"), 8 * 3 * 64 * 64
     wanted = [batch.images for batch in make_loader(data, "val", imgsz=64, batch_size=8, workers=0)]
     monkeypatch.setattr("utils.evaluation.dataset._cores", lambda: 2)
-    monkeypatch.setattr("utils.core.shared_memory._free", lambda: math.ceil(room * size / 0.8))
+    free = SimpleNamespace(f_bavail=math.ceil(room * size / 0.8), f_frsize=1)
+    monkeypatch.setattr("os.statvfs", lambda folder: free)
     loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
     assert loader.num_workers == workers
     assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))

@@ -18,7 +18,7 @@ import val_trt
 from utils.core.errors import DataError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, decode, make_loader
-from utils.evaluation.find_images import find_images
+from utils.evaluation.images import find_images
 from utils.evaluation.loop import TextWriter
 from utils.evaluation.sources import check_source, target_names
 

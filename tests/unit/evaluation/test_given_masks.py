@@ -11,9 +11,8 @@ import torchvision
 
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation.mask_pixels import image_pixels
 from utils.evaluation.mask_truth import PackedMasks
-from utils.evaluation.masks import GivenMasks, Masks, mask_overlaps, pasted
+from utils.evaluation.masks import GivenMasks, Masks, image_pixels, mask_overlaps, pasted
 from utils.evaluation.nms import non_max_suppression
 
 SIZE, GRID, SIDE = (48, 64), (12, 16), 10

@@ -43,27 +43,6 @@ def test_input_plan(square, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("stride", "imgsz", "shape", "says"),
-    [
-        (
-            32768,
-            None,
-            (None, 3, None, None),
-            "the imgsz of the network is 32768 .* an integer from 1 to 8,192; ",
-        ),
-        (32, (32768, 32768), (None, 3, None, None), "the imgsz of the network is 32768 "),
-        (32, None, (None, 3, 64, 32768), "the imgsz of the network is 32768 "),
-        (32, None, (5000, 3, 64, 64), "the batch size of the network is 5000 .* expected an integer from 1 to 4,096; "),
-    ],
-)
-def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape, says):
-    runner = Shell(square, (TensorSpec("images", shape, "float32"),))
-    runner.metadata |= {"stride": str(stride)} | ({"imgsz": str(list(imgsz))} if imgsz else {})
-    with pytest.raises(InputError, match=says):
-        InputPlan.of(runner, None, 8)
-
-
-@pytest.mark.parametrize(
     ("batch", "side", "asked", "together"),
     [(8, 64, 32, 16), (8, 640, 32, 4), (32, 320, 32, 4), (32, 640, 1, 1), (48, 320, 32, 2), (200, 64, 32, 1),
      (1, 1280, 32, 8), (None, 320, 8, 1)],

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from utils.evaluation.letterbox import placed
-from utils.evaluation.mask_pixels import patches
-from utils.evaluation.masks import GivenMasks, Masks
+from utils.evaluation.masks import GivenMasks, Masks, patches
 
 SIZE, GRID, COEFFICIENTS = (96, 128), (24, 32), 6
 PLACES = [(14.2, 20.7, 80.3, 70.0), (-20.0, -9.0, 60.5, 50.5), (70.1, 40.0, 300.0, 200.0), (3.0, 2.0, 125.0, 90.0)]

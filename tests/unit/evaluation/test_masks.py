@@ -8,11 +8,11 @@ import torch
 from pycocotools import mask as coco_mask
 
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation import mask_pixels, nms
+from utils.evaluation import masks as mask_module
 from utils.evaluation import masks as masks_module
-from utils.evaluation.mask_pixels import image_pixels, run_lengths
+from utils.evaluation import nms
 from utils.evaluation.mask_truth import PackedMasks
-from utils.evaluation.masks import Masks, mask_overlaps
+from utils.evaluation.masks import Masks, image_pixels, mask_overlaps, run_lengths
 from utils.evaluation.nms import non_max_suppression
 
 SIZE, GRID, CLASSES, COEFFICIENTS = (48, 64), (12, 16), 3, 6
@@ -169,7 +169,7 @@ def test_run_lengths_are_those_of_the_images_pixels(monkeypatch):
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 3
     np.testing.assert_array_equal(np.concatenate(parts), pixels)
-    monkeypatch.setattr(mask_pixels, "LARGEST", 2 * 96 * 128)  # of the image's own size
+    monkeypatch.setattr(mask_module, "LARGEST_PIXELS", 2 * 96 * 128)  # of the image's own size
     parts = list(image_pixels(masks, 0, SHAPES))
     assert max(map(len, parts)) == 2
     np.testing.assert_array_equal(np.concatenate(parts), pixels)

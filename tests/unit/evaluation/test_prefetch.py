@@ -10,7 +10,7 @@ import pytest
 import torch
 from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
 
-from utils.evaluation import prefetch
+from utils.evaluation import detector as detectors
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -55,7 +55,7 @@ def evaluated(known, config, monkeypatch=None):
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_an_item_is_given_when_the_next_one_was_made(count):
     made = []
-    for number, item in enumerate(prefetch.prefetch(made.append(number) or number for number in range(count))):
+    for number, item in enumerate(detectors.prefetch(made.append(number) or number for number in range(count))):
         assert item == number
         assert len(made) == min(number + 2, count)
     assert made == list(range(count))
@@ -75,7 +75,7 @@ def test_images_on_the_cpu_for_a_network_on_a_gpu(known, monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
     with OneBuffer(model, "cpu") as runner:
-        detector = prefetch.OverlappingDetector(runner, data)
+        detector = detectors.OverlappingDetector(runner, data)
         detector._beside = MagicMock()
         monkeypatch.setattr(detector, "_infer", lambda inputs, kept: {"output0": inputs})
         started = detector.start(images)
@@ -112,6 +112,6 @@ def test_batches_without_images_keep_their_place(known):
             return 0
 
     with TorchRunner(model, "cpu") as runner:
-        for kind in (Detector, prefetch.OverlappingDetector):
+        for kind in (Detector, detectors.OverlappingDetector):
             batches = [Empty(), Empty()]
-            assert list(prefetch.detections(batches, kind(runner, data))) == [(one, None) for one in batches]
+            assert list(detectors.detections(batches, kind(runner, data))) == [(one, None) for one in batches]

@@ -18,12 +18,10 @@ from timed_networks import Detector
 
 from utils.core.errors import InputError
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
-from utils.trt.benchmark import Entry
-from utils.trt.benchmark_rows import Row, compared, fastest
+from utils.trt.benchmark import Entry, Row, compared, fastest
 from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing import TimingConfig
-from utils.trt.timing_figures import Figures, Summary
+from utils.trt.timing import Figures, Summary, TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt

@@ -13,7 +13,7 @@ import torch
 from report_examples import make_row
 
 from utils.core import files
-from utils.core.errors import CheckpointError, InputError
+from utils.core.errors import CheckpointError, InputError, QatError
 from utils.core.score import Score
 from utils.jobs import run_state
 from utils.jobs.options import QuantizeOptions
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_the_old_state(tmp_path, state, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     state.finished = True
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(QatError, match=run_state.STATE_FILE):
         state.save(tmp_path)
     assert not RunState.load(tmp_path).finished
     assert [path.name for path in run_state.weights_folder(tmp_path).iterdir()] == [run_state.STATE_FILE]

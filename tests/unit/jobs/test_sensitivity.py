@@ -16,7 +16,7 @@ from models.quantize import backend, calibration, placement
 from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.errors import CheckpointError, InputError
-from utils.core.resampled import Resampled
+from utils.core.score import Resampled
 from utils.core.tasks import Prediction
 from utils.evaluation import proxy
 from utils.evaluation.metrics import Statistics

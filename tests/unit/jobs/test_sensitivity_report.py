@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from utils.core.resampled import Resampled
+from utils.core.score import Resampled
 from utils.jobs.sensitivity import report as report
 from utils.jobs.sensitivity.passes import Screened
 from utils.jobs.sensitivity.search import Selection

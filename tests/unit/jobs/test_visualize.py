@@ -15,7 +15,7 @@ from known_masks import KnowingMasks, export_masks, write_outlined_set
 import val_trt
 from utils.core.errors import DataError, InputError
 from utils.core.tasks import DETECT, SEGMENT
-from utils.evaluation.mask_pixels import Patch
+from utils.evaluation.masks import Patch
 from utils.jobs import visualize
 from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
 from utils.runners.base import TensorSpec

@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto
 
 from utils.core.input_form import FLOATS
-from utils.onnx_graph import best_anchors, export, output_formats
+from utils.onnx_graph import decoding, export, output_formats
 from utils.onnx_graph.cleanup import clean_up, simplify
 from utils.onnx_graph.decoding import decode_in_few_steps
 from utils.onnx_graph.fp16 import to_half
@@ -66,11 +66,11 @@ def test_the_numbers_of_the_anchors_are_there_to_compare_with():
     """Ascending, and those of the highest scores."""
     few = output_formats.end2end(NmsSettings("none", 4)).attach(decode_in_few_steps(head_graph()))
     for name, kind, shape in (
-        (best_anchors.ANCHORS, onnx.TensorProto.INT64, [BATCH, 4]),
+        (decoding.ANCHORS, onnx.TensorProto.INT64, [BATCH, 4]),
         ("output0", onnx.TensorProto.FLOAT, [BATCH, 4 + CLASSES, 4]),
     ):
         few.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, shape))
-    index, chosen = run(few, images(), (best_anchors.ANCHORS, "output0"))
+    index, chosen = run(few, images(), (decoding.ANCHORS, "output0"))
     (every,) = run(head_graph(), images(), ("output0",))
     expected = np.sort(np.argsort(-every[:, 4:].max(1), axis=1, kind="stable")[:, :4], axis=1)
     np.testing.assert_array_equal(index, expected)
@@ -97,7 +97,7 @@ def test_strongly_typed_too():
 )
 def test_all_anchors_are_decoded_where_that_is_needed(graph: ModelProto, settings: NmsSettings):
     result = output_formats.end2end(settings).attach(graph)
-    assert best_anchors.ANCHORS not in {name for node in result.graph.node for name in node.output}
+    assert decoding.ANCHORS not in {name for node in result.graph.node for name in node.output}
     assert [len(one) for one in run(result, images())] == [BATCH] * 4
 
 
@@ -134,9 +134,9 @@ def test_weakly_typed_files_choose_among_no_more_anchors_than_half_precision_can
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exact: int, few: tuple[str, ...]
 ):
     """TensorRT may sort their numbers in FP16."""
-    numbers = np.arange(best_anchors.WHOLE_IN_HALF + 2)
+    numbers = np.arange(decoding.WHOLE_IN_HALF + 2)
     assert np.flatnonzero(numbers.astype(np.float16).astype(int) != numbers).tolist() == [numbers[-1]]
-    monkeypatch.setattr(best_anchors, "WHOLE_IN_HALF", exact)
+    monkeypatch.setattr(decoding, "WHOLE_IN_HALF", exact)
     form, path = output_formats.end2end(NmsSettings("none", 3)), tmp_path / "file.onnx"
     graph = decode_in_few_steps(head_graph(opset=19))
     for typing in ("weak", "strong"):

@@ -16,9 +16,8 @@ from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression
 from utils.onnx_graph import output_formats
-from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.output_formats import NmsSettings
-from utils.onnx_graph.view import metadata_of
+from utils.onnx_graph.view import drop_unused, metadata_of
 
 ALL = NmsSettings("onnx", 60, 0.6, 0.3)
 

@@ -9,10 +9,9 @@ from int8_network import Network, block, nodes, run
 from onnx import ModelProto, helper, numpy_helper
 from qdq_graph import SIZE, good_graph
 
-from utils.onnx_graph.editing import drop_unused
 from utils.onnx_graph.pad_channels import align_channels
 from utils.onnx_graph.verify import verify
-from utils.onnx_graph.view import GraphView, attribute
+from utils.onnx_graph.view import GraphView, attribute, drop_unused
 
 
 def aligned(model: ModelProto) -> ModelProto:

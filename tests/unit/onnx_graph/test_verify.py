@@ -12,11 +12,10 @@ import pytest
 
 from utils.core.errors import InputError
 from utils.core.onnx_files import read_onnx
-from utils.onnx_graph.checks import RULES
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.qdq_passes import store_int8_weights
-from utils.onnx_graph.verify import table, verify, verify_file
+from utils.onnx_graph.verify import RULES, table, verify, verify_file
 from utils.onnx_graph.view import module_path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
@@ -337,40 +336,19 @@ def test_every_property_has_a_mutation():
     assert {rule.name for rule in RULES} == {rule for _, expected in mutations for rule, _ in expected}
 
 
-@pytest.mark.parametrize("pattern", ["model.0", "model.0.conv", "model.0.*", "model.?"])
-def test_recipe_may_leave_convolutions_in_float(pattern: str):
+def test_recipe_may_leave_convolutions_in_float():
     editor = Editor(GOOD)
     editor.bypass("model.0.conv.weight")
-    editor.set_recipe(float=[pattern])
+    editor.leave_in_float("model.0.conv")
     report = verify(editor.model)
     assert report.ok
-    assert report.counts["float_convolutions"] >= 1
-
-
-@pytest.mark.parametrize(("head", "ok"), [("int8", False), ("last-conv-float", True), ("float", True)])
-def test_last_convolutions_may_be_float(head: str, ok: bool):
-    editor = Editor(GOOD)
-    for path in ("model.5.cv2.0.1", "model.5.cv3.0.1"):
-        editor.bypass(f"{path}.conv.weight")
-    editor.set_recipe(head=head)
-    report = verify(editor.model)
-    assert report.ok == ok
-    assert len(report.findings) == (0 if ok else 2)
-
-
-def test_last_conv_float_says_nothing_about_the_others():
-    editor = Editor(GOOD)
-    editor.bypass("model.5.cv2.0.0.conv.weight")
-    editor.set_recipe(head="last-conv-float")
-    assert [finding.node for finding in verify(editor.model).findings] == [f"{HEAD}/conv/Conv"]
-    editor.set_recipe(head="float")
-    assert verify(editor.model).ok
+    assert report.counts["float_convolutions"] == 1
 
 
 def test_float_reader_lifts_the_demand_on_what_moves_values():
     editor = Editor(GOOD)
     editor.bypass("/model.1/MaxPool")
-    editor.set_recipe(float=["model.1.cv1"])
+    editor.leave_in_float("model.1.cv1.conv")
     assert verify(editor.model).ok
 
 
@@ -382,15 +360,11 @@ def test_int8_weights_are_verified_too():
     assert [finding.rule for finding in verify(editor.model).findings] == ["scales"]
 
 
-def test_float_network_and_foreign_recipe_are_refused():
+def test_a_float_network_is_refused():
     editor = Editor(GOOD)
     for node in [node.name for node in editor.model.graph.node if node.op_type == "QuantizeLinear"]:
         editor.bypass(node.removesuffix("/QuantizeLinear"))
     with pytest.raises(InputError, match="nothing to verify"):
-        verify(editor.model)
-    editor = Editor(GOOD)
-    onnx.helper.set_model_props(editor.model, {"recipe": "int8"})
-    with pytest.raises(InputError, match="recipe"):
         verify(editor.model)
 
 

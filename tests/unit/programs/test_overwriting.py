@@ -21,12 +21,11 @@ import qat
 import reparameterization
 import val_trt
 from utils.cli import run_program
-from utils.core import output_paths
+from utils.core import files
 from utils.core.errors import InputError
-from utils.core.files import atomic_path
-from utils.core.output_paths import distinct_names, folder_name, refuse_overwrite, refuse_overwrite_in
+from utils.core.files import atomic_path, distinct_names, folder_name, refuse_overwrite, refuse_overwrite_in
 from utils.jobs import inspect_engine
-from utils.onnx_graph import deepstream_files
+from utils.onnx_graph import deepstream
 from utils.reports.schema import Report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,7 +71,7 @@ def test_other_spellings_of_one_path(here):
 def test_a_file_system_that_ignores_case(here, monkeypatch):
     (here / "mine.onnx").write_text("")
     real = os.stat
-    monkeypatch.setattr(output_paths.os, "stat", lambda path, **more: real(str(path).lower(), **more))
+    monkeypatch.setattr(files.os, "stat", lambda path, **more: real(str(path).lower(), **more))
     with pytest.raises(InputError, match=r"MINE\.ONNX is the same file as mine\.onnx"):
         refuse_overwrite(["MINE.ONNX"], ["mine.onnx"])
 
@@ -262,27 +261,27 @@ def onnx(tmp_path):
 
 
 def allowed(onnx, labels):
-    deepstream_files.check_config(onnx)
-    deepstream_files.check_labels(onnx, labels)
+    deepstream.check_config(onnx)
+    deepstream.check_labels(onnx, labels)
 
 
 def test_our_own_files_are_replaced(onnx):
     allowed(onnx, "cat\n")
-    labels, config = deepstream_files.write(onnx, "cat\n", "[property]\n")
+    labels, config = deepstream.write(onnx, "cat\n", "[property]\n")
     assert labels.read_text() == "cat\n"
     assert config.read_text().startswith("[property]\n# export_yoloV9.py wrote this file (sha256 ")
     allowed(onnx, "dog\n")
-    deepstream_files.write(onnx, "dog\n", "[property]\nother=1\n")
+    deepstream.write(onnx, "dog\n", "[property]\nother=1\n")
     assert labels.read_text() == "dog\n"
 
 
 def test_labels_of_others_stay_unless_they_are_the_same(onnx):
-    labels, config = deepstream_files.paths(onnx)
+    labels, config = deepstream.paths(onnx)
     labels.write_text("mine\n")
     allowed(onnx, "mine\n")
     with pytest.raises(InputError, match=r"labels\.txt holds other classes than this network, .*rename or remove it"):
         allowed(onnx, "cat\n")
-    deepstream_files.write(onnx, "cat\n", "x\n")
+    deepstream.write(onnx, "cat\n", "x\n")
     labels.write_text("changed\n")
     with pytest.raises(InputError, match="or has been changed since"):
         allowed(onnx, "cat2\n")
@@ -299,25 +298,25 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_configuration_of_others_or_a_changed_one_stays(onnx, change):
-    _, config = deepstream_files.write(onnx, "cat\n", "[property]\nx=1\n")
+    _, config = deepstream.write(onnx, "cat\n", "[property]\nx=1\n")
     config.write_text(change(config.read_text()))
     with pytest.raises(InputError, match=r"was not written by export_yoloV9\.py, or has been changed since; rename"):
         allowed(onnx, "cat\n")
 
 
 def test_a_folder_or_a_dead_link_there(onnx):
-    labels, config = deepstream_files.paths(onnx)
+    labels, config = deepstream.paths(onnx)
     labels.mkdir()
     config.symlink_to("nowhere")
     with pytest.raises(InputError, match="is a folder"):
-        deepstream_files.check_labels(onnx, "cat\n")
+        deepstream.check_labels(onnx, "cat\n")
     with pytest.raises(InputError, match="is a link to a file that does not exist"):
-        deepstream_files.check_config(onnx)
+        deepstream.check_config(onnx)
 
 
 def test_a_name_that_would_add_lines_to_the_configuration(tmp_path):
     with pytest.raises(InputError, match="cannot be written on a line"):
-        deepstream_files.check_name(tmp_path / "a\ncustom-lib-path=x.onnx")
+        deepstream.check_name(tmp_path / "a\ncustom-lib-path=x.onnx")
 
 
 def test_the_configuration_is_checked_before_anything_is_loaded(here, capsys):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from models.quantize import backend, calibration, placement
 from models.quantize.fake_quantize import representable
-from models.quantize.learned_ranges import LearnedRanges
+from models.quantize.finetune import LearnedRanges
 from models.quantize.recipe import Calibration, Recipe
 from utils.core.number_types import INT8
 

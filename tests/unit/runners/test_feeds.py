@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.core.input_form import FLOATS, InputForm
-from utils.runners.feeds import as_feed
+from utils.runners.base import as_feed
 
 
 def every_pixel() -> torch.Tensor:

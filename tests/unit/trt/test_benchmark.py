@@ -6,8 +6,8 @@ import pytest
 
 from utils.jobs import benchmark_report
 from utils.trt import trtexec
-from utils.trt.benchmark_rows import Row, compared
-from utils.trt.timing_figures import PARTS, Figures, Summary
+from utils.trt.benchmark import Row, compared
+from utils.trt.timing import PARTS, Figures, Summary
 
 
 def row(model="c", batch=8, baseline=False, ms=4.0, **more):

@@ -21,8 +21,8 @@ from utils.reports import figures
 from utils.trt import tensorrt_api, timing, trtexec, tune
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote
+from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))

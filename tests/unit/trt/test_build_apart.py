@@ -12,8 +12,8 @@ import pytest
 import torch
 from odd_builds import odd_build
 
-from utils.trt.build_apart import BuildProcess, Outcome
 from utils.trt.build_config import BuildConfig
+from utils.trt.tune import BuildProcess, Outcome
 
 CONFIG = BuildConfig(progress=False)
 LONG = 100.0
@@ -43,7 +43,7 @@ def built(process: BuildProcess, engine: Path) -> int:
     ("way", "error", "exit_code"),
     [
         ("refused", "this file is refused", 2),
-        ("full", "no space left on the disk; earlier files are intact", 1),
+        ("full", "OSError: [Errno 28] no space left", 1),
         ("no type", "TypeError: incompatible function arguments. 1. (self: Builder)", 1),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from types import SimpleNamespace
 
 import onnx
@@ -152,8 +151,7 @@ def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, named):
 # builds
 
 
-@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}, {"optimization_level": 6},
-                                     {"max_aux_streams": -1}])  # fmt: skip
+@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}])
 def test_configurations_that_mean_nothing(changes):
     with pytest.raises(InputError):
         BuildConfig(**changes)
@@ -273,9 +271,7 @@ def test_progress_bar(file, tmp_path, monkeypatch, capsys):
     assert "a.engine: Building engine: 100%" in capsys.readouterr().err
     stand_in(monkeypatch, "8.6.0")
     build(file, tmp_path / "a.engine", BuildConfig())
-    shown = capsys.readouterr().err
-    assert re.search(r"a.engine: measuring kernels:  67%.* 2/3 .*250 kernels", shown)
-    assert re.search(r"a.engine: measuring kernels: 100%.* 3/3 ", shown)
+    assert "a.engine: building" in capsys.readouterr().err
     build(file, tmp_path / "a.engine", QUIET)
     assert capsys.readouterr().err == ""
 

@@ -13,10 +13,10 @@ from onnx import TensorProto
 
 from utils.core.errors import InputError
 from utils.trt import tensorrt_api
-from utils.trt.build_apart import BuildProcess
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.engine_file import EngineNote, load_engine
+from utils.trt.tune import BuildProcess
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from utils.core.errors import InputError
 from utils.trt import layer_report, tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
+from utils.trt.runner import Execution
 
 CPU = torch.device("cpu")
 FREE = {"shape": ("batch", 3, "h", "w"), "batch": (1, 2, 4), "height": (32, 32, 64), "width": (32, 32, 64)}

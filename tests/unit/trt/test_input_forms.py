@@ -18,16 +18,14 @@ from utils.evaluation.dataset import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
-from utils.runners.base import TensorSpec
-from utils.runners.feeds import as_feed
+from utils.runners.base import TensorSpec, as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
 from utils.trt.decision import profile_shapes
-from utils.trt.runner import TensorRTRunner
+from utils.trt.runner import Execution, TensorRTRunner
 
 CPU = torch.device("cpu")
 QUIET = BuildConfig(progress=False)

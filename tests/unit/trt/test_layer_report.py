@@ -19,8 +19,8 @@ from utils.core.errors import DependencyError, InputError, QatError
 from utils.trt import inspector, layer_report
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote
+from utils.trt.runner import Execution
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = ROOT / "tests/data/inspector-8.6.json"

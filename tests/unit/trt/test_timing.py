@@ -17,7 +17,7 @@ from utils.runners.base import TensorSpec
 from utils.trt import timing
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.context import Execution
+from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
 CPU = torch.device("cpu")

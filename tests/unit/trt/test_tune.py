@@ -14,11 +14,11 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError, QatError
 from utils.trt import tensorrt_api, timing, tune
-from utils.trt.build_apart import Outcome
 from utils.trt.build_config import BuildConfig
-from utils.trt.context import Execution
 from utils.trt.engine_file import EngineNote, is_current
+from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
+from utils.trt.tune import Outcome
 
 CONFIG = BuildConfig(tune=60, progress=False)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from utils.core import distributed
 from utils.core.errors import CheckpointError
 from utils.core.files import atomic_path
-from utils.core.resampled import Difference, Resampled, difference_error
+from utils.core.score import Difference, Resampled, difference_error
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
 from utils.reports.machine import hardware, versions

@@ -25,7 +25,7 @@ from utils.core import distributed
 from utils.core.errors import InputError, RecipeError
 from utils.core.files import file_hash
 from utils.core.run_folder import held, new_run
-from utils.evaluation.fingerprint import Fingerprint, check_unchanged
+from utils.evaluation.fingerprint import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
@@ -51,7 +51,7 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     """
     recipe = options.merged_recipe()
     analysis = Analysis(options, recipe)
-    dataset = analysis.fingerprint().to_text()
+    dataset = analysis.fingerprint()
     state = AnalysisState(options.model_dump(), recipe.to_dict(), file_hash(options.weights), dataset, command)
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state.save(folder)
@@ -93,7 +93,7 @@ class Analysis:
         self._inputs = inputs = Inputs.load(options.as_quantize(), recipe)
         self._units = Units(inputs.source.model, inputs.plan, recipe, options.granularity)
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self) -> str:
         """What the run reads, to be compared when it is resumed."""
         return self._inputs.fingerprint({"--hyp": self._options.hyp, "--profile": self._options.profile})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from models.quantize.partial_forward import State
-from utils.core.resampled import Resampled
+from utils.core.score import Resampled
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.sensitivity.passes import FLOAT, INT8, Passes, Screened
 from utils.jobs.sensitivity.units import Costs, Unit, Units
