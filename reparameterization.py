@@ -46,22 +46,22 @@ def convert(options: ReparameterizationOptions) -> None:
     check_files(weights=weights, cfg=options.cfg)
     refuse_overwrite([target], [weights, options.cfg], "choose another name with --save")
     need("torch")
-    from models.reparam import conversion, variants
+    from models import reparam
     from utils import upstream
 
     device = select_device(options.device)
     training = upstream.load_training(weights)
-    variant = variants.choose(training.model, options.model, weights)
+    variant = reparam.choose(training.model, options.model, weights)
     if options.classes_num is not None and options.classes_num != training.nc:
         raise InputError(f"--classes_num {options.classes_num} was given, and {weights} has {training.nc} classes")
     if options.cfg:
-        expected = conversion.deploy_description(training.yaml, variant, training.nc)
-        conversion.check_description(upstream.read_description(options.cfg), expected, options.cfg, variant.own)
-    deployed = conversion.convert(training, variant)
-    difference = conversion.largest_difference(training.model, deployed.model, device)
+        expected = reparam.deploy_description(training.yaml, variant, training.nc)
+        reparam.check_description(upstream.read_description(options.cfg), expected, options.cfg, variant.own)
+    deployed = reparam.convert(training, variant)
+    difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
-    when = ", before its values were rounded to FP16" if conversion.is_rounded_by_half(deployed.model, weights) else ""
-    conversion.save(target, deployed.model)
+    when = ", before its values were rounded to FP16" if reparam.is_rounded_by_half(deployed.model, weights) else ""
+    reparam.save(target, deployed.model)
     print(
         f"{target}: GELAN-{variant.name}, {deployed.nc} classes, {after:.2f} M parameters (of {before:.2f} M), FP16, "
         f"{target.stat().st_size / 1e6:.1f} MB; "

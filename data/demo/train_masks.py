@@ -48,7 +48,7 @@ def write_start(detector: Path, description: Path, start: Path) -> None:
     Raises:
         InputError: a file cannot be read, or a layer of the detector has no counterpart.
     """
-    from models.reparam import conversion
+    from models import reparam
     from utils import upstream
     from utils.core.errors import InputError
 
@@ -60,7 +60,7 @@ def write_start(detector: Path, description: Path, start: Path) -> None:
     if unknown := model.load_state_dict(state, strict=False).unexpected_keys:
         raise InputError(f"{description} has no {unknown[0]}, which {detector} has; take the description made for it")
     model.names = source.names
-    conversion.save(start, model)
+    reparam.save(start, model)
 
 
 def main() -> None:

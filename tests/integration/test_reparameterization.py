@@ -14,7 +14,7 @@ from random_networks import TINY, random_network, save_float, save_quantized, ti
 from torch import nn
 
 import reparameterization
-from models.reparam import conversion, variants
+from models import reparam
 from utils import upstream, upstream_shims
 from utils.core.errors import CheckpointError, InputError, QatError
 
@@ -67,9 +67,9 @@ def test_map_is_what_the_two_yamls_say(name: str, upstream_yaml: Callable[[str],
         assert deployed[ours][1:] == training[theirs][1:]
         sources = read_by(deployed[ours], ours), read_by(training[theirs], theirs)
         stack += zip(*sources, strict=True)
-    variant = variants.VARIANTS[name]
+    variant = reparam.VARIANTS[name]
     assert variant.sources == pairs
-    derived = variants.derive(yaml.safe_load(files[0].read_text()))
+    derived = reparam.derive(yaml.safe_load(files[0].read_text()))
     assert set(derived.sources.values()) - {0} == set(pairs.values()) - {0}
     unused = set(range(len(training))) - set(pairs.values())
     assert {layer for layer in range(len(training)) if variant.is_auxiliary(layer)} == unused
@@ -205,25 +205,23 @@ def test_mistakes_get_one_line(
 def test_a_wrong_map_is_noticed(small: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     training = upstream.load_training(small["training"])
     source = training.model.state_dict()
-    variant = variants.VARIANTS["t"]
-    target = conversion.convert(training, variant).model.state_dict()
-    assert len(conversion.tensor_map(variant, source, target)) == len(target)
+    variant = reparam.VARIANTS["t"]
+    target = reparam.convert(training, variant).model.state_dict()
+    assert len(reparam.tensor_map(variant, source, target)) == len(target)
     for spans, message in [
         (((0, 20, 0), (21, 21, 20)), "lacks model.20.cv1"),
         (((0, 14, 0), (15, 15, 12), (16, 21, 16)), r"model.12.cv1.conv.weight of the training network is \[96"),
         (((0, 8, 0), (9, 9, 22), (10, 21, 10)), r"would be lost, such as model.9.cv1"),  # of the same shapes
     ]:
         with pytest.raises(CheckpointError, match=message):
-            conversion.tensor_map(replace(variant, layers=spans), source, target)
-    wrong = replace(
-        variants.HEADS["DualDDetect"], main={"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"}
-    )  # of the same shapes
-    monkeypatch.setitem(variants.HEADS, "DualDDetect", wrong)
+            reparam.tensor_map(replace(variant, layers=spans), source, target)
+    wrong = replace(reparam.HEADS["DualDDetect"], main={"cv2": "cv2", "cv3": "cv3", "dfl": "dfl"})  # of the same shapes
+    monkeypatch.setitem(reparam.HEADS, "DualDDetect", wrong)
     with pytest.raises(CheckpointError, match=r"would be lost, such as model.29.cv4"):
-        conversion.tensor_map(variant, source, target)
+        reparam.tensor_map(variant, source, target)
     twice = replace(variant, layers=((0, 0, 0), (1, 1, 0)))
     with pytest.raises(CheckpointError, match="filled with the same one"):
-        conversion.tensor_map(twice, {"model.0.w": X, "model.1.w": X}, {"model.0.w": X, "model.1.w": X})
+        reparam.tensor_map(twice, {"model.0.w": X, "model.1.w": X}, {"model.0.w": X, "model.1.w": X})
 
 
 # --- with masks -------------------------------------------------------------------------------------------------------
@@ -316,41 +314,41 @@ def test_a_variant_is_named_by_its_head_too(tmp_path: Path, capsys: pytest.Captu
     for name in ("c-dseg", "t"):
         assert reparameterization.main([*words, "--model", name]) == 2
         assert f"and ends in DualDSegment; --model {name} is {name} (" in capsys.readouterr().err
-    assert str(variants.VARIANTS[MASKS]) == "c-dseg (45 layers, 64 channels first, ADown, DualDSegment)"
-    assert variants.identify(upstream.load_training(weights).model) is None
+    assert str(reparam.VARIANTS[MASKS]) == "c-dseg (45 layers, 64 channels first, ADown, DualDSegment)"
+    assert reparam.identify(upstream.load_training(weights).model) is None
 
 
 def test_every_network_with_masks_and_an_auxiliary_branch_has_a_map(tmp_path: Path):
     """`derive` finds it, and the tiny network converted along it computes its main branch."""
     training = upstream.load_training(save_float(tmp_path / "a.pt", random_network(tiny_with("DualDSegment"))))
-    deployed = conversion.convert(training, variants.derive(training.yaml))
-    assert conversion.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0
+    deployed = reparam.convert(training, reparam.derive(training.yaml))
+    assert reparam.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0
     with torch.no_grad():
         deployed.model.model[-1].proto.bn.bias += 1
     with pytest.raises(QatError, match="differs by"):  # the prototypes are compared, too
-        conversion.largest_difference(training.model, deployed.model, torch.device("cpu"))
+        reparam.largest_difference(training.model, deployed.model, torch.device("cpu"))
 
 
 def test_difference_is_an_error(small: dict[str, Path]):
     training = upstream.load_training(small["training"])
-    deployed = conversion.convert(training, variants.VARIANTS["t"])
+    deployed = reparam.convert(training, reparam.VARIANTS["t"])
     before = dict(vars(deployed.model.model[-1]))
-    assert conversion.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0
+    assert reparam.largest_difference(training.model, deployed.model, torch.device("cpu")) == 0
     assert vars(deployed.model.model[-1]) == before  # anchors of the check are not kept
     nn.init.constant_(deployed.model.model[-1].cv3[0][-1].bias, 1.0)
     with pytest.raises(QatError, match="differs by"):
-        conversion.largest_difference(training.model, deployed.model, torch.device("cpu"))
+        reparam.largest_difference(training.model, deployed.model, torch.device("cpu"))
 
 
 def test_description_must_fit_the_network(small: dict[str, Path]):
     training = upstream.load_training(small["training"])
-    variant, description = variants.VARIANTS["t"], copy.deepcopy(training.yaml)
+    variant, description = reparam.VARIANTS["t"], copy.deepcopy(training.yaml)
     description["head"][0][0] = 25  # the main branch reads the auxiliary one
     with pytest.raises(InputError, match="layer 9 of the training network reads layer 25, which is not deployed"):
-        conversion.deploy_description(description, variant, 3)
+        reparam.deploy_description(description, variant, 3)
     del description["head"][3]
     with pytest.raises(CheckpointError, match="describes 29 layers and holds 30"):
-        conversion.deploy_description(description, variant, 3)
-    expected = conversion.deploy_description(training.yaml, variant, 3)
+        reparam.deploy_description(description, variant, 3)
+    expected = reparam.deploy_description(training.yaml, variant, 3)
     with pytest.raises(InputError, match="has width_multiple 2"):
-        conversion.check_description({**expected, "width_multiple": 2}, expected, "x.yaml")
+        reparam.check_description({**expected, "width_multiple": 2}, expected, "x.yaml")

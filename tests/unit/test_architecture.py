@@ -159,7 +159,7 @@ def test_imports_run_downwards(path):
             "models.quantize.flow",
         ),
         ("models.quantize.finetune", "import utils.evaluation.loop", "utils.evaluation.loop"),
-        ("models.reparam.variants", "from models.quantize import placement", "models.quantize.placement"),
+        ("models.reparam", "from models.quantize import placement", "models.quantize.placement"),
     ],
 )
 def test_the_walk_sees_an_arrow_up(module, line, target):

@@ -6,7 +6,6 @@ fingerprint.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back, by OpenCV or with torch's operators
 mask_truth.py   polygons as masks, packed to bits
-per_image.py    rows of several images in one tensor
 batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   what a network wants to be given, and what it gives

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from utils.core.errors import InputError
 from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, Layout, Prediction
-from utils.evaluation.batch import Batch
+from utils.evaluation.batch import Batch, PerImage
 from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, GivenMasks, Masks
 from utils.evaluation.nms import non_max_suppression, packed_detections
-from utils.evaluation.per_image import PerImage
 from utils.runners.base import as_feed
 
 if TYPE_CHECKING:

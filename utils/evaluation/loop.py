@@ -16,6 +16,7 @@ from utils.core import distributed
 from utils.core.device import sent
 from utils.core.files import atomic_path, distinct_names, refuse_overwrite
 from utils.core.tasks import AP_CONFIDENCE, DETECT, SEGMENT, Prediction, Task
+from utils.evaluation.batch import PerImage
 from utils.evaluation.coco import CocoEvaluation
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, in_order, make_loader
 from utils.evaluation.detector import Detector, Found, OverlappingDetector, awaited, detections, in_images, on_device
@@ -24,7 +25,6 @@ from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps, run_lengths
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import non_max_suppression
-from utils.evaluation.per_image import PerImage
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from torch import Tensor
 from utils.core.device import sent
 from utils.core.errors import DataError
 from utils.core.score import Resampled, Score
+from utils.evaluation.batch import PerImage
 from utils.evaluation.bootstrap import Outcomes, resample
-from utils.evaluation.per_image import PerImage
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _EPSILON = 1e-16

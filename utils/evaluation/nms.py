@@ -16,7 +16,7 @@ import torch
 
 from utils.core.light_torchvision import torchvision
 from utils.core.tasks import DETECTIONS, EVERYDAY_NMS_IOU
-from utils.evaluation.per_image import PerImage
+from utils.evaluation.batch import PerImage
 
 if TYPE_CHECKING:
     from torch import Tensor

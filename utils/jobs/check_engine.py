@@ -17,7 +17,7 @@ from torch import Tensor
 from utils.core.errors import InputError, QatError
 from utils.core.tasks import Prediction
 from utils.evaluation.input_plan import batch_range, fixed_sizes, has_nms, image_input, output_names
-from utils.jobs.check_images import check_images, pixels
+from utils.jobs.compare_outputs import check_images, pixels
 from utils.onnx_graph.output_formats import plain
 from utils.runners.base import Runner, as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner

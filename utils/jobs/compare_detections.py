@@ -1,4 +1,4 @@
-"""Masks of a file with NMS inside, beside what the file's own predictions and prototypes make of them.
+"""How far masks are apart: of two predictions, and of a file with NMS inside from what its own predictions make.
 
 The reference is torchvision's ROIAlign for masks in boxes, and the evaluation loop's masks for those on the prototypes'
 grid. Behind TensorRT's plugin, which runs in TensorRT only, the rest of the graph gets the detections of the loop.
@@ -7,6 +7,7 @@ grid. Behind TensorRT's plugin, which runs in TensorRT only, the rest of the gra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from utils.core.light_torchvision import torchvision
 from utils.core.tasks import DETECT, SEGMENT, Prediction
-from utils.evaluation.masks import between
+from utils.evaluation.masks import Masks, between
 from utils.evaluation.nms import packed_detections
 from utils.onnx_graph.output_formats import PLUGIN
 from utils.onnx_graph.view import GraphView, drop_unused
@@ -25,6 +26,8 @@ from utils.runners.onnxrt import open_session
 SAME_MASK = 1e-3  # in 0..1: a mask is another's equal
 SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
 ROWS = "output"  # of DeepStream's form
+BEST = 100  # anchors of an image whose boxes and masks are compared: those without an object have boxes of no meaning
+SMALLEST = 1e-12  # of a largest value that others are divided by
 
 
 def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple[Tensor, Tensor | None]:
@@ -126,3 +129,82 @@ class BehindPlugin:
         feeds = {name: np.ascontiguousarray({**results, **kept}[name].numpy()) for name in self._inputs}
         (found,) = self._session.run([self._output], feeds)
         return {**kept, self._output: torch.from_numpy(found)}
+
+
+@dataclass(frozen=True)
+class MaskAgreement:
+    """How far the masks of a file are from those of a network.
+
+    Attributes:
+        coefficients, prototypes: largest differences, as fractions of the network's largest absolute value.
+        pixels: fraction of the pixels inside the boxes, on the prototypes' grid, that belong to one mask and not to
+            the other.
+    """
+
+    coefficients: float
+    prototypes: float
+    pixels: float
+
+    @classmethod
+    def together(cls, parts: Sequence[MaskAgreement | None]) -> MaskAgreement | None:
+        """Of several parts of the images, of one size; None where there are no masks."""
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        return cls(
+            coefficients=float(np.max([part.coefficients for part in found])),  # NaN, if one is
+            prototypes=float(np.max([part.prototypes for part in found])),
+            pixels=sum(part.pixels for part in found) / len(found),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"mask coefficients by up to {100 * self.coefficients:.2g} %, prototypes by up to "
+            f"{100 * self.prototypes:.2g} % of the largest, and masks in {100 * self.pixels:.2g} % of their pixels"
+        )
+
+
+def best_anchors(prediction: Prediction) -> Tensor:
+    """The anchors of an image with the highest scores, int64 `[B, K]`."""
+    return prediction.scores.amax(1).topk(min(BEST, prediction.raw.shape[2])).indices
+
+
+def compare_masks(
+    given: Prediction, expected: Prediction, anchors: Tensor, size: tuple[int, int]
+) -> MaskAgreement | None:
+    """Compare the masks of some anchors; both are cropped to the expected boxes, which are compared elsewhere.
+
+    Args:
+        anchors: int64 `[B, K]`.
+        size: (height, width) of the input.
+
+    Returns:
+        None for detection.
+    """
+    if expected.prototypes is None or given.prototypes is None:
+        return None
+    theirs, ours = (_chosen(one.coefficients, anchors) for one in (expected, given))
+    boxes = torchvision.ops.box_convert(_chosen(expected.boxes, anchors), "cxcywh", "xyxy")
+    images, count = anchors.shape
+
+    def pixels(prototypes: Tensor, coefficients: Tensor) -> Tensor:
+        """Masks bool `[B, K, h, w]`."""
+        masks = Masks(prototypes, tuple(coefficients.float()), tuple(boxes.float()), size)
+        return masks.pixels(torch.arange(images), torch.arange(count).expand(images, -1))
+
+    wanted, found = pixels(expected.prototypes, theirs), pixels(given.prototypes, ours)
+    everything = pixels(torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(theirs[..., :1]))
+    return MaskAgreement(
+        coefficients=_largest(ours, theirs),
+        prototypes=_largest(given.prototypes, expected.prototypes),
+        pixels=float((wanted != found).sum() / everything.sum().clamp(min=1)),
+    )
+
+
+def _chosen(values: Tensor, anchors: Tensor) -> Tensor:
+    """Columns of `[B, n, anchors]` as `[B, K, n]`."""
+    return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
+
+
+def _largest(given: Tensor, expected: Tensor) -> float:
+    return float((given - expected).abs().max() / expected.abs().max().clamp(min=SMALLEST))

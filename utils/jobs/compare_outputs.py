@@ -21,17 +21,19 @@ from utils.core.errors import DependencyError
 from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
+from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs.check_images import pixels
 from utils.jobs.compare_detections import (
     ROWS,
     SAME_BOX,
     BehindPlugin,
+    MaskAgreement,
+    best_anchors,
+    compare_masks,
     different_masks,
     same_detections,
     table_and_masks,
 )
-from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare, missed
 from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.input_forms import input_form
@@ -319,3 +321,23 @@ def _detections(
     rows = [one[one[:, 4] > 0] for one in table]
     shown = [None] * len(rows) if masks is None else [one[: len(mine)] for one, mine in zip(masks, rows, strict=True)]
     return list(zip(rows, expected, shown, strict=True))
+
+
+def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:
+    """`[count, 3, height, width]` in 0..1: a dataset's images, or without one soft coloured patches and noise."""
+    if data is not None:
+        from utils.evaluation.dataset import make_loader
+
+        split = "val" if "val" in data.splits else "train"
+        images = next(iter(make_loader(data, split, imgsz=size, batch_size=count, workers=0, limit=count))).images
+        if len(images):
+            return images.float() / 255
+    random = torch.Generator().manual_seed(0)
+    patches = torch.rand(count, 3, 12, 12, generator=random)
+    soft = torch.nn.functional.interpolate(patches, size=size, mode="bilinear")
+    return soft * 0.9 + torch.rand(count, 3, *size, generator=random) * 0.1
+
+
+def pixels(images: Tensor) -> Tensor:
+    """Images in 0..1 → bytes."""
+    return (images * 255).round().to(torch.uint8)

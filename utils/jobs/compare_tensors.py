@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models.quantize.flow import export_mode
 from utils.core.number_types import INT8
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
-from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
+from utils.jobs.compare_detections import MaskAgreement, best_anchors, compare_masks
 from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.qdq_view import Context

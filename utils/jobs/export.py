@@ -12,7 +12,7 @@ from utils.core.files import refuse_overwrite
 from utils.core.input_files import check_text
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
-from utils.jobs.check_images import check_images
+from utils.jobs.compare_outputs import check_images
 from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportResult, export_forms

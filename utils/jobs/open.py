@@ -63,8 +63,8 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     Raises:
         CheckpointError: it is neither, or damaged, or a network that cannot be exported.
     """
+    from models import reparam
     from models.quantize import checkpoint
-    from models.reparam import conversion, variants
     from utils import upstream
 
     if checkpoint.kind(weights) == "quantized":
@@ -76,7 +76,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == TRAINING_HEAD:
-        source = conversion.convert(source, variants.derive(source.yaml))
+        source = reparam.convert(source, reparam.derive(source.yaml))
     model = upstream.call_fused(upstream.fuse(source.model)).to(device)
     return Network(model, source.names, source.stride, head, None, "float", task_of_head(model.model[-1]))
 

@@ -7,12 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.core.tasks import Prediction
-from utils.evaluation.batch import Item, collate
+from utils.evaluation.batch import Item, PerImage, collate
 from utils.evaluation.detector import in_images
 from utils.evaluation.loop import labels_in_images
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.nms import suppress_together
-from utils.evaluation.per_image import PerImage
 
 SHAPES = ((100, 200), ((0.5, 0.5), (0.0, 7.0)))
 

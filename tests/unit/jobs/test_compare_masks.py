@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.core.tasks import Layout, Prediction
-from utils.jobs.compare_masks import BEST, MaskAgreement, best_anchors, compare_masks
+from utils.jobs.compare_detections import BEST, MaskAgreement, best_anchors, compare_masks
 
 SIZE = (48, 64)  # height, width of the input: a grid of 12x16
 
