@@ -37,7 +37,8 @@ def create(channels: int | None = None, library: str = "torch") -> nn.Module:
     """
     if library not in QUANTIZERS:
         raise InputError(f"--quantizer {library!r} is none of {', '.join(QUANTIZERS)}")
-    quantizer = _factory(library)(None if channels is None else 0)
+    make = TensorQuantizer if library == "torch" else _pytorch_quantization()
+    quantizer = make(None if channels is None else 0)
     set_amax(quantizer, torch.ones(()) if channels is None else torch.ones(channels, 1, 1, 1))
     return quantizer
 
@@ -73,10 +74,6 @@ def quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 @cache
-def _factory(library: str) -> Callable[[int | None], nn.Module]:
-    return TensorQuantizer if library == "torch" else _pytorch_quantization()
-
-
 def _pytorch_quantization() -> Callable[[int | None], nn.Module]:
     handlers = logging.getLogger().handlers[:]
     try:

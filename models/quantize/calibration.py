@@ -12,6 +12,7 @@ all others would decide the range, and leave most values of the rest in a few of
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import Counter
@@ -155,7 +156,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     try:
         with quantizers_off(model), torch.inference_mode(), full_float32():
             for images in tqdm(
-                _first(batches, limit), total=limit, desc="calibration", unit="batch",
+                itertools.islice(batches, limit), total=limit, desc="calibration", unit="batch",
                 disable=not (progress and distributed.is_main()),
             ):  # fmt: skip
                 calls.clear()
@@ -254,13 +255,6 @@ def tensor_ranges(model: Any) -> list[dict[str, Any]]:
         rows.append({"name": name, "kind": kind, "amax": high, "min": low, "max": high, "channels": amax.numel(),
                      "tensors": tensors})  # fmt: skip
     return rows
-
-
-def _first(batches: Iterable[Tensor], limit: int) -> Iterable[Tensor]:
-    for index, images in enumerate(batches):
-        if index == limit:
-            return
-        yield images
 
 
 class _Part:

@@ -112,7 +112,7 @@ def plan(model: nn.Module, recipe: Recipe) -> Plan:
         paths = tuple(operation.path for operation in of_image)
         tensors.append(QuantizedTensor(IMAGES, "", "", scale_of[image].name, False, paths))
     for operation in graph.operations:
-        rounded = operation in of_image or all(_has_site(source) for source in operation.inputs)
+        rounded = operation in of_image or all(source.owner and not source.opaque for source in operation.inputs)
         redundant = operation.kind == "move" and rounded
         for value in operation.outputs:
             if value in wanted and not value.opaque:
@@ -357,10 +357,6 @@ def _image_consumers(graph: Graph, convolutions: dict[str, str], wanted: set[Val
 
 def _is_image(value: Value) -> bool:
     return not value.owner
-
-
-def _has_site(value: Value) -> bool:
-    return bool(value.owner) and not value.opaque
 
 
 def _place(model: nn.Module, tensor: QuantizedTensor, site: modules.Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +12,11 @@ from utils.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+
+def cpu_cores() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def select_device(text: str) -> torch.device:

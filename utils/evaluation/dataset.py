@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from utils.core import distributed
+from utils.core.device import cpu_cores
 from utils.core.errors import DataError
 from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
@@ -267,7 +268,7 @@ def make_loader(
     if share and distributed.world().size > 1:
         batches = ShareOfBatches(batches)
     sharing = 1 if share else distributed.world().size  # each with batches of its own, or a part of the same
-    workers, each = loading_processes(min(workers, _cores(), len(batches)), largest * 3 * pixels, sharing)
+    workers, each = loading_processes(min(workers, cpu_cores(), len(batches)), largest * 3 * pixels, sharing)
     return _Loader(
         dataset,
         batch_sampler=batches,
@@ -314,10 +315,6 @@ def loading_processes(workers: int, batch: int, sharing: int = 1) -> tuple[int, 
             fitting or "none",
         )  # fmt: skip
     return fitting, min(AHEAD, room // fitting) if fitting else 0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker(_: int) -> None:

@@ -13,6 +13,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from utils.core.device import cpu_cores
+
 SECONDS = 20  # that a program which is asked for a version may take
 
 # What is shown for each library, and the distributions that can bring it (the first one found is reported).
@@ -43,8 +45,7 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cores)}
+    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cpu_cores())}
     with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
         found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
     return found

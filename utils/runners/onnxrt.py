@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from utils.core.device import device_name
+from utils.core.device import cpu_cores, device_name
 from utils.core.errors import DependencyError, InputError, QatError, no_file
 from utils.core.input_files import check_text
 from utils.runners.base import Runner, TensorSpec
@@ -44,7 +44,7 @@ class OnnxRuntimeRunner(Runner):
             DependencyError: ONNX Runtime is not installed.
         """
         session, device = _session(Path(path), torch.device(device), threads)
-        used = f", {threads or _cores()} threads" if device.type == "cpu" else ""
+        used = f", {threads or cpu_cores()} threads" if device.type == "cpu" else ""
         self._session: Any = session
         self._path = Path(path)
         super().__init__(
@@ -173,9 +173,3 @@ def version() -> str:
     import onnxruntime
 
     return onnxruntime.__version__
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
