@@ -26,7 +26,7 @@ from utils.jobs.open import open_runner
 from utils.runners.base import Runner, TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
@@ -83,8 +83,8 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     one = {**METADATA, "names": '["cat"]'}
     with_masks = write_onnx(folder / "b.onnx", prototypes=True, metadata=one)
-    make(ServingOptions(write_onnx(folder / "a.onnx"), folder / "models", "detect", nms=False))
-    make(ServingOptions(with_masks, folder / "models", "segment", nms=False))
+    make(ServingOptions(file=write_onnx(folder / "a.onnx"), output=folder / "models", name="detect", no_nms=True))
+    make(ServingOptions(file=with_masks, output=folder / "models", name="segment", no_nms=True))
     with serving(folder / "models") as found:
         yield found
 

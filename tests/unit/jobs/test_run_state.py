@@ -96,16 +96,16 @@ def test_what_this_version_did_not_write_is_no_state(tmp_path, state, change):
     (tmp_path / "state.json").write_text(json.dumps({**analysis, **change}))
     for other in ({**content, **change}, {"model": 1}, [1], None):
         torch.save(other, path)
-        with pytest.raises(CheckpointError, match=r"last\.pt .*; start a new run"):
+        with pytest.raises(CheckpointError, match=r"last\.pt .*start a new run"):
             RunState.load(tmp_path)
-    with pytest.raises(CheckpointError, match=r"state\.json .*; start a new run"):
+    with pytest.raises(CheckpointError, match=r"state\.json .*start a new run"):
         AnalysisState.load(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "\x00", "null", "[1]", "{}"])
 def test_what_is_no_state_of_a_sensitivity_run(tmp_path, text):
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"state\.json .*; start a new run"):
+    with pytest.raises(CheckpointError, match=r"state\.json .*start a new run"):
         AnalysisState.load(tmp_path)
 
 

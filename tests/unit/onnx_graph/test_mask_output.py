@@ -201,9 +201,3 @@ def test_prototypes_of_another_stride_are_refused():
 def test_deepstream_wants_a_fixed_size():
     with pytest.raises(InputError, match="height and width are dynamic here"):
         output_formats.deepstream(ALL).attach(raw_graph(dynamic=tuple(FIXED)))
-
-
-@pytest.mark.parametrize("side", [-1, 1025])
-def test_resolutions_out_of_range(side: int):
-    with pytest.raises(InputError, match=rf"--mask-resolution is {side}; expected an integer from 0 to 1,024"):
-        output_formats.end2end(ALL, side)

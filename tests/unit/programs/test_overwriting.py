@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -24,6 +23,7 @@ from utils.cli import run_program
 from utils.core import output_paths
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
+from utils.core.options import DeviceOptions
 from utils.core.output_paths import distinct_names, folder_name, refuse_overwrite, refuse_overwrite_in
 from utils.jobs import inspect_engine
 from utils.onnx_graph import deepstream_files
@@ -361,10 +361,7 @@ def test_qat_takes_no_name_that_is_a_path(capsys, command):
 
 
 def test_some_arguments_may_be_empty():
-    parser = argparse.ArgumentParser("p")
-    parser.add_argument("--device")
-    parser.add_argument("--resume", nargs="?", const="")
-    assert run_program(parser, lambda args: 0, ["--device", "", "--resume", ""]) == 0
+    assert run_program("p", (DeviceOptions, lambda options: 0), ["--device", ""]) == 0
 
 
 @pytest.mark.parametrize(

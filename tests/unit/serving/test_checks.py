@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from utils.core.errors import InputError
 from utils.jobs.model_repository import check, make
 from utils.onnx_graph.output_formats import NmsSettings, end2end
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 
 Change = Callable[[dict], None]
 
@@ -23,9 +23,9 @@ Change = Callable[[dict], None]
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One with an ensemble `m`, one with a file with NMS, one of a static batch, one with a Python model only."""
     folder = tmp_path_factory.mktemp("repositories")
-    make(ServingOptions(write_boxes(folder / "raw.onnx"), folder / "raw", "m"))
-    make(ServingOptions(write_boxes(folder / "nms.onnx", end2end(NmsSettings("onnx"))), folder / "nms", "m"))
-    make(ServingOptions(write_boxes(folder / "static.onnx", batch=2), folder / "static", "m"))
+    files = {"raw": {}, "nms": {"form": end2end(NmsSettings("onnx"))}, "static": {"batch": 2}}
+    for name, form in files.items():
+        make(ServingOptions(file=write_boxes(folder / f"{name}.onnx", **form), output=folder / name, name="m"))
     shutil.copytree(folder / "raw/m_nms", folder / "python/m_nms")
     return {name: folder / name for name in ("raw", "nms", "static", "python")}
 
