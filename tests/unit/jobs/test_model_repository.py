@@ -206,19 +206,6 @@ def test_what_lies_there_already_stays(tmp_path):
         make(ServingOptions(file=file, output=file, name="m"))
 
 
-def test_models_are_checked_before_they_are_in_the_repository(tmp_path, monkeypatch):
-    def refuse(folder: Path, *_, **__) -> None:
-        assert {path.name for path in folder.iterdir()} == {"m", "m_nms", "m_network"}
-        assert folder.parent == tmp_path
-        raise InputError("no")
-
-    file = write_boxes(tmp_path / "a.onnx")
-    monkeypatch.setattr(model_repository.checks, "check_repository", refuse)
-    with pytest.raises(InputError, match="no"):
-        made(file, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
-
-
 def test_a_repository_that_is_a_disk_of_its_own_is_written_within(tmp_path, monkeypatch):
     """Such as a volume of a container: nothing can be renamed into it from beside it."""
     file = write_boxes(tmp_path / "a.onnx")

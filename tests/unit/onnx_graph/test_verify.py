@@ -10,14 +10,11 @@ import numpy as np
 import onnx
 import pytest
 
-from utils.core.errors import InputError
-from utils.core.onnx_files import read_onnx
 from utils.onnx_graph.checks import RULES
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.qdq_passes import store_int8_weights
-from utils.onnx_graph.verify import table, verify, verify_file
-from utils.onnx_graph.view import module_path
+from utils.onnx_graph.verify import table, verify
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from qdq_graph import Editor, good_graph
@@ -94,10 +91,7 @@ MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
         {("symmetric", "/model.0/act/Mul/QuantizeLinear")},
     ),
     "weight per tensor": (_one_weight_scale, {("granularity", "model.0.conv.weight/DequantizeLinear")}),
-    "weight per input channel": (
-        _other_weight_axis,
-        {("granularity", "model.3.m.cv1.conv.weight/DequantizeLinear")},
-    ),
+    "weight per input channel": (_other_weight_axis, {("granularity", "model.3.m.cv1.conv.weight/DequantizeLinear")}),
     "activation per channel": (_several_activation_scales, {("granularity", f"{HEAD}/act/Mul/QuantizeLinear")}),
     "pair of two scales": (_partner_with_another_scale, {("pairs", f"{HEAD}/act/Mul/QuantizeLinear")}),
     "two quantizers": (_second_quantizer, {("one quantizer", "second/QuantizeLinear")}),
@@ -106,10 +100,7 @@ MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
         lambda edit: edit.rewire("/model.1/cv1/conv/Conv", 0, "/model.1/MaxPool_output_0"),
         {("convolutions", "/model.1/cv1/conv/Conv")},
     ),
-    "float weight": (
-        lambda edit: edit.bypass("model.0.conv.weight"),
-        {("convolutions", "/model.0/conv/Conv")},
-    ),
+    "float weight": (lambda edit: edit.bypass("model.0.conv.weight"), {("convolutions", "/model.0/conv/Conv")}),
     "pair before activation": (
         lambda edit: edit.insert_pair("/model.0/conv/Conv_output_0", 0.05, "inserted"),
         {("activation", "/model.0/conv/Conv")},
@@ -153,10 +144,7 @@ MUTATIONS: dict[str, tuple[Edit, set[tuple[str, str]]]] = {
         {("residual", "/model.3/m/Add")},
     ),
     "branch read twice": (_branch_read_twice, {("residual", "/model.3/m/Add")}),
-    "chain of sums": (
-        lambda edit: edit.add_to("/model.3/m/Add"),
-        set(),
-    ),
+    "chain of sums": (lambda edit: edit.add_to("/model.3/m/Add"), set()),
     "float sum": (
         lambda edit: edit.insert_node("Neg", "/model.3/m/cv2/act/Mul_output_0"),
         {("residual", "/model.3/m/Add"), ("float island", "/inserted/Neg")},
@@ -380,48 +368,3 @@ def test_int8_weights_are_verified_too():
     editor = Editor(stored)
     editor.set_tensor("model.0.conv.weight/scale", np.zeros(8, np.float32))
     assert [finding.rule for finding in verify(editor.model).findings] == ["scales"]
-
-
-def test_float_network_and_foreign_recipe_are_refused():
-    editor = Editor(GOOD)
-    for node in [node.name for node in editor.model.graph.node if node.op_type == "QuantizeLinear"]:
-        editor.bypass(node.removesuffix("/QuantizeLinear"))
-    with pytest.raises(InputError, match="nothing to verify"):
-        verify(editor.model)
-    editor = Editor(GOOD)
-    onnx.helper.set_model_props(editor.model, {"recipe": "int8"})
-    with pytest.raises(InputError, match="recipe"):
-        verify(editor.model)
-
-
-def test_files(tmp_path: Path):
-    onnx.save(GOOD, tmp_path / "good.onnx")
-    assert verify_file(tmp_path / "good.onnx").ok
-    with pytest.raises(InputError, match="does not exist"):
-        read_onnx(tmp_path / "none.onnx")
-    content = (tmp_path / "good.onnx").read_bytes()
-    for name, part in {"truncated": content[: len(content) // 2], "text": b"not a network", "empty": b""}.items():
-        (tmp_path / name).write_bytes(part)
-        with pytest.raises(InputError, match="not an ONNX file"):
-            read_onnx(tmp_path / name)
-
-
-def test_table_names_breaches():
-    editor = Editor(GOOD)
-    editor.set_tensor("/model.3/m/Add/scale", np.array(0.5, np.float32))
-    text = table(verify(editor.model))
-    assert "concat: /model.3/Concat: 2 scales meet: 0.03, 0.5" in text
-    assert text.endswith("1 breach")
-
-
-@pytest.mark.parametrize(
-    ("scope", "path"),
-    [
-        ("/model.0/conv/Conv", "model.0.conv"),
-        ("/model.22/cv2.0/cv2.0.1/conv/Conv", "model.22.cv2.0.1.conv"),
-        ("/model.4/cv2/cv2.0/m/m.0/Add", "model.4.cv2.0.m.0"),
-        ("/Concat", ""),
-    ],
-)
-def test_module_path(scope: str, path: str):
-    assert module_path(scope) == path

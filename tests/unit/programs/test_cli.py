@@ -56,17 +56,6 @@ def test_errors_become_one_line_and_an_exit_code(error, code, line, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_names_in_the_log_do_not_steer_the_terminal(capsys):
-    cli.setup_logging()
-    logging.getLogger("utils").info("left out: a\x1b[2Jb.jpg\n\ttoo: ü→")
-    assert capsys.readouterr().out == "left out: a\\x1b[2Jb.jpg\n\ttoo: ü→\n"
-
-
-def test_of_a_copy_without_space_the_target_is_named(capsys):
-    assert run(OSError(errno.ENOSPC, "No space left", "from.onnx", None, "to.onnx")) == 1
-    assert "no space left on the disk while writing to.onnx; " in capsys.readouterr().err
-
-
 def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path):
     root = Path(cli.__file__).parents[1]
     for program, shown in (("val_trt.py", "val_trt.py"), ("scripts/benchmark_trt.py", "scripts/benchmark_trt.py")):
@@ -76,11 +65,6 @@ def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "other.py")])
     monkeypatch.setattr(cli, "_words", [])
     assert cli.command_line() == "python other.py"
-
-
-def test_debug_shows_the_traceback():
-    with pytest.raises(InputError):
-        run(InputError("wrong"), "--debug")
 
 
 @pytest.mark.parametrize(
