@@ -123,10 +123,3 @@ def test_a_server_that_is_no_triton_is_named(protocol, tmp_path):
         with pytest.raises(InputError, match=f"127.0.0.1:{other.server_port}"):
             TritonRunner("m", protocol, f"127.0.0.1:{other.server_port}")
         other.shutdown()
-
-
-@pytest.mark.parametrize("address", ["localhost", "http://localhost:8000", "a:b", ":8000", "a:8000/x"])
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_an_address_is_a_host_and_a_port(address, protocol):
-    with pytest.raises(InputError, match="--url"):
-        TritonRunner("m", protocol, address)

@@ -79,17 +79,6 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     assert done.held_out == trains._tuner.held_out_loss([IMAGES[8:]])
 
 
-def test_each_step_has_the_rate_of_the_schedule(student, monkeypatch):
-    trains = training(copy.deepcopy(student), Given(), epochs=5)
-    seen: list[float] = []
-    step = trains._tuner._step
-    monkeypatch.setattr(
-        trains._tuner, "_step", lambda *args: seen.append(trains._tuner.optimizer.param_groups[0]["lr"]) or step(*args)
-    )
-    trains.epoch(3)
-    assert seen == [learning_rate(12 + step, 20, LR) for step in range(4)]
-
-
 def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):
     orders = []
     for epochs in ((0, 1, 2), (1,), (2,)):

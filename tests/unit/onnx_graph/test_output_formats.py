@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from utils.core.tasks import Prediction
 from utils.evaluation.nms import non_max_suppression
-from utils.onnx_graph import deepstream, output_formats
+from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import opset_of
 
@@ -176,24 +176,3 @@ def test_deepstream_parser_finds_the_boxes(names: tuple):
         expected = objects_in(raw[image].numpy(), 64, 64, thresholds)
         assert 10 < len(expected) == len(objects) < ANCHORS
         np.testing.assert_allclose(objects, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("typing", ["", "weak", "strong"])
-@pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])
-def test_configuration_for_bytes_names_what_another_plugin_has_to_do(typing: str, nms: NmsSettings | None):
-    """The letterbox is that plugin's work; nothing says that images are floats."""
-    plain, text = (
-        deepstream.infer_config("net.onnx", (64, 96), 3, 5, typing=typing, dynamic=True, nms=nms, takes_bytes=takes)
-        for takes in (False, True)
-    )
-    lines = text.splitlines()
-    assert {"#   network-input-shape=3;3;64;96", "#   network-color-format=0", "#   tensor-data-type=1",
-            "#   maintain-aspect-ratio=1", "#   symmetric-padding=1", "#   pixel-normalization-factor=1",
-            "#   tensor-name=images", "input-tensor-from-meta=1"} <= set(lines)  # fmt: skip
-    assert "bytes in 0..255" in text
-    assert "scaled to 0..1" not in text
-    assert "scaled to 0..1" in plain
-    assert "bytes" not in plain
-    entries, before = ([line for line in one.splitlines() if not line.startswith("#")] for one in (text, plain))
-    assert entries == [*before[:2], "input-tensor-from-meta=1", *before[2:]]
-    assert max(map(len, lines)) <= 120

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fork_server import ForkServer, interpreter
-from interrupting import group_members
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from onnx import TensorProto
@@ -103,31 +100,6 @@ def test_tuned_in_processes(tmp_path):
         "Fake-GPU-TensorRT-8.6.0.timing.cache", "a.engine", "a.engine.json", "a.onnx",
     ]  # fmt: skip
     assert (tmp_path / "Fake-GPU-TensorRT-8.6.0.timing.cache").read_bytes() == b"+measured" * 6
-
-
-@pytest.mark.parametrize(("endless", "left"), [("-1", False), ("3", True)])
-def test_ctrl_c_while_it_tunes(tmp_path, endless, left):
-    """In the first build, and in one after the engine as it was asked for."""
-    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8))
-    running = program(tmp_path, "--tune", "2", "--optimization-level", "2", ENDLESS=endless)
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not list(tmp_path.glob(".a-*.tune")):
-        time.sleep(0.05)
-    while left and time.monotonic() < until and not (tmp_path / "a.engine.json").is_file():
-        time.sleep(0.05)
-    time.sleep(3)
-    os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=20)
-    assert running.returncode == 130, err
-    assert err.splitlines()[-1] == "interrupted"
-    assert "Traceback" not in out + err
-    while group_members(running.pid) and time.monotonic() < until:  # multiprocessing's tracker ends last
-        time.sleep(0.05)
-    assert group_members(running.pid) == []
-    assert [path.name for path in tmp_path.glob(".*") if path.suffix != ".lock"] == []
-    assert (tmp_path / "a.engine").is_file() == left
-    if left:
-        assert EngineNote.load(tmp_path / "a.engine").tuning["complete"] is False
 
 
 # What run_on_stand_in.py, which stands in the place of the interpreter, and programs import.
