@@ -6,27 +6,25 @@ The network is a 1×1 convolution, whose result NumPy computes again.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from one_conv import METADATA, NAMES, WEIGHT, reference, write_onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from tensorrt_stand_in import stand_in
 from torch import nn
-from triton_stand_in import Server, serving
+from triton_stand_in import serving
 
 from utils.core.device import device_name
-from utils.core.errors import DependencyError, InputError, QatError
+from utils.core.errors import InputError, QatError
 from utils.core.tasks import DETECT, SEGMENT
 from utils.jobs.model_repository import make
 from utils.jobs.open import open_runner
 from utils.runners.base import Runner, TensorSpec
-from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
@@ -67,8 +65,8 @@ def build_engine(folder, api=None, **more):
     return build(file, folder / "a.engine", config, api).path
 
 
-def stand_in_runner(folder, api):
-    return TensorRTRunner(build_engine(folder, api), "cpu", api=api)
+def stand_in_runner(folder, api, **more):
+    return TensorRTRunner(build_engine(folder, api, **more), "cpu", api=api)
 
 
 @pytest.fixture(scope="session")
@@ -83,15 +81,10 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     one = {**METADATA, "names": '["cat"]'}
     with_masks = write_onnx(folder / "b.onnx", prototypes=True, metadata=one)
-    make(ServingOptions(write_onnx(folder / "a.onnx"), folder / "models", "detect", nms=False))
-    make(ServingOptions(with_masks, folder / "models", "segment", nms=False))
+    make(ServingOptions(file=write_onnx(folder / "a.onnx"), output=folder / "models", name="detect", no_nms=True))
+    make(ServingOptions(file=with_masks, output=folder / "models", name="segment", no_nms=True))
     with serving(folder / "models") as found:
         yield found
-
-
-def asked(server: Server, model: str, param: str) -> TritonRunner:
-    way = param.removeprefix("triton ")
-    return TritonRunner(model, way, getattr(server, way))
 
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -102,43 +95,38 @@ EVERY = ["torch", "onnxruntime", "triton http", "triton grpc", "tensorrt stand-i
          pytest.param("tensorrt", marks=ON_GPU)]  # fmt: skip
 
 
-@pytest.fixture(params=EVERY)
-def runner(request, tmp_path, monkeypatch):
-    """The stand-in has TensorRT's interface, and checks and computes on the CPU what the runner tells it."""
-    if request.param == "torch":
-        made: Runner = TorchRunner(OneConv(), "cpu")
-    elif request.param == "onnxruntime":
-        made = open_runner(write_onnx(tmp_path / "a.onnx"))
-    elif request.param.startswith("triton"):
-        made = asked(request.getfixturevalue("server"), "detect", request.param)
-    elif request.param == "tensorrt":
-        made = open_runner(request.getfixturevalue("engine_on_gpu"), "cuda")
-    else:
-        made = stand_in_runner(tmp_path, stand_in(monkeypatch))
-    with made:
-        yield made
-
-
 @pytest.fixture(scope="session")
 def segment_engine_on_gpu(tmp_path_factory):
     return build_engine(tmp_path_factory.mktemp("engine"), prototypes=True)
 
 
+def opened(request, folder, monkeypatch, masks: bool) -> Runner:
+    """A runner of the network, or of the one with a second output.
+
+    The stand-in has TensorRT's interface, and checks and computes on the CPU what the runner tells it.
+    """
+    kind, _, protocol = request.param.partition(" ")
+    if kind == "torch":
+        return TorchRunner(OneConvWithPrototypes() if masks else OneConv(), "cpu")
+    if kind == "onnxruntime":
+        return open_runner(write_onnx(folder / "a.onnx", prototypes=masks))
+    if kind == "triton":
+        server = request.getfixturevalue("server")
+        return TritonRunner("segment" if masks else "detect", protocol, getattr(server, protocol))
+    if not protocol:
+        return open_runner(request.getfixturevalue("segment_engine_on_gpu" if masks else "engine_on_gpu"), "cuda")
+    return stand_in_runner(folder, stand_in(monkeypatch), prototypes=masks)
+
+
+@pytest.fixture(params=EVERY)
+def runner(request, tmp_path, monkeypatch):
+    with opened(request, tmp_path, monkeypatch, masks=False) as made:
+        yield made
+
+
 @pytest.fixture(params=EVERY)
 def segment_runner(request, tmp_path, monkeypatch):
-    """The same network with a second output."""
-    if request.param == "torch":
-        made: Runner = TorchRunner(OneConvWithPrototypes(), "cpu")
-    elif request.param == "onnxruntime":
-        made = open_runner(write_onnx(tmp_path / "a.onnx", prototypes=True))
-    elif request.param.startswith("triton"):
-        made = asked(request.getfixturevalue("server"), "segment", request.param)
-    elif request.param == "tensorrt":
-        made = open_runner(request.getfixturevalue("segment_engine_on_gpu"), "cuda")
-    else:
-        api = stand_in(monkeypatch)
-        made = TensorRTRunner(build_engine(tmp_path, api, prototypes=True), "cpu", api=api)
-    with made:
+    with opened(request, tmp_path, monkeypatch, masks=True) as made:
         yield made
 
 
@@ -231,14 +219,6 @@ def test_torch_runner_leaves_the_network_as_it_was():
         TorchRunner(model, "cpu", half=True)
 
 
-def test_torch_runner_of_a_network_without_names():
-    model = OneConv()
-    del model.names
-    runner = TorchRunner(model, "cpu")
-    assert runner.names is None
-    assert runner.outputs[0].shape == (None, None, None)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_torch_runner_in_half_precision():
@@ -287,21 +267,6 @@ def test_metadata_of_several_writers(tmp_path, metadata, names, stride, imgsz):
     runner = open_runner(write_onnx(tmp_path / "a.onnx", metadata=metadata))
     assert (runner.names, runner.stride, runner.imgsz) == (names, stride, imgsz)
     assert runner.metadata == metadata
-
-
-def test_threads_are_told(tmp_path):
-    assert OnnxRuntimeRunner(write_onnx(tmp_path / "a.onnx"), threads=1).description.endswith("CPU, 1 threads")
-
-
-def test_a_network_that_fails_while_running_is_one_line(tmp_path):
-    """Declared for any size, but its reshape only fits 4×4."""
-    path = write_onnx(tmp_path / "a.onnx")
-    model = onnx.load(path)
-    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.array([1, 6, 16], np.int64), "target"))
-    onnx.save(model, path)
-    with pytest.raises(InputError, match=r"a\.onnx does not run on images \[1, 3, 8, 8\]: ") as caught:
-        open_runner(path).infer({"images": images(1, 3, 8, 8)})
-    assert "\n" not in str(caught.value)
 
 
 # TensorRT
@@ -380,57 +345,3 @@ def test_cuda_without_its_provider_falls_back_and_says_so(tmp_path, caplog):
     runner = open_runner(write_onnx(tmp_path / "a.onnx"), "cuda:0")
     assert runner.device == torch.device("cpu")
     assert "no CUDA provider" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.onnx", None, "a.onnx does not exist"),
-        ("a.onnx", b"", "cannot load .*a.onnx: "),
-        ("a.onnx", b"not a graph", "cannot load .*a.onnx: "),
-        ("a.xml", b"<x/>", "expected .onnx, .engine, .plan or .pt"),
-        ("a.engine", None, "a.engine does not exist"),
-    ],
-)
-def test_files_that_cannot_be_opened(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        open_runner(tmp_path / name)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_truncated_onnx(tmp_path):
-    path = write_onnx(tmp_path / "a.onnx")
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(InputError, match="cannot load"):
-        open_runner(path)
-
-
-def test_a_file_with_tensorrts_plugin(tmp_path):
-    model = onnx.load(write_onnx(tmp_path / "a.onnx"))
-    model.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", ["output0"], ["num_dets"], domain="TRT"))
-    model.opset_import.append(onnx.helper.make_opsetid("TRT", 1))
-    onnx.save(model, tmp_path / "a.onnx")
-    with pytest.raises(InputError, match=r"cannot load .*a\.onnx: it has a plugin of TensorRT's, .* with --nms onnx$"):
-        open_runner(tmp_path / "a.onnx")
-
-
-@pytest.mark.parametrize("suffix", [".engine", ".plan"])
-def test_an_engine_without_tensorrt_says_what_to_install(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(tensorrt_api, "installed", lambda: None)
-    path = Path(tmp_path / f"a{suffix}")
-    path.write_bytes(b"engine")
-    with pytest.raises(DependencyError, match=r"install_dependencies\.sh --tensorrt"):
-        open_runner(path)
-    monkeypatch.setattr(tensorrt_api, "installed", lambda: "tensorrt")
-    with pytest.raises(InputError, match=r"runs on an NVIDIA GPU only, and the device is cpu; the \.onnx"):
-        open_runner(path)
-
-
-def test_onnx_runtime_that_is_not_installed(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(DependencyError, match="pip install onnxruntime"):
-        OnnxRuntimeRunner(tmp_path / "a.onnx")

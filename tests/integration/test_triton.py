@@ -15,7 +15,7 @@ import export_qat
 from utils.jobs.model_repository import make
 from utils.jobs.visualize import Artist
 from utils.runners.onnxrt import OnnxRuntimeRunner
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
 
 
@@ -41,8 +41,8 @@ def test_exported_files_are_served_as_they_are_run_here(head: str, tmp_path: Pat
     )
     assert (code, err) == (0, [])
     models, nms = tmp_path / "models", {"conf_thres": LOW, "iou_thres": 0.6, "max_det": 40}
-    make(ServingOptions(tmp_path / "net.onnx", models, "raw", **nms))
-    make(ServingOptions(tmp_path / "net-end2end.onnx", models, "nms"))
+    make(ServingOptions(file=tmp_path / "net.onnx", output=models, name="raw", **nms))
+    make(ServingOptions(file=tmp_path / "net-end2end.onnx", output=models, name="nms"))
     image = np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8)
     drawn = {}
     with serving(models) as server:

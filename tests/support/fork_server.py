@@ -50,10 +50,11 @@ class ForkServer:
         environment = {name: value for name, value in os.environ.items() if not _of_coverage(name)}
         self._process = subprocess.Popen(
             [sys.executable, __file__, "serve", self.socket, root, warm], cwd=root, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        assert self._process.stdout.readline(), "the server has ended while it imported; see its error"
+        assert self._process.stderr is not None  # a pipe as well, as programs' are: streams remember if they can seek
+        assert self._process.stdout.readline(), self._process.stderr.read().decode()
         self.forked = 0  # programs, so far
 
     def __enter__(self) -> ForkServer:

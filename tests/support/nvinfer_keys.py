@@ -1,7 +1,7 @@
 """The keys that DeepStream's plugins read from their configuration files, with the values that each takes.
 
 From the parsers of DeepStream 9.1, which is public (https://github.com/NVIDIA/DeepStream, Apache-2.0:
-gstnvinfer_property_parser.cpp, nvdspreprocess_property_parser.cpp, deepstream_config_file_parser.h), and from the
+gstnvinfer_property_parser.cpp, nvdspreprocess_property_parser.cpp), and from the
 tables of https://docs.nvidia.com/metropolis/deepstream/dev-guide/text/DS_plugin_gst-nvinfer.html. nvinfer prints a line
 about a key that it does not know and goes on, so that a wrong key is easily overlooked; here it is a complaint.
 """
@@ -102,25 +102,6 @@ PREPROCESS: Group = {
 }  # fmt: skip
 MANDATORY_OF_PREPROCESS = tuple(PREPROCESS)[:11]
 
-# groups of deepstream-app that the documents use
-APPLICATION: Mapping[str, Group] = {
-    "application": {"enable-perf-measurement": switch, "perf-measurement-interval-sec": integer(1)},
-    "tiled-display": {"enable": integer(0, 2), "rows": integer(1), "columns": integer(1), "width": integer(1),
-                      "height": integer(1), "gpu-id": integer(), "nvbuf-memory-type": integer(0, 4)},
-    "source": {"enable": switch, "type": integer(1, 9), "uri": text, "num-sources": integer(1), "gpu-id": integer()},
-    "sink": {"enable": switch, "type": integer(1, 7), "sync": switch, "codec": integer(1, 3),
-             "container": integer(1, 2), "bitrate": integer(1), "enc-type": switch, "output-file": text,
-             "gpu-id": integer()},
-    "osd": {"enable": switch, "gpu-id": integer(), "border-width": integer(), "text-size": integer(),
-            "display-mask": switch, "process-mode": integer(0, 2), "font": text},
-    "streammux": {"gpu-id": integer(), "live-source": switch, "batch-size": integer(1),
-                  "batched-push-timeout": integer(-1), "width": integer(1), "height": integer(1),
-                  "enable-padding": switch, "nvbuf-memory-type": integer(0, 4)},
-    "primary-gie": {"enable": switch, "gpu-id": integer(), "gie-unique-id": integer(1), "config-file": text,
-                    "batch-size": integer(1, 1024), "interval": integer(), "model-engine-file": text},
-    "tests": {"file-loop": switch},
-}  # fmt: skip
-
 
 def entries(text: str) -> dict[str, dict[str, str]]:
     """The groups of a file in GLib's form, with their entries."""
@@ -151,15 +132,6 @@ def complaints_about_preprocessing(values: Mapping[str, str]) -> list[str]:
     """The same of the entries in Gst-nvdspreprocess's group [property]."""
     missing = [f"[property] lacks {key}" for key in MANDATORY_OF_PREPROCESS if key not in values]
     return [*missing, *_of_group("property", values, PREPROCESS)]
-
-
-def complaints_about_application(text: str) -> list[str]:
-    """The same of a file for deepstream-app."""
-    found = []
-    for name, values in entries(text).items():
-        group = APPLICATION.get(re.sub(r"\d+$", "", name) if re.match(r"(source|sink)\d+$", name) else name)
-        found += [f"[{name}] is no group of deepstream-app's"] if group is None else _of_group(name, values, group)
-    return found
 
 
 def _of_group(name: str, values: Mapping[str, str], known: Group) -> Iterable[str]:

@@ -21,7 +21,7 @@ from tensorrt_stand_in import stand_in
 from utils.core.input_form import FLOATS, InputForm
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.input_forms import attach_input
-from utils.onnx_graph.output_formats import NmsSettings, attach_deepstream, attach_nms
+from utils.onnx_graph.output_formats import NmsSettings, attach_nms
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 from utils.trt.runner import TensorRTRunner
@@ -129,25 +129,6 @@ def test_the_input_is_in_0_to_1_and_rows_behind_the_last_detection_mean_nothing(
     detector.infer = lambda pixels: found
     rows = detector(np.zeros((64, 64, 3), np.uint8))
     np.testing.assert_allclose(rows, [[20, 20, 40, 41, 0.9, 1], [0, 0, 9, 9, 0.3, 2]], atol=1e-6)
-
-
-def test_what_is_no_engine_and_other_outputs_are_refused(known, tmp_path, api, detect):
-    (tmp_path / "no.engine").write_bytes(b"no engine")
-    with pytest.raises(RuntimeError, match=r"no\.engine"):
-        detect.Detector(tmp_path / "no.engine")
-    engine_of(known[1], tmp_path, api)
-    file = export_answers(known[1], tmp_path / "deepstream.onnx", None, 64)
-    onnx.save(attach_deepstream(onnx.load(file)), file)
-    build(file, tmp_path / "deepstream.engine", BuildConfig(progress=False), api)
-    with pytest.raises(RuntimeError, match=r"deepstream\.engine"):
-        detect.Detector(tmp_path / "deepstream.engine")
-
-
-def test_errors_of_cuda_are_raised(known, tmp_path, api, cuda, detect, monkeypatch):
-    engine = engine_of(known[1], tmp_path, api)
-    monkeypatch.setattr(cuda, "cudaMalloc", lambda count: (fake_cuda_python.Failure.NO_MEMORY, None))
-    with pytest.raises(RuntimeError, match="NO_MEMORY"):
-        detect.Detector(engine)
 
 
 WITHOUT_OURS = """

@@ -20,7 +20,7 @@ from utils.jobs.model_repository import make
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.runners.onnxrt import OnnxRuntimeRunner
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 from utils.serving.repository import CONFIG, read_config
 from utils.serving.runner import TritonRunner
 
@@ -38,7 +38,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     for name, more in FORMS.items():
         file = write_boxes(folder / f"{name}.onnx", **more)
-        make(ServingOptions(file, folder / "models", nms=name != "alone", warmup=name in ("raw", "static")))
+        served = {"no_nms": name == "alone", "no_warmup": name not in ("raw", "static")}
+        make(ServingOptions(file=file, output=folder / "models", **served))
     return folder
 
 
@@ -83,7 +84,7 @@ def test_a_request_holds_several_images(protocol, server):
 @pytest.mark.parametrize("limits", [None, "[[1, 3, 32, 32], [8, 3, 640, 640]]"])
 def test_a_model_of_dynamic_size_is_asked_within_its_profile(limits, files, tmp_path):
     """An engine's profile is in the parameters."""
-    make(ServingOptions(files / "nms.onnx", tmp_path, "m"))
+    make(ServingOptions(file=files / "nms.onnx", output=tmp_path, name="m"))
     config = read_config(tmp_path / "m" / CONFIG)
     config.input[0].dims[1:] = [-1, -1]
     del config.model_warmup[:]
@@ -122,10 +123,3 @@ def test_a_server_that_is_no_triton_is_named(protocol, tmp_path):
         with pytest.raises(InputError, match=f"127.0.0.1:{other.server_port}"):
             TritonRunner("m", protocol, f"127.0.0.1:{other.server_port}")
         other.shutdown()
-
-
-@pytest.mark.parametrize("address", ["localhost", "http://localhost:8000", "a:b", ":8000", "a:8000/x"])
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_an_address_is_a_host_and_a_port(address, protocol):
-    with pytest.raises(InputError, match="--url"):
-        TritonRunner("m", protocol, address)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
-import onnxruntime
 import pytest
 import torch
 from one_conv import METADATA, write_onnx
@@ -19,9 +17,8 @@ from timed_networks import Detector
 from utils.core.errors import InputError
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
 from utils.trt.benchmark import Entry, Row, compared, fastest
-from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing import Figures, Summary, TimingConfig
+from utils.trt.timing import Figures, Summary
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
@@ -81,32 +78,6 @@ def test_a_checkpoint_has_four_rows(compiler):
     assert [one.row.runtime for one in opened(model, compiled=False)] == ["PyTorch"] * 2
 
 
-def test_a_compiler_that_is_missing_is_a_row_and_not_the_end(monkeypatch):
-    def fails(model, **options):
-        def call(images):
-            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", fails)
-    found = opened(Detector())
-    assert [bool(one.running) for one in found] == [True, False, True, False]
-    assert found[1].row.error == "does not run: RuntimeError: Failed to find C compiler."
-    assert benchmark.succeeded([one.row for one in found])
-    assert not benchmark.succeeded([Row("a", 1, False, error="takes batches of 4 to 4")])
-
-
-def test_a_size_that_is_no_multiple_of_the_stride():
-    with pytest.raises(InputError, match=r"--imgsz 32 50: a.pt takes multiples of 32, its stride"):
-        opened(Detector(), shape=(1, 32, 50))
-
-
-def test_quantized_checkpoints_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(benchmark_networks.checkpoint, "kind", lambda file: "quantized")
-    with pytest.raises(InputError, match=r"a.pt is a quantized checkpoint, .* its time says nothing. Give the ONNX"):
-        benchmark_networks.load_checkpoint(tmp_path / "a.pt", CPU)
-
-
 # rows
 
 
@@ -146,21 +117,6 @@ def test_fastest_of_batches_and_contexts():
     assert benchmark_report.fastest([row("a", 8)]) == []
 
 
-def test_the_plot_tells_contexts_apart():
-    rows = [row("a", batch, ms=batch / contexts, contexts=contexts) for batch in (8, 1) for contexts in (1, 2)]
-    (axes,) = benchmark_report.plot(rows, "GPU").axes
-    lines = axes.get_lines()
-    assert [line.get_label() for line in lines] == ["a, 1 context", "a, 2 contexts"]
-    assert len({line.get_color() for line in lines}) == 1
-    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 2
-    assert lines[1].get_xydata().tolist() == [[2000.0, 4.0], [2000.0, 0.5]]
-    (slow,) = benchmark_report.plot([*rows, pytorch(ms=50.0), pytorch("FP16", ms=30.0)], "GPU").axes
-    assert (slow.get_xscale(), slow.get_yscale()) == ("log", "log")
-    assert [line.get_label() for line in slow.get_lines()][2:] == [
-        "c, PyTorch FP32", "c, PyTorch FP16",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("given", "sweep", "expected"),
     [(None, None, [1, 4, 8, 12]), ([3], None, [3]), (None, 64, [1, 2, 4, 8, 16, 32, 64]), (None, 1, [1]),
@@ -168,17 +124,6 @@ def test_the_plot_tells_contexts_apart():
 )  # fmt: skip
 def test_batch_sizes(given, sweep, expected):
     assert benchmark.batch_sizes(given, sweep) == expected
-
-
-def test_the_version_of_onnx_runtime_is_its_modules_own(monkeypatch, tmp_path):
-    """onnxruntime-gpu brings the same module under another distribution's name."""
-
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", missing)
-    job = benchmark.Benchmark([Entry(tmp_path / "a.onnx")], {}, None, [1], TimingConfig(), BuildConfig(), CPU)
-    assert job.software() == [f"ONNX Runtime {onnxruntime.__version__}"]
 
 
 # the program
@@ -237,15 +182,6 @@ def test_on_a_cpu_onnx_files_run_in_onnx_runtime_beside_a_checkpoint(program, tm
     assert lines[4]["qps"] == ""
     assert float(lines[0]["latency_median_ms"]) > 0
     assert list((tmp_path).glob("*.engine")) == []
-
-
-def test_options_of_gpus_are_named_on_a_cpu(program, tmp_path):
-    """benchmark_trt.sh gives them wherever it runs, so they are not refused."""
-    write_onnx(tmp_path / "a.onnx", (1, 3, 32, 32))
-    words = ("a.onnx", "--device", "cpu", "--batch-size", 1)
-    assert "on a CPU these do nothing: --useCudaGraph, --useSpinWait\n" in program(
-        *words, "--useCudaGraph", "--useSpinWait")[1]  # fmt: skip
-    assert "do nothing" not in program(*words)[1]
 
 
 def test_a_checkpoint_is_timed_at_the_size_of_the_files_beside_it(program, tmp_path, monkeypatch):
@@ -315,33 +251,3 @@ def test_checkpoint_and_contexts_beside_engines(program, tmp_path, monkeypatch):
     assert header.split()[:3] == ["model", "in", "precision"]
     assert all(title in header for title in ("contexts", "H2D", "compute", "D2H", "against PyTorch", "against FP16"))
     assert "int8, batch 4, 3 contexts" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("a.engine", "--device", "cpu"), "a.engine is an engine, which runs on a GPU only; on a CPU give .onnx"),
-        (("a.pt", "--infStreams", 2), "--infStreams does nothing where no engine takes part"),
-        (("a.pt", "--tune", 10), "--tune does nothing where no engine takes part"),
-        (("a.pt", "--build-limit", 10), "--build-limit does nothing where no engine takes part"),
-        (("a.pt", "--optimization-level", 2), "--optimization-level does nothing where no engine takes part"),
-        (("a.pt", "--max-aux-streams", 2), "--max-aux-streams does nothing where no engine takes part"),
-        (("a.pt", "--timing-iterations", 2), "--timing-iterations does nothing where no engine takes part"),
-        (("a.pt", "--tactic-sources-off", "CUDNN"), "--tactic-sources-off does nothing where no engine takes part"),
-        (("a.engine", "--tune", 10), "--tune does nothing to engines that are built already; leave it out"),
-        (("int8.onnx", "--device", "cpu", "--compile"), "--compile is for PyTorch's networks, and no .pt takes part"),
-        (("qat.pt",), "qat.pt is a quantized checkpoint"),
-        (("a.pt", "--baseline", "a.pt"), "a.pt is neither an .onnx file nor an engine"),
-        (("a.pt", "--sweep", 4, "--batch-size", 1), "not allowed with argument"),
-        (("a.pt", "--infStreams", 0), "'0' is not an integer from 1 to 64"),
-    ],
-)
-def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, message):
-    stand_in(monkeypatch)
-    write_onnx(tmp_path / "int8.onnx", quantized=True)
-    for name in ("a.engine", "a.pt", "qat.pt"):
-        (tmp_path / name).write_text(name)
-    code, _, err = program(*words)
-    assert code == 2
-    assert message in err
-    assert len(err.strip().splitlines()) == 1

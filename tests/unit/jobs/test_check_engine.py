@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from one_conv import METADATA, WEIGHT, write_onnx
+from one_conv import WEIGHT, write_onnx
 from onnx import helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
@@ -23,7 +21,6 @@ from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.engine_file import EngineNote
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import build_engine
@@ -141,40 +138,6 @@ def test_prototypes_are_looked_at_too(tmp_path):
     assert (found.box, found.wrong) == (0, 4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "metadata", "words"),
-    [
-        ("untrained", METADATA, "as those of an untrained network"),
-        ("right", {**METADATA, "form": "deepstream"}, "only raw predictions are"),
-        ("right", {**METADATA, "task": "segment"}, "a network for segmentation gives output1"),
-        ("not a number", METADATA, "its own results are not all numbers"),
-    ],
-)
-def test_what_cannot_be_said(tmp_path, kind, metadata, words):
-    file = network(tmp_path / "a.onnx", kind, metadata=metadata)
-    found = check_engine.check(engine_of(file), file, CPU, 4)
-    assert (found.problem, found.images) == ("", 0)
-    assert str(found).startswith("not compared with ONNX Runtime: ")
-    assert words in str(found)
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "images"), [(STATIC, {}, 0), (("batch", 3, 64, 64), {"batch": (1, 2, 8)}, 6)]
-)
-def test_no_more_images_at_a_time_than_memory_has_room_for(tmp_path, monkeypatch, shape, options, images):
-    monkeypatch.setattr(check_engine, "_room", lambda size: 3)
-    file = network(tmp_path / "a.onnx", shape=shape)
-    found = check_engine.check(engine_of(file, **options), file, CPU, 4)
-    assert (found.images, found.problem) == (images, "")
-    assert bool(images) != ("a batch of 4 images would take more memory than there is" in str(found))
-
-
-def test_room_follows_from_what_memory_is_left(monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: "MemTotal: 9 kB\nMemAvailable: 4000000 kB\n")
-    assert check_engine._room((640, 640)) == 4096000000 // 2 // (1000 * 640 * 640)
-    assert check_engine._room((6400, 6400)) == 1
-
-
 def test_what_onnx_runtime_does_not_run_is_not_held_against_the_engine(tmp_path):
     engine = engine_of(network(tmp_path / "a.onnx"))
     model = onnx.load(tmp_path / "a.onnx")
@@ -213,54 +176,3 @@ def test_the_program_says_that_an_engine_is_wrong(tmp_path, capsys, monkeypatch)
         f"error: {tmp_path / 'a.engine'} does not compute what {tmp_path / 'a.onnx'} computes: for 3"
     )
     assert "before you use it" in err[0]
-
-
-def test_without_onnx_runtime_it_says_so(tmp_path, capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "onnxruntime" else find(name, *rest)
-    )
-    code, out, err = program(capsys, network(tmp_path / "a.onnx"))
-    assert (code, err) == (0, [])
-    assert out[-1].startswith("not compared with ONNX Runtime, which is not installed")
-
-
-def test_no_detector_is_not_compared(tmp_path):
-    model = onnx.load(network(tmp_path / "a.onnx"))
-    model.graph.node.append(helper.make_node("ReduceMean", ["output0"], ["mean"], axes=[2], keepdims=0))
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, [4, 6]))
-    onnx.save(model, tmp_path / "b.onnx")
-    found = check_engine.check(engine_of(tmp_path / "b.onnx"), tmp_path / "b.onnx", CPU, 4)
-    assert "the network's output output0 is [4, 6]; expected [batch, rows, anchors]" in str(found)
-
-
-@pytest.mark.parametrize("version", ["", "TensorRT 10.3.0", "TensorRT 8.6.0"])
-def test_an_engine_by_trtexec_is_compared_where_this_tensorrt_can_load_it(tmp_path, capsys, monkeypatch, version):
-    def by_trtexec(onnx, engine, config, program):
-        build(onnx, engine, BuildConfig(progress=False))
-        note = EngineNote.load(engine)
-        replace(note, api=version or note.api).save(engine)
-
-    monkeypatch.setattr("utils.trt.trtexec.find", lambda: None)
-    monkeypatch.setattr("utils.trt.trtexec.build", by_trtexec)
-    if not version:
-        monkeypatch.setattr("utils.trt.tensorrt_api.installed", lambda: None)
-    code, out, err = program(capsys, network(tmp_path / "a.onnx"), "--trtexec")
-    assert (code, err) == (0, [])
-    compared = "the engine beside ONNX Runtime" if version == "TensorRT 8.6.0" else "not compared with ONNX Runtime"
-    assert out[-1].startswith(compared)
-
-
-def test_an_engine_for_another_gpu_is_not_compared(tmp_path, capsys):
-    code, _, err = program(capsys, network(tmp_path / "a.onnx"), "--target", "SM89", "--check", 2)
-    assert code == 2
-    assert err == ["error: --check does nothing with --target, whose engine need not run here; leave it out"]
-
-
-def test_the_cpu_is_refused_beside_a_gpu(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    code, _, err = program(capsys, network(tmp_path / "a.onnx"), "--device", "cpu")
-    assert (code, len(err)) == (2, 1)
-    assert "engines are built and run on a GPU" in err[0]
-    assert not (tmp_path / "a.engine").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -41,13 +40,6 @@ def test_it_says_what_is_there(capsys):
     assert f"Python version: {sys.version.split()[0]} " in found
 
 
-def test_without_an_environment_it_says_what_to_do():
-    command = [sys.executable, "-S", "scripts/make_report.py", "--environment"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert ".venv/bin/activate" in done.stderr
-
-
 def test_files_say_what_they_are_and_not_whose(tmp_path, quick):
     metadata = {"names": json.dumps({0: "secret thing"}), "stride": "32", "empty": "", "data": "/data/bob lee/set.yaml"}
     engine = tmp_path / "a.engine"
@@ -70,35 +62,3 @@ def test_files_say_what_they_are_and_not_whose(tmp_path, quick):
     assert "a float checkpoint" in text.split("gelan-digits.pt")[1]
     for private in ("secret", "lee", "ann", "empty", "quantized_state", str(tmp_path)):
         assert private not in text
-
-
-def test_a_damaged_note_beside_an_engine_is_said(tmp_path, quick):
-    (tmp_path / "a.engine").write_bytes(b"plan")
-    (tmp_path / "a.engine.json").write_text("{")
-    assert "  a.engine.json is damaged" in environment.describe([tmp_path / "a.engine"])
-
-
-def test_a_checkout_says_its_commit(tmp_path, monkeypatch, quick):
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    assert "commit unknown" in environment.describe()
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path))
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"]):
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    assert f"commit {head}" in environment.describe()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "give run folders"),
-        (["--environment", "--output", "out"], "--output"),
-        (["--environment", "missing.onnx"], "missing.onnx"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(words, said, capsys, quick):
-    assert run(*words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert error.count("\n") == 1

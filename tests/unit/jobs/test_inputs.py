@@ -16,7 +16,6 @@ from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import DataConfig, load_data
-from utils.jobs import inputs
 from utils.jobs.inputs import Inputs, choose_held_out, load_teacher
 from utils.jobs.options import QuantizeOptions
 
@@ -116,11 +115,3 @@ def test_a_teacher_with_the_same_head_is_fused(monkeypatch):
     assert load_teacher("big.pt", checkpoint()) is teacher
     assert fused == [teacher.model]
     assert load_teacher(None, checkpoint()) is None
-
-
-def test_the_shapes_of_two_networks():
-    """What supervision by layers needs: a network with a wider layer has others."""
-    network, other = detector(), detector()
-    assert inputs._shapes(network) == inputs._shapes(other)
-    other.model[0].conv.weight.data = other.model[0].conv.weight.data[:4]
-    assert inputs._shapes(network) != inputs._shapes(other)

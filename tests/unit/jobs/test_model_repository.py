@@ -22,7 +22,7 @@ from utils.jobs import model_repository
 from utils.jobs.model_repository import make
 from utils.onnx_graph.output_formats import NmsSettings, deepstream, end2end
 from utils.serving import nms_model
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 from utils.serving.served_file import PLAN
 from utils.trt.engine_file import EngineNote
 
@@ -31,7 +31,7 @@ NMS, PLUGIN = end2end(NmsSettings("onnx", 100)), end2end(NmsSettings("efficient"
 
 def made(file: Path, folder: Path, **options) -> dict[str, ModelConfig]:
     """The configurations by name, as protobuf reads them, in the order in which they were written."""
-    written = make(ServingOptions(file, folder / "repo", **{"name": "m", **options}))
+    written = make(ServingOptions(file=file, output=folder / "repo", **{"name": "m", **options}))
     assert {path.name for path in (folder / "repo").iterdir()} == {path.name for path in written}
     return {path.name: text_format.Parse((path / "config.pbtxt").read_text("utf-8"), ModelConfig()) for path in written}
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict]] = {
          "nms_instances": 3, "queue_delay": 500},
     ),
     "end2end": (lambda folder: write_boxes(folder / "a.onnx", NMS), {"max_batch_size": 4}),
-    "alone": (lambda folder: write_boxes(folder / "a.onnx"), {"nms": False, "warmup": False}),
+    "alone": (lambda folder: write_boxes(folder / "a.onnx"), {"no_nms": True, "no_warmup": True}),
     "masks": (lambda folder: write_boxes(folder / "a.onnx", masks=True), {}),
     "end2end masks": (
         lambda folder: write_boxes(folder / "a.onnx", end2end(NmsSettings("onnx", 100), 28), masks=True), {},
@@ -146,7 +146,7 @@ def test_a_note_of_an_older_version_leads_to_the_onnx_file(tmp_path):
         (None, {}, {"cuda_graphs": True}, "--cuda-graphs"),
         (None, {"batch": 2}, {"queue_delay": 100}, "--queue-delay"),
         (None, {}, {"batch_size": [1]}, "--batch-size"),
-        (None, {}, {"nms": False, "conf_thres": 0.0}, "--conf-thres"),
+        (None, {}, {"no_nms": True, "conf_thres": 0.0}, "--conf-thres"),
         (NMS, {}, {"max_det": 3}, "--max-det"),
         *((None, {}, {"name": name}, "--name") for name in ("", "a/b", "..", ".a", "a b", "é", "-a", "a\n")),
     ],
@@ -198,25 +198,12 @@ def test_what_lies_there_already_stays(tmp_path):
     made(file, tmp_path)
     before = {path: path.read_bytes() for path in (tmp_path / "repo").rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="m_network exists"):
-        make(ServingOptions(file, tmp_path / "repo", "m"))
-    make(ServingOptions(file, tmp_path / "repo", "other"))
+        make(ServingOptions(file=file, output=tmp_path / "repo", name="m"))
+    make(ServingOptions(file=file, output=tmp_path / "repo", name="other"))
     assert len(list((tmp_path / "repo").iterdir())) == 6
     assert {path: path.read_bytes() for path in before} == before
     with pytest.raises(InputError, match="--output"):
-        make(ServingOptions(file, file, "m"))
-
-
-def test_models_are_checked_before_they_are_in_the_repository(tmp_path, monkeypatch):
-    def refuse(folder: Path, *_, **__) -> None:
-        assert {path.name for path in folder.iterdir()} == {"m", "m_nms", "m_network"}
-        assert folder.parent == tmp_path
-        raise InputError("no")
-
-    file = write_boxes(tmp_path / "a.onnx")
-    monkeypatch.setattr(model_repository.repository, "check_repository", refuse)
-    with pytest.raises(InputError, match="no"):
-        made(file, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
+        make(ServingOptions(file=file, output=file, name="m"))
 
 
 def test_a_repository_that_is_a_disk_of_its_own_is_written_within(tmp_path, monkeypatch):
@@ -234,4 +221,4 @@ def test_a_repository_that_is_a_disk_of_its_own_is_written_within(tmp_path, monk
     ("stem", "name"), [("yolov9-c.v2", "yolov9-c.v2"), ("a b é", "a_b__"), ("..a", "a"), ("é", "model")]
 )
 def test_the_default_name_is_the_files(stem, name):
-    assert ServingOptions(Path(f"{stem}.onnx"), Path()).model_name == name
+    assert ServingOptions(file=Path(f"{stem}.onnx")).model_name == name

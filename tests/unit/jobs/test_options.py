@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from parsing import parsed
 
 import qat
-from models.quantize.recipe import Recipe
 from utils.core.errors import InputError, RecipeError
-from utils.jobs.options import CalibrateOptions, EvalOptions, QuantizeOptions, SensitiveOptions
-
-
-def test_defaults_are_those_that_users_know():
-    options = parsed(QuantizeOptions, "--weights", "yolov9-c.pt")
-    assert (options.batch_size, options.imgsz, options.seed, options.project) == (10, 640, 57, "runs/qat")
-    assert [options.no_eval_origin, options.no_eval_ptq, options.ptq_only] == [False] * 3
-    assert (options.stem, options.merged_recipe()) == ("yolov9-c", Recipe())
-    assert options.model_fields_set == {"weights"}
-    options = parsed(EvalOptions, "--weights", "a.pt")
-    assert (options.conf_thres, options.iou_thres, options.project) == (0.001, None, "runs/qat_eval")
-    options = parsed(SensitiveOptions, "--weights", "a.pt")
-    assert (options.project, options.granularity, options.metric) == ("runs/qat_sensitive", "layer", "proxy")
-    assert (options.target_drop, options.budget, options.num_image) == (0.002, None, 200)
+from utils.jobs.options import CalibrateOptions, QuantizeOptions, SensitiveOptions
 
 
 def test_the_command_line_wins_over_the_recipe_file(tmp_path):
@@ -47,39 +35,12 @@ def test_every_recipe_flag_arrives():
     assert parsed(SensitiveOptions, *words).merged_recipe().calibration.percentile == 99.9
 
 
-def test_a_percentile_that_does_nothing_is_refused():
-    with pytest.raises(RecipeError, match="--calib-method percentile"):
-        QuantizeOptions(percentile=99.9, calib_method="max").merged_recipe()
-
-
 def test_a_stride_asks_for_supervision_by_layers():
     tune = QuantizeOptions(supervision_stride=3).merged_recipe().finetune
     assert (tune.supervision, tune.supervision_stride) == ("layers", 3)
     assert QuantizeOptions(supervision="layers", supervision_stride=3).merged_recipe().finetune == tune
     with pytest.raises(RecipeError, match="--supervision-stride does nothing"):
         QuantizeOptions(supervision="task", supervision_stride=3).merged_recipe()
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (QuantizeOptions, "--batch-size 0"),
-        (QuantizeOptions, "--imgsz -32"),
-        (QuantizeOptions, "--iters 0"),
-        (QuantizeOptions, "--workers -1"),
-        (QuantizeOptions, "--lr 0"),
-        (QuantizeOptions, "--train nothing"),
-        (EvalOptions, "--conf-thres 25"),
-        (SensitiveOptions, "--granularity block"),
-        (SensitiveOptions, "--num-image 0"),
-        (SensitiveOptions, "--budget 0"),
-        (SensitiveOptions, "--float-budget -0.1"),
-    ],
-)
-def test_a_value_outside_its_range_is_named(kind, words, capsys):
-    with pytest.raises(SystemExit):
-        parsed(kind, *words.split())
-    assert words.split()[0] in capsys.readouterr().err
 
 
 def test_resume_takes_the_saved_options_and_what_may_change():
@@ -118,7 +79,22 @@ def test_a_recipe_that_is_given_again_says_what_it_said(kind, tmp_path):
     options.check_recipe(saved.replace(calibration_method="mse"))
 
 
-@pytest.mark.parametrize("command", qat.COMMANDS)
-def test_weights_are_needed(command, capsys):
-    assert qat.main([command]) == 2
-    assert "--weights" in capsys.readouterr().err
+def test_options_of_training_are_named_where_there_is_none(capsys):
+    """`--ptq-only` is what one adds to a usual command, so they are not refused."""
+    training = ["--hyp=a.yaml", "--epochs=1", "--iters=1", "--lr=1e-5", "--train=ranges", "--supervision=layers"]
+    told = "--ptq-only ends before training; these do nothing: --hyp, --epochs, --iters, --lr, --train, --supervision, "
+    words = ["quantize", "--weights", "none.pt", *training, "--supervision-stride=2", "--teacher=b.pt"]
+    assert qat.main([*words, "--ptq-only"]) == 2  # there is no none.pt
+    assert told + "--supervision-stride, --teacher\n" in capsys.readouterr().out
+    assert qat.main(words) == 2
+    assert "do nothing" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [CalibrateOptions, SensitiveOptions])
+def test_augmentation_is_only_for_qat(kind, tmp_path, caplog):
+    """yolov9-qat's commands have --hyp, so it is not refused."""
+    files = {name: str(tmp_path / f"a{end}") for name, end in (("weights", ".pt"), ("data", ".yaml"), ("hyp", ".yml"))}
+    for file in files.values():
+        Path(file).touch()
+    qat.check(kind(**files))
+    assert caplog.messages == [f"--hyp {files['hyp']} is checked only: these images are not augmented"]

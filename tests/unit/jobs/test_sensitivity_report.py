@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -61,18 +60,6 @@ def test_equal_gains_are_no_ranking():
     assert summary["rank_correlation"] == {"spearman": None, "units": 3}
 
 
-def test_lines(summary, tmp_path):
-    lines = report.lines(summary, tmp_path)
-    assert lines[0] == "float: ap = 0.70000; INT8: ap = 0.60000 (-0.1000)"
-    assert lines[1] == "Top0: Using fp16 model.1, ap = 0.69000 (+0.0900), 20.0% of MACs, 30.0% of engine time"
-    assert lines[4].startswith("Top3: Using fp16 model.3, not confirmed, score 0.0100")
-    assert lines[5].startswith("Top4: Using fp16 model.4, not screened")
-    text = "\n".join(lines)
-    for part in ("0.50 (Spearman, 3 units)", "note: a note", "in float: model.1 (30.0% of the cost)", "ap = 0.68800",
-                 f"--recipe {tmp_path / 'recipe.yaml'}"):  # fmt: skip
-        assert part in text
-
-
 def test_standard_errors_stand_where_the_images_are_the_same(tmp_path):
     content = make_summary(resampled=RESAMPLED, recipe_resampled=Resampled.of(KEY, (0.68, 0.70, 0.66)))
     assert [row["gain_error"] for row in content["rows"]] == [
@@ -117,15 +104,3 @@ def test_the_chart_shows_what_was_measured(summary):
     assert [bar.get_width() for bar in right.patches][::-1] == pytest.approx([0.09, 0.03, 0.02])
     labels = [label.get_text() for label in left.get_yticklabels()][::-1]
     assert labels[:2] == ["model.1 (in the recipe)", "model.2"]
-
-
-def test_numbers_on_the_charts_axes_do_not_overlap(summary):
-    for row, gain in zip(summary["rows"], (0.0041, 0.0019, -0.0039), strict=False):
-        row["gain"], row["gain_error"] = gain, 0.0017
-    summary["ap"]["float"] = summary["ap"]["INT8"] + 0.0128
-    figure = report.chart(summary)
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-        assert len(boxes) > 2
-        assert all(one.x1 < other.x0 for one, other in pairwise(boxes))

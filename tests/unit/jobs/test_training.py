@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,19 +79,6 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     assert done["held_out"] == trains._tuner.held_out_loss([IMAGES[8:]])
 
 
-def test_each_step_has_the_rate_of_the_schedule(student, monkeypatch):
-    trains = training(copy.deepcopy(student), Given(), epochs=5)
-    seen: list[float] = []
-    step = trains._tuner._step
-    monkeypatch.setattr(
-        trains._tuner,
-        "_step",
-        lambda *args: seen.append(trains._tuner.optimizer.param_groups[0]["lr"]) or step(*args),
-    )
-    trains.epoch(3)
-    assert seen == [learning_rate(12 + step, 20, LR) for step in range(4)]
-
-
 def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):
     orders = []
     for epochs in ((0, 1, 2), (1,), (2,)):
@@ -107,42 +92,6 @@ def test_an_epochs_images_depend_on_seed_and_epoch_alone(student):
     assert [len(found) for found in by_epoch.values()] == [1, 1, 1]
     assert len(set.union(*by_epoch.values())) == 3
     assert all(sorted(order) == list(range(8)) for _, order in orders), "a pass over all that is not held out"
-
-
-def test_an_epoch_is_one_pass_and_no_longer_and_the_log_says_so(student, caplog):
-    caplog.set_level(logging.INFO)
-    training(copy.deepcopy(student), Given(), iters=200)
-    text = "QAT: 3 epochs x 4 steps = 12 steps of 2 images, learning rate up to 0.0001"
-    assert caplog.messages[-1] == f"{text}; an epoch is one pass over 8 images, and no longer"
-    given = Given()
-    trains = training(copy.deepcopy(student), given, iters=2)
-    assert caplog.messages[-1] == "QAT: 3 epochs x 2 steps = 6 steps of 2 images, learning rate up to 0.0001"
-    trains.epoch(0)
-    assert len(given.read) == 4
-
-
-@pytest.mark.parametrize(("batch_size", "iters", "a_step", "images"), [(16, 4, 8, 8), (3, 4, 3, 8), (3, 2, 3, 6)])
-def test_images_per_second_are_those_that_there_are(student, caplog, monkeypatch, batch_size, iters, a_step, images):
-    """A dataset may be smaller than a batch, and an epoch's last batch smaller than the others."""
-    caplog.set_level(logging.INFO)
-    given = Given()
-    monkeypatch.setattr(given, "batch_size", batch_size)
-    trains = training(copy.deepcopy(student), given, batch_size=batch_size, iters=iters)
-    assert f" steps of {a_step} images" in caplog.messages[-1]
-    run_epoch = trains._tuner.run_epoch
-    monkeypatch.setattr(trains._tuner, "run_epoch", lambda *args: replace(run_epoch(*args), seconds=2.0))
-    trains.epoch(0)
-    assert len(given.read) == images
-    assert caplog.messages[-1].endswith(f" steps/s, {images / 2:.1f} images/s")
-
-
-@pytest.mark.parametrize(
-    ("held_out", "words"), [(True, "held out from QAT"), (False, "too few to hold some of them out from QAT")]
-)
-def test_the_log_says_what_the_first_loss_was_measured_on(student, caplog, held_out, words):
-    caplog.set_level(logging.INFO)
-    loss = training(copy.deepcopy(student), Given(held_out)).start()
-    assert caplog.messages[-1] == f"PTQ: loss {loss:.4g} on 2 training images, {words}"
 
 
 def test_a_training_goes_on_from_its_state_as_if_it_had_not_ended(student):

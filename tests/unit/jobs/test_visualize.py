@@ -9,16 +9,13 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from known_images import MIXED, SQUARE, KnowingModel, export_answers, write_set
+from known_images import MIXED, SQUARE, KnowingModel, write_set
 from known_masks import KnowingMasks, export_masks, write_outlined_set
 
 import val_trt
-from utils.core.errors import DataError, InputError
-from utils.core.tasks import DETECT, SEGMENT
 from utils.evaluation.masks import Patch
 from utils.jobs import visualize
 from utils.jobs.visualize import Artist, draw_boxes, draw_masks, show
-from utils.runners.base import TensorSpec
 from utils.runners.pytorch import TorchRunner
 
 NAMES = ("cat", "dog", "owl")
@@ -165,42 +162,6 @@ def test_videos_of_any_rate_are_written(known, tmp_path, monkeypatch, rate, expe
     assert cv2.VideoCapture(str(written)).get(cv2.CAP_PROP_FPS) == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "thresholds", "expected"),
-    [
-        ('{"conf_thres": 0.25, "iou_thres": 0.45}', (0.25, 0.45), []),
-        ('{"conf_thres": 0.25, "iou_thres": 0.45}', (0.5, 0.45), []),
-        (
-            '{"conf_thres": 0.25, "iou_thres": 0.45}', (0.1, 0.45),
-            ["leaves out what scores less than 0.25: --conf-thres 0.1 finds no more than that"],
-        ),
-        ('{"conf_thres": 0.25, "iou_thres": 0.45}', (0.3, 0.7), ["with its own --iou-thres 0.45 instead of 0.7"]),
-        ('{"kind": "none", "conf_thres": 0.25, "iou_thres": 0.45}', (0.3, 0.7), []),
-        ("[1]", (0.1, 0.45), ["does not say its thresholds: --conf-thres 0.1 finds no more"]),
-        ('{"conf_thres": "low"}', (0.1, 0.45), ["does not say its thresholds: --conf-thres 0.1 finds no more"]),
-        (None, (0.1, 0.7), []),
-    ],
-)  # fmt: skip
-def test_thresholds_that_nms_in_the_file_overrules_are_named(known, caplog, settings, thresholds, expected):
-    runner = TorchRunner(known[1], "cpu")
-    if settings is not None:
-        runner.outputs = tuple(TensorSpec(name, (None, 100), "float32") for name in DETECT.detections)
-        runner.metadata["nms"] = settings
-    Artist(runner, imgsz=64, conf_thres=thresholds[0], iou_thres=thresholds[1])
-    assert len(caplog.messages) == len(expected)
-    for message, text in zip(caplog.messages, expected, strict=True):
-        assert text in message
-
-
-def test_masks_of_a_network_with_nms_are_said_to_be_missing(outlined, caplog):
-    runner = TorchRunner(outlined[2], "cpu")
-    assert runner.task is SEGMENT
-    runner.outputs = tuple(TensorSpec(name, (None, 100), "float32") for name in SEGMENT.detections)
-    runner.metadata["nms"] = '{"kind": "none", "conf_thres": 0.25}'
-    Artist(runner, imgsz=64, conf_thres=0.25)
-    assert caplog.messages == ["NMS is inside the network: the boxes are drawn, and it gives no masks"]
-
-
 def test_folders_images_and_videos(known, tmp_path):
     samples, model = known
     folder = tmp_path / "in"
@@ -225,40 +186,6 @@ def test_folders_images_and_videos(known, tmp_path):
         frames.append(read[1])
     assert len(frames) == 4
     assert min(frame.mean() for frame in frames) > 240
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "error", "message"),
-    [
-        ("nowhere", None, InputError, "does not exist; expected an image, a folder of them, or a video"),
-        ("a.txt", b"", InputError, "is neither an image nor a video by its name"),
-        ("a.jpg", b"none", DataError, "a.jpg cannot be decoded"),
-        ("a.mp4", b"none", DataError, "a.mp4 cannot be decoded"),
-        (".", None, InputError, "holds neither images nor videos"),
-    ],
-)
-def test_sources_that_cannot_be_drawn(known, tmp_path, name, content, error, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(error, match=message):
-        show(artist(known[1], imgsz=64), tmp_path / name, tmp_path / "out", progress=False)
-    assert not list(tmp_path.glob("out/*"))
-
-
-def test_the_program(tmp_path, capsys):
-    samples = write_set(tmp_path, 4, SQUARE)
-    export_answers(KnowingModel(samples, NAMES, 64), tmp_path / "a.onnx", 1, 64)
-    fixed = ["--engine-file", str(tmp_path / "a.onnx"), "--project", str(tmp_path / "runs"), "--device", "cpu"]
-
-    def run(*words):
-        return val_trt.main([*fixed, *map(str, words)])
-
-    assert run("--source", tmp_path / "images/val") == 0
-    assert len(list((tmp_path / "runs/exp").glob("*.png"))) == 4
-    assert "4 of 4 files drawn" in capsys.readouterr().out
-    assert run("--source", tmp_path / "none") == 2
-    assert "--source" in capsys.readouterr().err
-    assert not (tmp_path / "runs/exp2").exists()
 
 
 def test_the_program_draws_masks_of_an_onnx_file(outlined, tmp_path):

@@ -32,6 +32,18 @@ def test_nvinfer_reads_and_takes_all_of_it(typing, dynamic, nms, takes_bytes):
     assert set(nvinfer_keys.entries(text)) == {"property", "class-attrs-all"}
 
 
+@pytest.mark.parametrize("typing", ["", "weak", "strong"])
+def test_values_are_those_of_the_network(typing):
+    boxes = nvinfer_keys.entries(config(typing))["property"]
+    masks, attributes = nvinfer_keys.entries(config(typing, nms=NmsSettings("efficient", 50, 0.6, 0.3))).values()
+    for one in (boxes, masks):
+        assert (one["onnx-file"], one["infer-dims"], one["batch-size"]) == ("net.onnx", "3;64;96", "3")
+        assert (one["num-detected-classes"], one["network-mode"]) == ("5", "1" if typing else "2")
+    assert (masks["network-type"], masks["cluster-mode"], masks["segmentation-threshold"]) == ("3", "4", "0.5")
+    assert masks["parse-bbox-instance-mask-func-name"] == "NvDsInferParseYoloSeg"
+    assert (attributes["topk"], attributes["pre-cluster-threshold"]) == ("50", "0.3")
+
+
 @pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])
 def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms):
     listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", config(nms=nms, takes_bytes=True), re.MULTILINE))
@@ -39,16 +51,6 @@ def test_what_stands_in_front_of_a_file_for_bytes_has_all_that_it_needs(nms):
     assert nvinfer_keys.complaints_about_preprocessing(listed) == []
     assert (listed["tensor-data-type"], listed["network-input-shape"]) == ("1", "3;3;64;96")
     assert (listed["processing-height"], listed["processing-width"]) == ("64", "96")
-
-
-@pytest.mark.parametrize("typing", ["", "weak", "strong"])
-def test_who_has_an_int8_engine_is_told_to_remove_the_network(typing):
-    """nvinfer would build another engine where it cannot use the one that is there, and in FP16."""
-    lines = config(typing).splitlines()
-    before = lines[lines.index("onnx-file=net.onnx") - 2 :][:2]
-    assert ("remove the next line" in " ".join(before)) == bool(typing)
-    without = [line for line in lines if not line.startswith("onnx-file")]
-    assert nvinfer_keys.complaints("\n".join(without)) == []
 
 
 @pytest.mark.parametrize(
@@ -76,31 +78,6 @@ def test_the_checker_finds(old, new, complaint):
     assert any(complaint in one for one in nvinfer_keys.complaints(text.replace(old, new)))
 
 
-def test_the_checker_of_preprocessing_finds():
-    listed = dict(re.findall(r"^#   ([\w-]+)=(\S+)$", config(takes_bytes=True), re.MULTILINE))
-    found = nvinfer_keys.complaints_about_preprocessing({**listed, "tensor-data-type": "8"} | {"tensor-nam": "a"})
-    assert [one for one in found if "pixel" not in one] == [
-        "[property] tensor-data-type does not take '8'", "[property] tensor-nam is unknown",
-    ]  # fmt: skip
-    del listed["custom-lib-path"]
-    assert "[property] lacks custom-lib-path" in nvinfer_keys.complaints_about_preprocessing(listed)
-
-
-def blocks() -> list[str]:
-    return re.findall(r"^```ini\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def test_the_pages_application_is_one():
-    (application,) = [block for block in blocks() if "[application]" in block]
-    assert nvinfer_keys.complaints_about_application(application) == []
-    groups = nvinfer_keys.entries(application)
-    assert groups["primary-gie"]["config-file"] == deepstream.CONFIG
-    assert nvinfer_keys.complaints_about_application("[osd]\nborderwidth=3\n[sinks]\nenable=1\n") == [
-        "[osd] borderwidth is unknown",
-        "[sinks] is no group of deepstream-app's",
-    ]
-
-
 def test_keys_that_the_page_names_are_there():
     spans = SPAN.findall(FENCE.sub("", PAGE))
     named = {key for span in spans for key in re.findall(r"^([a-z0-9]+(?:-[a-z0-9]+)+)(?:=.*)?$", span)}
@@ -108,7 +85,7 @@ def test_keys_that_the_page_names_are_there():
         *nvinfer_keys.PROPERTY,
         *nvinfer_keys.CLASS_ATTRS,
         *nvinfer_keys.PREPROCESS,
-        *nvinfer_keys.APPLICATION["osd"],
+        "display-mask",  # of deepstream-app
     }
     assert named <= known
     assert {"onnx-file", "model-engine-file", "int8-calib-file", "strongly-typed"} <= named

@@ -13,11 +13,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from qdq_graph import SIZE, Editor, good_graph
 
 from models.quantize.fake_quantize import float16_scale
-from utils.core.errors import InputError
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_form import InputForm
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
-from utils.onnx_graph.input_forms import attach_input, input_form, take_bytes
+from utils.onnx_graph.input_forms import attach_input, input_form
 from utils.onnx_graph.verify import verify
 from utils.runners.onnxrt import open_session
 from utils.trt.onnx_summary import describe
@@ -72,13 +71,6 @@ def test_same_results(model, form):
     assert [dim.dim_value for dim in kind.shape.dim] == shape
 
 
-def test_the_given_graph_stays_as_it_is():
-    before = GOOD.SerializeToString()
-    for form in (FLOATS, BYTES, LAST):
-        attach_input(GOOD, form)
-    assert GOOD.SerializeToString() == before
-
-
 @pytest.mark.parametrize("form", [BYTES, LAST])
 def test_only_a_cast_reads_bytes(form):
     """TensorRT takes no other layer behind a network input of UINT8."""
@@ -128,47 +120,12 @@ def test_what_reads_an_image_in_float_gets_a_product(form):
     np.testing.assert_array_equal(run(graph, fed(form)), run(GOOD, PIXELS.astype(np.float32) / 255))
 
 
-def test_a_network_of_others_may_take_bytes_as_they_are():
-    """With 0..255 in both; what the exporter of this project wrote has 0..1 behind the first quantizer."""
-    graph = Editor(formed(GOOD, BYTES))
-    first = next(node for node in graph.model.graph.node if node.op_type == "QuantizeLinear")
-    first.input[1] = next(node for node in graph.model.graph.node if first.output[0] in node.input).input[1]
-    assert verify(graph.model).ok
-    assert not verify(set_metadata(graph.model, {"typing": "weak"})).ok
-
-
 @pytest.mark.parametrize("form", [BYTES, LAST])
 @pytest.mark.parametrize("model", [GOOD, HALF], ids=["weak", "strong"])
 def test_all_properties_hold(model, form):
     report, before = verify(formed(model, form)), verify(model)
     assert report.ok, report.findings
     assert report.counts["quantizers"] == before.counts["quantizers"]
-
-
-def test_a_file_of_1_0_with_int8_images_is_to_be_exported_again():
-    model = set_metadata(GOOD, {"input_form": "int8", "input_layout": "nchw", "input_scale": "0.00787"})
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
-    for read in (input_form, verify, lambda graph: describe(graph, Path("a.onnx"))):
-        with pytest.raises(InputError, match="export it again"):
-            read(model)
-
-
-def test_weights_among_the_inputs_are_no_images():
-    """Old exporters list them there, and a graph may have no input at all."""
-    model = take_bytes(GOOD, BYTES)
-    images = model.graph.input.pop()
-    weight = model.graph.initializer[0]
-    model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
-    assert input_form(model) == FLOATS
-    model.graph.input.append(images)
-    assert input_form(model) == BYTES
-
-
-def test_a_graph_without_input_is_verified_as_any_other():
-    value = helper.make_tensor_value_info("result", TensorProto.FLOAT, [1])
-    constant = helper.make_node("Constant", [], ["result"], value_floats=[1.0])
-    with pytest.raises(InputError, match="there is nothing to verify"):
-        verify(helper.make_model(helper.make_graph([constant], "constant", [], [value])))
 
 
 @pytest.mark.parametrize("form", [BYTES, LAST], ids=["nchw", "nhwc"])

@@ -11,7 +11,6 @@ import torchvision
 from deepstream_parser import masked_objects_in, parse_masks_as_deepstream
 from mask_graph import FIXED, HEIGHT, WIDTH, prediction, raw_graph
 
-from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression
@@ -183,26 +182,3 @@ def test_deepstream_parser_finds_boxes_and_masks(dynamic: tuple[str, ...]):
 
 
 # --- what is said and refused -----------------------------------------------------------------------------------------
-
-
-def test_metadata_say_what_was_attached():
-    said = metadata_of(output_formats.end2end(ALL, 56).attach(raw_graph()))
-    assert said["mask_resolution"] == "56"
-    assert '"conf_thres": 0.3' in said["nms"]
-    assert "nms" not in metadata_of(output_formats.plain().attach(raw_graph()))
-
-
-def test_prototypes_of_another_stride_are_refused():
-    with pytest.raises(InputError, match=r"prototypes are 8x12 for an input of 64x96; masks are cut out of"):
-        output_formats.end2end(ALL).attach(raw_graph(grid=(8, 12)))
-
-
-def test_deepstream_wants_a_fixed_size():
-    with pytest.raises(InputError, match="height and width are dynamic here"):
-        output_formats.deepstream(ALL).attach(raw_graph(dynamic=tuple(FIXED)))
-
-
-@pytest.mark.parametrize("side", [-1, 1025])
-def test_resolutions_out_of_range(side: int):
-    with pytest.raises(InputError, match=rf"--mask-resolution is {side}; expected an integer from 0 to 1,024"):
-        output_formats.end2end(ALL, side)

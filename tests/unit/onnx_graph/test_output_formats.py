@@ -10,10 +10,9 @@ import torch
 from deepstream_parser import objects_in, parse_as_deepstream
 from onnx import TensorProto, helper
 
-from utils.core.errors import InputError
 from utils.core.tasks import Prediction
 from utils.evaluation.nms import non_max_suppression
-from utils.onnx_graph import deepstream, output_formats
+from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import opset_of
 
@@ -177,84 +176,3 @@ def test_deepstream_parser_finds_the_boxes(names: tuple):
         expected = objects_in(raw[image].numpy(), 64, 64, thresholds)
         assert 10 < len(expected) == len(objects) < ANCHORS
         np.testing.assert_allclose(objects, expected, atol=1e-4)
-
-
-def test_labels_have_a_line_each():
-    assert deepstream.labels({1: "traffic light", 0: "person"}) == "person\ntraffic light\n"
-    with pytest.raises(InputError, match="class 0 is named"):
-        deepstream.labels({0: "two\nlines"})
-
-
-@pytest.mark.parametrize(
-    ("typing", "mode", "note"),
-    [
-        ("", "2", "1 (INT8) needs a calibration file"),
-        ("weak", "1", "there is no calibration file: leave"),
-        ("strong", "1", "`trtexec --onnx=net.onnx --stronglyTyped`"),
-    ],
-)
-def test_configuration_says_what_the_network_needs(typing: str, mode: str, note: str):
-    text = deepstream.infer_config("some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=True)
-    assert note in text
-    lines = text.splitlines()
-    assert {"onnx-file=net.onnx", "infer-dims=3;64;96", "batch-size=3", f"network-mode={mode}"} <= set(lines)
-    assert "{" not in text
-    assert max(map(len, lines)) <= 120
-
-
-@pytest.mark.parametrize(
-    ("typing", "engine", "note"),
-    [
-        ("", "net.onnx_b3_gpu0_fp16.engine", "1 (INT8) needs a calibration file"),
-        ("weak", "net.engine", "`trtexec --onnx=net.onnx --int8 --fp16 --saveEngine=net.engine`"),
-        ("strong", "net.engine", "`trtexec --onnx=net.onnx --stronglyTyped --saveEngine=net.engine`"),
-    ],
-)
-def test_configuration_of_masks(typing: str, engine: str, note: str):
-    nms = NmsSettings("efficient", 50, 0.6, 0.3)
-    text = deepstream.infer_config("some/net.onnx", (64, 96), 3, 5, typing=typing, dynamic=False, nms=nms)
-    assert note in text
-    lines = text.splitlines()
-    assert {f"model-engine-file={engine}", "network-type=3", "cluster-mode=4", "infer-dims=3;64;96", "topk=50",
-            "pre-cluster-threshold=0.3", "output-instance-mask=1", "segmentation-threshold=0.5",
-            "parse-bbox-instance-mask-func-name=NvDsInferParseYoloSeg",
-            f"network-mode={1 if typing else 2}"} <= set(lines)  # fmt: skip
-    assert "NMS is in the ONNX file: TensorRT's plugin, confidence 0.3, overlap 0.6, 50 detections" in text
-    assert not any(line.startswith(("engine-create", "parse-bbox-func-name", "nms-iou")) for line in lines)
-    assert "{" not in text
-    assert max(map(len, lines)) <= 120
-
-
-@pytest.mark.parametrize("typing", ["", "weak", "strong"])
-@pytest.mark.parametrize("nms", [None, NmsSettings("onnx", 50)], ids=["boxes", "masks"])
-def test_configuration_for_bytes_names_what_another_plugin_has_to_do(typing: str, nms: NmsSettings | None):
-    """The letterbox is that plugin's work; nothing says that images are floats."""
-    plain, text = (
-        deepstream.infer_config("net.onnx", (64, 96), 3, 5, typing=typing, dynamic=True, nms=nms, takes_bytes=takes)
-        for takes in (False, True)
-    )
-    lines = text.splitlines()
-    assert {"#   network-input-shape=3;3;64;96", "#   network-color-format=0", "#   tensor-data-type=1",
-            "#   maintain-aspect-ratio=1", "#   symmetric-padding=1", "#   pixel-normalization-factor=1",
-            "#   tensor-name=images", "input-tensor-from-meta=1"} <= set(lines)  # fmt: skip
-    assert "bytes in 0..255" in text
-    assert "scaled to 0..1" not in text
-    assert "scaled to 0..1" in plain
-    assert "bytes" not in plain
-    entries, before = ([line for line in one.splitlines() if not line.startswith("#")] for one in (text, plain))
-    assert entries == [*before[:2], "input-tensor-from-meta=1", *before[2:]]
-    assert max(map(len, lines)) <= 120
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"topk": 0}, "--topk-all is 0; expected 1 to 3840"),
-        ({"topk": 4000}, "--topk-all is 4000"),
-        ({"iou_thres": 1.5}, "--iou-thres is 1.5; expected 0 to 1"),
-        ({"conf_thres": -1}, "--conf-thres is -1"),
-    ],
-)
-def test_settings_are_checked(values: dict, message: str):
-    with pytest.raises(InputError, match=message):
-        NmsSettings(**values)

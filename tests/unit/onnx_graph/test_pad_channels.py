@@ -41,10 +41,7 @@ def cut_blocks(model: ModelProto) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("parts", "width"),
-    [(120, 128), (60, 64), (48, 64), (24, 32), (16, 32)],
-)
+@pytest.mark.parametrize(("parts", "width"), [(120, 128), (60, 64), (48, 64), (24, 32), (16, 32)])
 def test_parts_get_whole_blocks(parts, width):
     model = block(parts)
     result = aligned(model)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fork_server import ForkServer, interpreter
-from interrupting import group_members
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from onnx import TensorProto
@@ -24,7 +21,6 @@ from utils.trt.engine_file import EngineNote
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "scripts"))
 import build_engine  # noqa: E402
-import inspect_engine  # noqa: E402
 
 NAMES = ("cat", "dog", "owl")
 
@@ -51,22 +47,6 @@ def test_profile_and_options_reach_the_builder(tmp_path, monkeypatch):
     assert sorted(path.name for path in output.parent.iterdir()) == ["b.engine", "b.engine.json"]
 
 
-def test_an_engine_with_prototypes_is_built_and_looked_into(tmp_path, monkeypatch, capsys):
-    """Two outputs, of three and of four dimensions, and what the file says about its task."""
-    stand_in(monkeypatch)
-    metadata = {"task": "segment", "stride": "32"}
-    file = write_onnx(tmp_path / "a.onnx", quantized=True, prototypes=True, metadata=metadata)
-    assert run(file, "--batch-size", 1, 2, 4, "--imgsz", 64) == 0
-    note = EngineNote.load(tmp_path / "a.engine")
-    assert (note.metadata, list(note.profile)) == (metadata, ["images"])
-    words = [str(tmp_path / "a.engine"), "--batch-size", "2", "--device", "cpu"]
-    assert inspect_engine.run(words) == 0
-    layers = json.loads((tmp_path / "a.layers.json").read_text())
-    assert [layer["name"] for layer in layers][-2:] == ["output0", "output1"]
-    assert all(layer["ms"] == 0.5 for layer in layers)
-    assert "INT8 coverage: 0% of 5 computing layers" in capsys.readouterr().out
-
-
 def test_graph_of_a_new_engine(tmp_path, monkeypatch, capsys):
     stand_in(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -90,31 +70,6 @@ def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
     assert run(*words) == 0
     assert EngineNote.load(tmp_path / "a.engine").gpu == "SM89 SM120"
     assert "scripts/inspect_engine.py a.engine --generate-graph there" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("a.onnx", "--batch-size", "1", "2"), "--batch-size takes one number, or three: min opt max"),
-        (("a.onnx", "--imgsz", "64", "32", "128"), "expected min <= opt <= max"),
-        (("a.onnx", "--imgsz", "50"), "all must be multiples of 32"),
-        (("none.onnx",), "none.onnx does not exist; expected an ONNX file"),
-        (("a.onnx", "--target", "SM89"), "--target is for TensorRT-RTX"),
-        (("a.onnx", "--trtexec"), "trtexec is not on the PATH"),
-        (("nms.onnx", "--batch-size", "8"), "has a static batch of 2, and 8/8/8 was asked for"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, words, message):
-    stand_in(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("utils.trt.trtexec.which", lambda name: None)
-    write_onnx(tmp_path / "a.onnx")
-    write_onnx(tmp_path / "nms.onnx", (2, 3, 64, 64))
-    assert run(*words) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-    assert not list(tmp_path.glob("*.engine*"))
 
 
 # --tune, with the stand-in as an installed module, since builds have a process of their own
@@ -145,64 +100,6 @@ def test_tuned_in_processes(tmp_path):
         "Fake-GPU-TensorRT-8.6.0.timing.cache", "a.engine", "a.engine.json", "a.onnx",
     ]  # fmt: skip
     assert (tmp_path / "Fake-GPU-TensorRT-8.6.0.timing.cache").read_bytes() == b"+measured" * 6
-
-
-@pytest.mark.parametrize(("endless", "left"), [("-1", False), ("3", True)])
-def test_ctrl_c_while_it_tunes(tmp_path, endless, left):
-    """In the first build, and in one after the engine as it was asked for."""
-    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8))
-    running = program(tmp_path, "--tune", "2", "--optimization-level", "2", ENDLESS=endless)
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not list(tmp_path.glob(".a-*.tune")):
-        time.sleep(0.05)
-    while left and time.monotonic() < until and not (tmp_path / "a.engine.json").is_file():
-        time.sleep(0.05)
-    time.sleep(3)
-    os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=20)
-    assert running.returncode == 130, err
-    assert err.splitlines()[-1] == "interrupted"
-    assert "Traceback" not in out + err
-    while group_members(running.pid) and time.monotonic() < until:  # multiprocessing's tracker ends last
-        time.sleep(0.05)
-    assert group_members(running.pid) == []
-    assert [path.name for path in tmp_path.glob(".*") if path.suffix != ".lock"] == []
-    assert (tmp_path / "a.engine").is_file() == left
-    if left:
-        assert EngineNote.load(tmp_path / "a.engine").tuning["complete"] is False
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--tune", "5"), "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for"),
-        (("--tune", "5", "--target", "SM89"), "--target"),
-        (("--tune", "5", "--trtexec"), "--tune builds with TensorRT's Python module; leave --trtexec out"),
-        (("--tune", "nan"), "--tune: 'nan' is not a number above 0"),
-    ],
-)
-def test_tuning_without_a_gpu_is_refused_in_one_line(tmp_path, capfd, words, message):
-    """With the TensorRT that is installed."""
-    write_onnx(tmp_path / "a.onnx", (1, 3, 8, 8), TensorProto.FLOAT16, opset=17)
-    try:
-        code = run(tmp_path / "a.onnx", *words)
-    except SystemExit as end:  # of argparse
-        code = end.code
-    assert code == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n")) == ("", 1), err
-    assert message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
-
-
-def test_tuning_without_tensorrt_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
-    write_onnx(tmp_path / "a.onnx")
-    monkeypatch.setattr(tensorrt_api, "MODULES", ("no_such_module",))
-    assert run(tmp_path / "a.onnx", "--tune", 5) == 2
-    assert capsys.readouterr().err.startswith("error: TensorRT is not installed: where there is a GPU, run")
-
-
-# the shell scripts
 
 
 # What run_on_stand_in.py, which stands in the place of the interpreter, and programs import.
@@ -266,16 +163,11 @@ def test_an_engine_of_another_version(known):
     ("script", "words", "message"),
     [
         ("val_trt.sh", ("none.pt", "data.yaml", 64), "none.pt does not exist; expected a checkpoint"),
-        ("val_trt.sh", ("answers.onnx", "none.yaml", 64), "none.yaml does not exist; expected a dataset's YAML"),
-        ("val_trt.sh", ("answers.onnx", "answers.onnx", 64), "answers.onnx is not valid YAML"),
         ("val_trt.sh", ("answers.onnx", "data.yaml", "big"), "IMGSZ is big; expected pixels, such as 640"),
         ("val_trt.sh", ("data.yaml", "data.yaml", 64), "data.yaml is neither .pt, .onnx nor .engine"),
         ("val_trt.sh", ("answers.onnx", "data.yaml", 64, "--graph"), "unknown argument --graph"),
         ("val_trt.sh", ("answers.onnx",), "expected WEIGHTS, DATA and IMGSZ"),
-        ("generate_trt_engine.sh", ("none.onnx", 64), "none.onnx does not exist; expected an ONNX file"),
         ("generate_trt_engine.sh", ("answers.onnx", 96), "has a static height of 64, and 96/96/96 was asked for"),
-        ("generate_trt_engine.sh", ("answers.onnx",), "expected ONNX and IMGSZ"),
-        ("benchmark_trt.sh", ("answers.onnx",), "expected ONNX and IMGSZ"),
         ("benchmark_trt.sh", ("none.onnx", 64), "none.onnx does not exist; expected an ONNX file or an engine"),
     ],
 )

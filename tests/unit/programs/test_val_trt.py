@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.onnx_graph.cleanup import set_metadata
 from utils.reports.schema import Report
 from utils.runners.pytorch import TorchRunner
-from utils.trt import tensorrt_api
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("cat", "dog", "owl")
@@ -105,14 +102,10 @@ def test_files_that_are_asked_for(program, tmp_path):
 def test_speed(program, tmp_path):
     code, out, _ = program("--imgsz", 64, "--task", "speed")
     assert code == 0
-    assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == ["report.json"]
+    assert [path.name for path in (tmp_path / "exp").glob("[!.]*")] == ["report.json"]
     slow = program("--imgsz", 64)[1]
     recalls = [float(next(line for line in text.splitlines() if "all" in line).split()[4]) for text in (out, slow)]
     assert recalls[0] <= recalls[1]  # everyday thresholds find less
-
-
-def test_overlap_gains_nothing_on_a_cpu(program):
-    assert "--overlap gains nothing on a CPU" in program("--imgsz", 64, "--limit", 2, "--overlap")[1]
 
 
 def test_study(program, tmp_path):
@@ -133,11 +126,6 @@ def test_other_splits_and_options(program):
     assert (code, err.strip().endswith("has no 'test:' entry; it has train, val")) == (2, True)
 
 
-def test_a_threshold_that_makes_ap_incomparable_is_told(program):
-    for words in (("--conf-thres", 0.1), ("--task", "speed")):
-        assert "only comparable at --conf-thres 0.001" in program("--imgsz", 64, *words, "--limit", 2)[1]
-
-
 def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
     """As upstream's val.py does."""
     folder, _ = known
@@ -146,64 +134,10 @@ def test_coco_yaml_writes_json_by_itself(known, program, tmp_path):
     assert (tmp_path / "exp/a_predictions.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "files", "message"),
-    [
-        (("--imgsz", 96), {"file": "fixed.onnx"}, "the network takes images float32 [16, 3, 64, 64]"),
-        (("--imgsz", 64, 96), {}, "several only with --task study"),
-        (("--task", "study"), {"file": "fixed.onnx"}, "--task study needs a dynamic image size"),
-        (("--task", "speed", "--overlap"), {}, "--task speed measures parts by themselves, and with --overlap they"),
-        (("--rect",), {"file": "fixed.onnx"}, "rectangular inference needs a network of dynamic size"),
-        ((), {"file": "nowhere.onnx"}, "nowhere.onnx does not exist"),
-        ((), {"file": "data.yaml"}, "cannot tell what it is by its name"),
-        ((), {"file": "damaged.onnx"}, "cannot load"),
-        ((), {"file": "a.engine"}, "install_dependencies.sh --tensorrt"),
-        ((), {"file": "images"}, "cannot tell what it is by its name"),
-        ((), {"file": "folder.onnx"}, "folder.onnx is a folder; expected an ONNX file"),
-        ((), {"file": "deepstream.onnx"}, "the network's output has DeepStream's form"),
-        (("--source", "images", "--save-txt"), {}, "--save-txt does nothing with --source, which draws"),
-        ((), {"data": "nowhere.yaml"}, "nowhere.yaml does not exist"),
-        ((), {"data": "a.onnx"}, "is not valid YAML"),
-        ((), {"data": "four.yaml"}, "the network has 3 classes (cat, dog, owl), and"),
-        ((), {"data": "bad.yaml"}, "is not one of the dataset's 3 classes"),
-        (("--device", "7"), {}, "--device 7"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line_and_exit_code_2(known, program, monkeypatch, tmp_path, words, files, message):
-    monkeypatch.setattr(tensorrt_api, "installed", lambda: None)
-    folder, _ = known
-    (folder / "damaged.onnx").write_bytes((folder / "a.onnx").read_bytes()[:-300])
-    (folder / "a.engine").write_bytes(b"engine")
-    (folder / "folder.onnx").mkdir(exist_ok=True)
-    (folder / "images").mkdir(exist_ok=True)
-    (folder / "images/a.png").write_bytes(b"")
-    onnx.save(set_metadata(onnx.load(folder / "a.onnx"), {"form": "deepstream"}), folder / "deepstream.onnx")
-    monkeypatch.chdir(folder)
-    content = json.loads((folder / "data.yaml").read_text())
-    (folder / "four.yaml").write_text(json.dumps({**content, "names": ["a", "b", "c", "d"]}))
-    bad = folder / "bad"
-    (bad / "images").mkdir(parents=True, exist_ok=True)
-    (bad / "images/a.png").write_bytes(next((folder / "images/val").iterdir()).read_bytes())
-    (bad / "labels").mkdir(exist_ok=True)
-    (bad / "labels/a.txt").write_text("3 0.5 0.5 0.1 0.1\n")
-    (folder / "bad.yaml").write_text(json.dumps({**content, "path": str(bad), "train": "images", "val": "images"}))
-    code, _, err = program(*words, **files)
-    assert code == 2
-    lines = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert "Traceback" not in err
-    assert not list(tmp_path.glob("exp*"))  # no empty run folder is left
-
-
-def test_help_needs_neither_torch_nor_a_second():
-    """`-h` on a machine under load: one of three runs has to be quick."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        command = [sys.executable, "-X", "importtime", "val_trt.py", "-h"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1
+def test_help_needs_neither_torch_nor_a_second_of_computing():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    command = [sys.executable, "-X", "importtime", "val_trt.py", "-h"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1
     assert "--engine-file" in done.stdout
     assert not any(f" {name}\n" in done.stderr for name in ("torch", "numpy", "onnxruntime", "onnx"))

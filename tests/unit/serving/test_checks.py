@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from utils.core.errors import InputError
 from utils.jobs.model_repository import check, make
 from utils.onnx_graph.output_formats import NmsSettings, end2end
-from utils.serving.config import ServingOptions
+from utils.serving.options import ServingOptions
 
 Change = Callable[[dict], None]
 
@@ -23,9 +23,9 @@ Change = Callable[[dict], None]
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One with an ensemble `m`, one with a file with NMS, one of a static batch, one with a Python model only."""
     folder = tmp_path_factory.mktemp("repositories")
-    make(ServingOptions(write_boxes(folder / "raw.onnx"), folder / "raw", "m"))
-    make(ServingOptions(write_boxes(folder / "nms.onnx", end2end(NmsSettings("onnx"))), folder / "nms", "m"))
-    make(ServingOptions(write_boxes(folder / "static.onnx", batch=2), folder / "static", "m"))
+    files = {"raw": {}, "nms": {"form": end2end(NmsSettings("onnx"))}, "static": {"batch": 2}}
+    for name, form in files.items():
+        make(ServingOptions(file=write_boxes(folder / f"{name}.onnx", **form), output=folder / name, name="m"))
     shutil.copytree(folder / "raw/m_nms", folder / "python/m_nms")
     return {name: folder / name for name in ("raw", "nms", "static", "python")}
 
@@ -169,17 +169,6 @@ def test_a_wrong_configuration_is_refused(kind, model, mistake, named, copied):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["max_batch: 4", 'name: "m" name: "m"', "max_batch_size: 2147483648", "input { data_type: FP32 }",
-     "dynamic_batching { } sequence_batching { }", 'name: "\\377"', "}", "\x00"],
-)  # fmt: skip
-def test_what_protobuf_does_not_read_is_refused(text, copied):
-    repository = copied("nms")
-    (repository / "m/config.pbtxt").write_text(text)
-    assert refusal(repository).startswith("m/config.pbtxt, line 1")
-
-
-@pytest.mark.parametrize(
     "gone", ["m_network/1/model.onnx", "m_nms/1/model.py", "m/1", "m/labels.txt", "m/config.pbtxt"]
 )
 def test_what_is_missing_is_named(gone, copied):
@@ -206,19 +195,3 @@ def test_every_version_is_looked_into(copied):
     (repository / "m/notes").mkdir()  # no version
     write_boxes(repository / "m/2/model.onnx", end2end(NmsSettings("onnx", 100)))
     check(repository)
-
-
-def test_a_backend_says_as_much_as_a_platform(copied):
-    repository = copied("nms")
-    change(repository, "m", put(platform="", backend="onnxruntime"))
-    check(repository)
-    write_boxes(repository / "m/1/model.onnx", end2end(NmsSettings("efficient")))
-    assert "plugin" in refusal(repository)
-
-
-def test_an_engine_without_a_note_is_said(copied, caplog):
-    repository = copied("nms")
-    change(repository, "m", put(platform="tensorrt_plan", instance_group=[{"count": 1, "kind": "KIND_GPU"}]))
-    (repository / "m/1/model.onnx").rename(repository / "m/1/model.plan")
-    check(repository)
-    assert any("model.plan has no note" in line for line in caplog.messages)

@@ -61,14 +61,6 @@ def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
     assert "masks" not in benchmark_report.text([found[1], found[3]])
 
 
-def test_table_with_an_engine_that_has_no_figures():
-    rows = [row(), Row("d", 12, False, error="takes batches of 1 to 8")]
-    assert benchmark_report.text(rows).splitlines()[2].endswith("takes batches of 1 to 8")
-    text = benchmark_report.markdown(rows, "on a GPU", "the command")
-    assert text.splitlines()[3].startswith("| d |  | without | 12 |")
-    assert "on a GPU" in text
-
-
 def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():
     rows = [row(model, batch, ms=batch / 2) for model in ("a", "b") for batch in (1, 4, 8)]
     (axes,) = benchmark_report.plot(rows, "GPU").axes

@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from builds_here import Here
@@ -138,33 +137,6 @@ def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
     assert program(*words)[3] == []
 
 
-def test_with_masks_beside_without(program, tmp_path):
-    """Each against the baseline of its kind; both outputs take part in what is timed."""
-    write_onnx(tmp_path / "seg-float.onnx", ("b", 3, 32, 32), prototypes=True)
-    write_onnx(tmp_path / "seg-int8.onnx", ("b", 3, 32, 32), quantized=True, prototypes=True)
-    baselines = [tmp_path / "seg-float.onnx", tmp_path / "float.onnx"]
-    code, _, _, builds = program("--baseline", *baselines, "--batch-size", 4, files=("int8.onnx", "seg-int8.onnx"))
-    assert (code, len(builds)) == (0, 4)
-    rows = {one["model"]: one for one in json.loads((tmp_path / "runs/exp/benchmark.json").read_text())["rows"]}
-    assert {name: one["masks"] for name, one in rows.items()} == {
-        "seg-float": True, "float": False, "int8": False, "seg-int8": True,
-    }  # fmt: skip
-    for ours, theirs in (("int8", "float"), ("seg-int8", "seg-float")):
-        assert rows[ours]["gain"] == pytest.approx(rows[ours]["figures"]["qps"] / rows[theirs]["figures"]["qps"] - 1)
-
-
-def test_an_engine_is_timed_in_its_profile_and_without_details_of_its_layers(program, tmp_path, monkeypatch):
-    program()
-    engine = tmp_path / "int8-b4.engine"
-    code, out, _, _ = program("--batch-size", 4, 8, "--baseline", engine)
-    assert (code, out.count(TIMED)) == (1, 3)
-    assert f"{engine} takes batches of 4 to 4, not 8" in out
-    names = json.dumps({"Layers": ["a", "b"], "Bindings": ["images", "output0"]})  # as trtexec builds by default
-    monkeypatch.setattr(Execution, "information", lambda self: names)
-    code, out, _, builds = program()
-    assert (code, builds, out.count(TIMED)) == (0, [], 4)
-
-
 def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
     """A context beside another that there is no memory for, and every context of an engine; the others are timed."""
     real, captured = Execution.graph, {}
@@ -183,17 +155,6 @@ def test_what_cannot_be_captured_is_a_row(program, monkeypatch):
     assert (code, out.count(TIMED)) == (1, 5)
     assert out.count("no figures: CUDA error: operation not permitted when stream is capturing\n") == 2
     assert out.count("no figures: CUDA out of memory\n") == 1
-
-
-def test_an_engine_with_results_of_unknown_size_is_timed_without_a_graph(program, tmp_path):
-    model = onnx.load(tmp_path / "int8.onnx")
-    model.graph.node.append(onnx.helper.make_node("NonZero", ["raw"], ["unread"]))
-    onnx.save(model, tmp_path / "int8.onnx")
-    for words, expected in (((), 0), (("--useCudaGraph",), 1)):
-        code, out, _, _ = program(*words)
-        assert (code, out.count(TIMED)) == (0, 4)
-        assert out.count("int8, batch 4: timed without a CUDA graph") == expected
-    assert "float, batch 4: timed without" not in out
 
 
 @pytest.mark.parametrize(
@@ -224,26 +185,6 @@ def test_trtexec_takes_the_times_where_it_is_installed(program, asked):
     assert calls == []
 
 
-def test_copies_that_trtexec_does_not_make_have_no_column(program, asked):
-    compute = next(line for line in SUMMARY.splitlines() if "GPU Compute Time" in line)
-    zeros = re.sub(r"= [\d.]+ ms", "= 0 ms", compute)
-    copies = "\n".join(zeros.replace("GPU Compute Time", name) for name in ("H2D Latency", "D2H Latency"))
-    asked(answer=lambda flags: f"{SUMMARY}{copies}\n")
-    for words, shown in (((), True), (("--noDataTransfers",), False)):
-        header = next(line for line in program(*words)[1].splitlines() if line.startswith("model "))
-        assert ("H2D" in header, "D2H" in header) == (shown, shown)
-
-
-@pytest.mark.parametrize(("version", "used"), [("8.6.0", True), ("8.6.1", False), ("11.0.0", False)])
-def test_trtexec_of_another_tensorrt_is_not_taken(monkeypatch, caplog, version, used):
-    """It would load none of the engines."""
-    found = trtexec.Trtexec("trtexec")
-    found.__dict__["version"] = version
-    monkeypatch.setattr(trtexec, "find", lambda: found)
-    assert TRTEXEC(stand_in(monkeypatch)) is (found if used else None)
-    assert (f"trtexec is of TensorRT {version}" in caplog.text) is not used
-
-
 @pytest.mark.parametrize("flag", ["--infStreams", "--streams"])
 def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, asked, flag):
     """A row that it cannot time, such as one of contexts that cannot share a profile, has its reason."""
@@ -260,19 +201,3 @@ def test_contexts_and_exposed_copies_are_trtexecs_to_time(program, asked, flag):
     assert len(calls) == 6 + 4  # what failed is not asked again
     assert all(flags[-1] == "--exposeDMA" for flags in calls)
     assert out.count("Profile 0 has been chosen for another IExecutionContext") >= 2
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("--baseline", "int8.onnx"), "--baseline"),
-        (("--baseline", "none.onnx"), "none.onnx"),
-        (("--baseline", __file__), Path(__file__).name),
-        (("--imgsz", "1", "2", "3"), "--imgsz"),
-    ],
-)
-def test_bad_input_is_one_line(program, tmp_path, monkeypatch, words, named):
-    monkeypatch.chdir(tmp_path)
-    code, _, err, builds = program(*words)
-    assert (code, builds, len(err.strip().splitlines())) == (2, [], 1)
-    assert named in err

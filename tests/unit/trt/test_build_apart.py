@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
-import torch
 from odd_builds import odd_build
 
 from utils.trt.build_config import BuildConfig
@@ -52,27 +49,6 @@ def test_an_error_is_a_line_and_the_process_stays(process, tmp_path, way, error,
     outcome = process.build(Path(f"{way}.onnx"), tmp_path / "b.engine", CONFIG, LONG)
     assert outcome == Outcome(outcome.seconds, error, exit_code)
     assert built(process, tmp_path / "a.engine") == before != os.getpid()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_takes_no_second_process_is_a_line(tmp_path, capfd):
-    with BuildProcess(device=0, work=odd_build) as process:
-        for _ in range(2):
-            outcome = process.build(Path("fine.onnx"), tmp_path / "a.engine", CONFIG, LONG)
-            assert outcome.exit_code == 1
-            assert re.match(r"(AssertionError|RuntimeError): ", outcome.error)
-    assert capfd.readouterr().err == ""
-
-
-def test_a_process_that_cannot_be_started_is_a_line_and_the_next_one_is(tmp_path, monkeypatch):
-    with BuildProcess(work=odd_build) as process:
-        with monkeypatch.context() as short:
-            short.setattr(SpawnProcess, "start", lambda self: (_ for _ in ()).throw(OSError("no more processes")))
-            outcome = process.build(Path("fine.onnx"), tmp_path / "a.engine", CONFIG, LONG)
-        assert (outcome.error, outcome.exit_code) == ("the build's process did not start: no more processes", 1)
-        pid = built(process, tmp_path / "a.engine")
-        assert alive(pid)
-    assert not alive(pid)
 
 
 @pytest.mark.parametrize(("way", "error"), [("killed", "signal 9"), ("exits", "exit code 3")])

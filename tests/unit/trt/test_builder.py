@@ -11,8 +11,8 @@ from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 
-from utils.core.errors import DependencyError, InputError, QatError
-from utils.trt import onnx_summary, tensorrt_api
+from utils.core.errors import InputError, QatError
+from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig, describe_options
 from utils.trt.builder import build
 from utils.trt.decision import choose_typing, decide, profile_shapes
@@ -151,12 +151,6 @@ def test_shapes_that_do_not_fit_the_file(tmp_path, shape, changes, named):
 # builds
 
 
-@pytest.mark.parametrize("changes", [{"batch": (4, 2, 8)}, {"batch": (0, 1, 1)}])
-def test_configurations_that_mean_nothing(changes):
-    with pytest.raises(InputError):
-        BuildConfig(**changes)
-
-
 def test_what_is_written(file, tmp_path, monkeypatch, caplog):
     api = stand_in(monkeypatch, "10.3.0")
     result = build(file, tmp_path / "out/a.engine", QUIET)
@@ -197,26 +191,6 @@ def test_timing_cache_is_read_written_and_merged(file, tmp_path, monkeypatch, ca
     assert "kernels are measured anew" in caplog.text
     build(file, tmp_path / "b/a.engine", config(timing_cache=""))
     assert not list((tmp_path / "b").glob("*.cache"))
-
-
-def test_what_cannot_be_written_is_said_before_the_build(file, tmp_path, monkeypatch):
-    api = stand_in(monkeypatch)
-    (tmp_path / "is a file").touch()
-    for engine, cache in (("is a file/a.engine", ""), ("a.engine", str(tmp_path / "is a file/x.cache"))):
-        with pytest.raises(InputError, match=r"is a file/"):
-            build(file, tmp_path / engine, config(timing_cache=cache))
-    assert "build" not in dict(api.module.calls)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "is a file"]
-
-
-def test_a_cache_that_cannot_be_written_costs_no_engine(file, tmp_path, monkeypatch, caplog):
-    """Its disk is full by the end of the build."""
-    api = stand_in(monkeypatch)
-    cache = tmp_path / "caches/x.cache"
-    api.module.ticks = lambda setup: cache.parent.rmdir() or 0
-    result = build(file, tmp_path / "a.engine", config(timing_cache=str(cache)))
-    assert EngineNote.load(result.path) == result.note
-    assert str(cache) in caplog.text
 
 
 def test_options_reach_the_builder_and_the_note(file, tmp_path, monkeypatch):
@@ -291,45 +265,7 @@ def test_plugins_are_registered_for_files_that_use_them_only(file, tmp_path, mon
         build(tmp_path / "nms.onnx", tmp_path / "nms.engine", QUIET)
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[" * 100_000, '{"metadata": []}', '{"seconds": "1"}', '{"unknown": 1}', "[]"]
-)
-def test_a_damaged_note_is_one_line(tmp_path, content):
-    (tmp_path / "a.engine.json").write_text(content)
-    with pytest.raises(InputError, match=r"a\.engine\.json") as caught:
-        EngineNote.load(tmp_path / "a.engine")
-    assert "\n" not in str(caught.value)
-
-
 # the module
-
-
-def test_no_gpu_and_unknown_targets(file, tmp_path, monkeypatch):
-    stand_in(monkeypatch)
-    monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
-    for changes, named in (({}, "TensorRT-RTX"), ({"targets": ("SM89",)}, "--target")):
-        with pytest.raises(InputError, match=named):
-            build(file, tmp_path / "a.engine", config(**changes))
-
-
-def test_tensorrt_is_not_installed_or_broken(monkeypatch):
-    monkeypatch.setattr(tensorrt_api, "MODULES", ("no_such_module",))
-    with pytest.raises(DependencyError, match=r"install_dependencies.sh --tensorrt"):
-        tensorrt_api.load()
-    monkeypatch.setattr(tensorrt_api.importlib, "import_module", lambda name: (_ for _ in ()).throw(OSError("libnv")))
-    with pytest.raises(DependencyError, match="libnv"):
-        tensorrt_api.load("tensorrt")
-
-
-@pytest.mark.parametrize(
-    ("there", "for_gpus_elsewhere"),
-    [(("tensorrt", "tensorrt_rtx"), "tensorrt_rtx"), (("tensorrt",), "tensorrt"), (("tensorrt_rtx",), "tensorrt_rtx")],
-)
-def test_for_gpus_elsewhere_rtx_builds_also_beside_tensorrt(monkeypatch, there, for_gpus_elsewhere):
-    monkeypatch.setattr(tensorrt_api.importlib.util, "find_spec", lambda name: name if name in there else None)
-    monkeypatch.setattr(tensorrt_api.importlib, "import_module", lambda name: SimpleNamespace(__name__=name))
-    assert tensorrt_api.load_for(()).module.__name__ == there[0]
-    assert tensorrt_api.load_for(("SM89",)).module.__name__ == for_gpus_elsewhere
 
 
 @pytest.mark.parametrize(
@@ -345,19 +281,3 @@ def test_what_a_version_is_called_and_wants(monkeypatch, version, name, typing):
     """As trtexec calls itself, without the number of the build; from 10.12 on weak typing is deprecated."""
     api = stand_in(monkeypatch, version)
     assert (api.name, api.typing) == (name, typing)
-
-
-def test_every_log_hears_what_is_said_since_it_was_made(monkeypatch, caplog):
-    """TensorRT knows one logger in a process; messages lose where in its source they come from."""
-    api = stand_in(monkeypatch)
-    first, second = api.log(), api.log()
-    assert first.handle is second.handle
-    severity = api.module.Severity
-    first.handle.log(severity.WARNING, "onnx2trt_utils.cpp:374: a\nwarning")
-    first.handle.log(severity.ERROR, "1: [a.cpp::b::3] Error Code 1: too bad")
-    third = api.log()
-    first.handle.log(severity.WARNING, "onnx2trt_utils.cpp:374: a\nwarning")
-    first.handle.log(severity.INFO, "chatter")
-    assert [log.warnings for log in (first, second, third)] == [["a warning"]] * 3
-    assert [log.reason("unknown") for log in (first, second, third)] == ["too bad", "too bad", "unknown"]
-    assert sum(record.levelname == "WARNING" for record in caplog.records) == 2

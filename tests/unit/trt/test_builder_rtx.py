@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import onnx
 import pytest
 from one_conv import METADATA, write_onnx
@@ -19,7 +15,6 @@ from utils.trt.engine_file import EngineNote, load_engine
 from utils.trt.tune import BuildProcess
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -106,37 +101,3 @@ def test_what_is_refused(rtx, tmp_path):
 def test_progress_monitor(rtx, tmp_path, capsys):
     build(write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16), tmp_path / "a.engine", config(progress=True), rtx)
     assert "a.engine: Building engine: 100%" in capsys.readouterr().err
-
-
-def test_ctrl_c_cancels_a_build_in_one_line(tmp_path):
-    """TensorRT drops what is raised in what it calls, and prints about it; here it comes while it calls."""
-    file = write_onnx(tmp_path / "a.onnx", (1, 3, 64, 96), FP16)
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"""
-import sys; sys.path.insert(0, {str(ROOT)!r})
-import os, signal
-from pathlib import Path
-from utils.trt import builder, tensorrt_api
-from utils.trt.build_config import BuildConfig
-
-def struck(api, setup, *words):
-    shown(api, setup, *words)
-    class Struck(type(setup.progress_monitor)):
-        def phase_start(self, *words):
-            os.kill(os.getpid(), signal.SIGINT)
-            super().phase_start(*words)
-    setup.progress_monitor = Struck()
-
-shown, builder._show_progress = builder._show_progress, struck
-rtx = tensorrt_api.load("tensorrt_rtx_bindings")
-config = BuildConfig(targets=("SM89",), progress=False)
-try:
-    builder.build(Path({str(file)!r}), Path({str(tmp_path / "a.engine")!r}), config, rtx)
-except KeyboardInterrupt:
-    sys.exit("interrupted")
-"""
-    )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "interrupted\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "program.py"]

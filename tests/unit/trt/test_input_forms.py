@@ -19,7 +19,6 @@ from utils.evaluation.input_plan import InputPlan
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.runners.base import TensorSpec, as_feed
-from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.runners.pytorch import TorchRunner
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig
@@ -96,20 +95,6 @@ def test_engines_in_formats_that_are_not_ours(tmp_path, monkeypatch, name, kind)
     )
     with pytest.raises(InputError, match=rf"a\.engine has {name} in format {kind}, which is not supported"):
         Execution(engine, api, CPU)
-
-
-@pytest.mark.parametrize(("form", "dtype"), [(FLOATS, torch.uint8), (BYTES, torch.float32), (LAST, torch.uint8)])
-@pytest.mark.parametrize("where", ["ONNX Runtime", "TensorRT"])
-def test_other_arrays_get_one_line(tmp_path, monkeypatch, form, dtype, where):
-    api, path = stand_in(monkeypatch, "10.7.0"), file_of(tmp_path, form)
-    if where == "TensorRT":
-        runner = TensorRTRunner(build(path, tmp_path / "a.engine", QUIET).path, "cpu", api=api)
-    else:
-        runner = OnnxRuntimeRunner(path, threads=1)
-    with runner, pytest.raises(InputError, match=r"images is .* \[2, 3, 4, 8\]") as caught:
-        runner.infer({"images": pixels(2, 3, 4, 8).to(dtype)})
-    assert str(form) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 class Knowing(TorchRunner):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import stat
-import subprocess
 import sys
 from pathlib import Path
 from shutil import which
@@ -15,7 +13,6 @@ import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from utils.core.errors import DependencyError, InputError, QatError
 from utils.trt import inspector, layer_report
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
@@ -109,12 +106,6 @@ def test_what_a_reformat_is(origin, before, after, kind):
     assert (layer.kind, layer.reformats) == (kind, True)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"Layers": ["a + b"]}'])
-def test_what_cannot_be_read(text):
-    with pytest.raises(InputError):
-        inspector.parse(text)
-
-
 # the report
 
 
@@ -125,40 +116,6 @@ def test_rows_are_all_layers_that_run(layers):
     assert [row["share"] for row in rows] == pytest.approx([one.ms / sum(la.ms for la in layers) for one in shown])
     row = next(row for row in rows if row["type"] == "CaskConvolution")
     assert (row["precision"], row["inputs"][0]["type"], row["inputs"][0]["shape"]) == ("INT8", "INT8", [8, 3, 640, 640])
-
-
-def test_the_report_names_shares_and_the_slowest(layers):
-    found = inspector.summarize(layers)
-    lines = layer_report.text(found, "title", "int8")
-    (int8,) = (line for line in lines if line.startswith("INT8  "))
-    count, share, ms, time = int8.split()[1:]
-    assert (lines[0], count, share) == ("title", "5", "38%")
-    assert (float(ms), time) == (pytest.approx(found.ms["INT8"], abs=1e-4), f"{found.int8_time:.0%}")
-    assert any(line.startswith("INT8 coverage: 38% of 13 computing layers, ") for line in lines)
-    slowest = [float(line.split()[0]) for line in lines if re.match(r" +[0-9.]+ ms  ", line)]
-    assert slowest == sorted(slowest, reverse=True)
-    assert len(slowest) == 10
-    assert any(re.match(r"copy +6 ", line) for line in lines)
-    lines = layer_report.text(inspector.summarize(inspector.parse(OLD)), "t", "int8")  # without times
-    assert "INT8 coverage: 38% of 13 computing layers" in lines
-    assert not any(" ms" in line for line in lines[3:])
-
-
-@pytest.mark.parametrize(
-    ("counts", "ms", "reformat_ms", "precision", "says"),
-    [
-        ({"INT8": 9, "FP16": 1}, {"INT8": 0.9, "FP16": 0.1}, {}, "int8", ""),
-        ({"INT8": 2, "FP16": 8}, None, None, "int8", "20% of its layers. Look"),
-        ({"INT8": 9, "FP16": 1}, {"INT8": 0.1, "FP16": 0.9}, {}, "int8", "90% of its layers and 10% of the time"),
-        ({"FP16": 10}, {"FP16": 1.0}, {}, "fp16", ""),
-        ({"INT8": 9}, {"INT8": 0.8}, {"copy": 0.2}, "int8", "20% of the time only changes the form"),
-    ],
-)
-def test_advice(counts, ms, reformat_ms, precision, says):
-    total = None if ms is None else sum(ms.values()) + sum(reformat_ms.values())
-    sentences = layer_report.advice(inspector.Summary(counts, ms, {}, reformat_ms, total), precision)
-    assert len(sentences) == bool(says)
-    assert says in " ".join(sentences)
 
 
 # the image
@@ -177,35 +134,6 @@ def test_every_layer_is_drawn_and_connected(layers):
     assert len(set(re.findall(r"-> n(\d+) ", text))) >= fed_by_layers
     assert 'label="images", shape=ellipse' in text
     assert '"a \\"title\\""' in text
-
-
-def test_what_runs_nothing_is_no_gap_in_the_image():
-    def layer(name, kind, before, after):
-        ends = {side: [{"Name": tensor, "Dimensions": [1], "Format/Datatype": "Row major linear FP16"}]
-                for side, tensor in (("Inputs", before), ("Outputs", after))}  # fmt: skip
-        return {"Name": name, "LayerType": kind, **ends}
-
-    entries = [layer("a", "Shuffle", "in", "x"), layer("nothing", "NoOp", "x", "y"), layer("b", "Shuffle", "y", "z")]
-    text = layer_report.dot(inspector.parse(json.dumps({"Layers": entries})), "t")
-    assert "  n0 -> n2 [" in text
-    assert "nothing" not in text
-
-
-def test_graphviz_is_called_and_its_failure_told(layers, tmp_path, monkeypatch):
-    """On a stand-in for `dot`: what it reads is what `dot` gives."""
-    dot = tmp_path / "bin/dot"
-    dot.parent.mkdir()
-    dot.write_text('#!/bin/sh\n[ "$1 $2" = "-Tsvg -o" ] || exit 9\ncat > "$3"\n')
-    dot.chmod(dot.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(dot.parent), prepend=":")
-    assert layer_report.draw(layers, "t", tmp_path / "a.svg").read_text() == layer_report.dot(layers, "t")
-    dot.write_text("#!/bin/sh\necho 'syntax error' >&2\nexit 1\n")
-    with pytest.raises(QatError, match=r"b.svg: syntax error"):
-        layer_report.draw(layers, "t", tmp_path / "b.svg")
-    assert not list(tmp_path.glob("*b*svg"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DependencyError, match=r"install_dependencies.sh --trex"):
-        layer_report.draw(layers, "t", tmp_path / "b.svg")
 
 
 @pytest.mark.skipif(which("dot") is None, reason="graphviz is not installed (install_dependencies.sh --trex)")
@@ -257,19 +185,3 @@ def test_what_was_written_can_be_looked_at_again(layers, tmp_path, capsys):
         saved.write_text(broken)
         assert program(saved) == 2
         assert f"error: {saved}: " in capsys.readouterr().err
-
-
-def test_a_record_is_read_where_torch_is_not_installed(tmp_path):
-    """A laptop that looks at what a Jetson wrote."""
-    record = tmp_path / "c.json"
-    record.write_text(OLD)
-    hide = (
-        "import sys; sys.modules['torch'] = None; sys.path[:0] = [{0!r}, {0!r} + '/scripts']; import inspect_engine; "
-    )
-    script = hide.format(str(ROOT)) + "sys.exit(inspect_engine.run(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", script, record], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "INT8 coverage: 38% of 13 computing layers" in done.stdout
-    assert len(json.loads((tmp_path / "c.layers.json").read_text())) == 27
-    record.write_text("{}")
-    assert [program(record), program(tmp_path / "none.engine")] == [2, 2]

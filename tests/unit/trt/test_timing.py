@@ -12,7 +12,6 @@ import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from utils.core.errors import InputError
 from utils.runners.base import TensorSpec
 from utils.trt import timing
 from utils.trt.build_config import BuildConfig
@@ -79,15 +78,6 @@ def test_parts_of_a_query(execution, cuda_graph):
     assert (enqueued <= 2) if cuda_graph else (enqueued > count)  # those of warming up are not counted
 
 
-def test_engines_take_turns(execution, monkeypatch):
-    a, b = running = [execution(name=name) for name in "ab"]
-    order = []
-    monkeypatch.setattr(timing, "_run", lambda lanes, seconds, *_: order.append((lanes[0].timed, round(seconds, 3))))
-    monkeypatch.setattr(timing._Samples, "figures", lambda self: None)
-    timing.measure(dict(zip("ab", running, strict=True)), TimingConfig(200, 3, 3))
-    assert order == [(one, seconds) for one in (a, b, b, a, a, b) for seconds in (0.2, 1.0)]
-
-
 def test_so_many_queries_at_least_whatever_the_duration(execution):
     config, seen = TimingConfig(0, 0, 3, cuda_graph=True, transfers=False, iterations=10), []
     figures = timing.measure({"a": execution()}, config, lambda: seen.append(1))["a"]
@@ -102,12 +92,6 @@ def test_all_outputs_are_copied(execution):
     for name in ("output0", "output1"):
         assert lane.memory[name].abs().sum() > 0
         assert torch.equal(lane.memory[name], running.buffers[name])
-
-
-@pytest.mark.parametrize("changes", [{"warm_up": -1}, {"duration": -1}, {"rounds": 0}, {"iterations": 0}])
-def test_times_that_mean_nothing(changes):
-    with pytest.raises(InputError):
-        TimingConfig(**changes)
 
 
 def test_copies_have_streams_of_their_own_and_wait_for_what_they_need(execution, journal):

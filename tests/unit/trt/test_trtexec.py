@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import onnx
 import pytest
 import torch
-from one_conv import METADATA, with_product, write_onnx
+from one_conv import METADATA, write_onnx
 from onnx import TensorProto
 from tensorrt_stand_in import GPU, stand_in
 from trtexec_summary import SUMMARY
 
-from utils.core.errors import DependencyError, InputError, QatError
-from utils.core.input_form import InputForm
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
+from utils.core.errors import QatError
 from utils.trt import trtexec
 from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote
@@ -56,13 +52,6 @@ def install(tmp_path, monkeypatch):
         return trtexec.find(), lambda: (folder / "asked").read_text().splitlines()[-1].split()
 
     return put
-
-
-def test_there_is_none(monkeypatch):
-    monkeypatch.setattr(trtexec, "which", lambda name: None)
-    monkeypatch.setattr(trtexec, "PLACES", ())
-    with pytest.raises(DependencyError, match="trtexec"):
-        trtexec.find()
 
 
 @pytest.mark.parametrize(
@@ -118,24 +107,6 @@ def test_defaults_of_a_build(install, file, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=0), program)
     assert {"--maxAuxStreams=0", "--device=1"} <= set(asked())
-
-
-def test_refusals_come_before_it_is_called(install, file, tmp_path):
-    program, asked = install("8.4")
-    with pytest.raises(InputError, match="--max-aux-streams"):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=2), program)
-    quantized = write_onnx(tmp_path / "b.onnx", (1, 3, 64, 96), quantized=True)
-    with pytest.raises(InputError, match="FP32"):
-        trtexec.build(quantized, tmp_path / "a.engine", BuildConfig(), install("11")[0])
-    form = InputForm("uint8", "nhwc")
-    onnx.save(set_metadata(attach_input(onnx.load(quantized), form), form.metadata()), quantized)
-    onnx.save(with_product(onnx.load(quantized)), quantized)
-    with pytest.raises(InputError, match="1/255"):
-        trtexec.build(quantized, tmp_path / "a.engine", BuildConfig(), install("8.6")[0])
-    with pytest.raises(FileNotFoundError):
-        asked()
-    note = trtexec.build(quantized, tmp_path / "a.engine", BuildConfig(), install("10")[0])
-    assert note.metadata.items() >= form.metadata().items()
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
-import onnx as onnx_library
 import pytest
 import torch
 from builds_here import Here
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from utils.core.errors import InputError, QatError
+from utils.core.errors import QatError
 from utils.trt import tensorrt_api, timing, tune
 from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote, is_current
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
-from utils.trt.tune import Outcome
 
 CONFIG = BuildConfig(tune=60, progress=False)
 
@@ -128,19 +126,6 @@ def test_only_what_fits_the_time_is_built(bench):
     assert not engine.with_name("late.engine").exists()
 
 
-def test_without_a_control_the_noise_is_that_of_the_turns(bench):
-    onnx, engine = bench(lambda n, level: 100)
-
-    class Once(Here):
-        def build(self, *words):
-            found = super().build(*words)
-            return found if len(self.asked) == 1 else Outcome(30, "no second time", 1)
-
-    note = tuned(onnx, engine, builds=Once())
-    assert (note.options, note.tuning["complete"]) == ({}, True)
-    assert note.tuning["candidates"][1]["error"] == "no second time"
-
-
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_ctrl_c_leaves_the_best_so_far_or_nothing(bench, at):
     onnx, engine = bench(lambda n, level: 100 - n)
@@ -177,61 +162,6 @@ def test_an_engine_is_used_again_if_it_was_asked_for_the_same(bench):
         assert not is_current(engine, onnx, api, gpu, dataclasses.replace(level, **change))
 
 
-def test_a_build_without_tuning_has_the_limit_that_was_given(bench):
-    onnx, engine = bench(lambda n, level: 100)
-    config = dataclasses.replace(CONFIG, tune=None, build_limit=2)
-    builds = Here()
-    assert tune.build_or_tune(onnx, engine, config, process=builds).note == EngineNote.load(engine)
-    assert builds.asked == [({}, 120)]
-    with pytest.raises(QatError, match=r"a.onnx: not built within 120 s"):
-        tune.build_or_tune(onnx, engine.with_name("b.engine"), config, process=Here(seconds=121))
-    with pytest.raises(InputError, match=r"^[^:]*a.onnx has a static batch of 2"):
-        tune.build_or_tune(onnx, engine, dataclasses.replace(config, batch=(1, 2, 4)), process=Here())
-
-
-def test_a_shared_timing_cache_or_none(bench, tmp_path):
-    onnx, engine = bench(lambda n, level: 100)
-    level = dataclasses.replace(CONFIG, optimization_level=2)
-    tuned(onnx, engine, dataclasses.replace(level, timing_cache=""))
-    assert not list(tmp_path.glob("*.cache"))
-    tuned(onnx, engine, level)
-    assert [path.name for path in tmp_path.glob("*.cache")] == ["Fake-GPU-TensorRT-8.6.0.timing.cache"]
-    tuned(onnx, engine, dataclasses.replace(level, timing_cache=tmp_path / "b/own"))
-    assert (tmp_path / "b/own").read_bytes().count(b"measured") == 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "gpu", "named"),
-    [
-        ({}, False, "torch sees no NVIDIA GPU"),
-        ({"batch": (1, 2, 4)}, True, "static batch of 2"),
-        ({"max_aux_streams": 2, "optimization_level": 2}, True, "leave out --optimization-level or --max-aux-streams"),
-        ({"precision": "fp16"}, True, "holds quantizers"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused_before_any_build(bench, monkeypatch, changes, gpu, named):
-    onnx, engine = bench(lambda n, level: 100, quantized=True)
-    if not gpu:
-        monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
-    builds = Here()
-    with pytest.raises(InputError, match=named):
-        tuned(onnx, engine, dataclasses.replace(CONFIG, **changes), builds)
-    assert builds.asked == []
-    assert not engine.exists()
-
-
-def test_bad_input_of_the_first_build_and_of_files(bench, tmp_path):
-    onnx, engine = bench(lambda n, level: 100)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"a\.engine"):
-        tuned(onnx, tmp_path / "file/a.engine")
-    model = onnx_library.load(onnx)
-    model.graph.node[0].op_type = "Unknown"
-    onnx_library.save(model, onnx)
-    with pytest.raises(InputError, match=r"TensorRT 8.6.0 cannot parse"):
-        tuned(onnx, engine)
-
-
 def test_engines_of_dynamic_shape_are_timed_at_the_opt_shape(bench):
     onnx, engine = bench(lambda n, level: 100, ("batch", 3, 32, 32))
     tuned(onnx, engine, dataclasses.replace(CONFIG, batch=(1, 4, 8), optimization_level=2))
@@ -252,14 +182,3 @@ def test_an_engine_that_cannot_be_timed_is_no_candidate(bench, monkeypatch):
     note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
     assert note.options["max_aux_streams"] == 3
     assert "CUDA out of memory" in {one["error"] for one in note.tuning["candidates"]}
-
-
-def test_engines_that_no_graph_can_hold_are_timed_without(bench, monkeypatch):
-    onnx, engine = bench(lambda n, level: 100 - 10 * (n == 3))
-    model = onnx_library.load(onnx)
-    model.graph.node.append(onnx_library.helper.make_node("NonZero", ["raw"], ["unread"]))
-    onnx_library.save(model, onnx)
-    monkeypatch.delattr(timing.cuda, "graph")
-    note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
-    assert note.options["max_aux_streams"] == 3
-    assert {one["error"] for one in note.tuning["candidates"]} == {""}

@@ -1,0 +1,198 @@
+"""What programs cannot use: exit code 2, one line that names the option or the file, and nothing is written.
+
+`tests/golden/test_bad_inputs.py` has the refusals that need a checkpoint. TensorRT is a stand-in here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import onnx
+import pytest
+from boxes_graph import write_boxes
+from engine_notes import write_engine
+from known_images import SQUARE, KnowingModel, export_answers, write_set
+from one_conv import write_onnx
+from tensorrt_stand_in import stand_in
+
+from utils.onnx_graph.cleanup import set_metadata
+from utils.onnx_graph.output_formats import NmsSettings, end2end
+from utils.reports.schema import Report
+
+Q, X, DS, R, V = "qat.py", "export_qat.py", "export_yoloV9.py", "reparameterization.py", "val_trt.py"
+B, T, L, M, S, C = (f"scripts/{name}.py" for name in ("build_engine", "benchmark_trt", "inspect_engine", "make_report",
+                                                      "make_triton", "triton_client"))  # fmt: skip
+EVAL = "--data data.yaml --device cpu --workers 0"
+DRAW = "--engine-file fixed.onnx --device cpu --exist-ok"
+
+CASES = [  # program, arguments, what the line names
+    # what can do nothing where it is given
+    *((V, f"--engine-file a.onnx --task speed {flag}", flag.split()[0])
+      for flag in ("--conf-thres 0.1", "--iou-thres 0.5", "--rect", "--save-txt", "--save-json")),
+    (V, "--engine-file a.onnx --task study --save-json", "--save-json"),
+    *((V, f"--engine-file a.onnx --source a.png {flag}", flag.split()[0])
+      for flag in ("--save-conf", "--save-txt", "--verbose", "--task speed", "--batch-size 32", "--workers 1",
+                   "--limit 3")),
+    *((X, f"--weights a.pt --imgsz 64 {flag}", flag.split()[0])
+      for flag in ("--nms onnx", "--topk-all 50", "--iou-thres 0.5", "--conf-thres 0.5", "--class-agnostic",
+                   "--mask-resolution 5", "--pooler-scale 0.25", "--sampling-ratio 0")),
+    (X, "--verify a.onnx --simplify", "--simplify"),
+    (X, "--weights a.pt --include onnx_end2end --nms none --iou-thres 0.5", "--iou-thres"),
+    (X, "--weights a.pt --include onnx_end2end --mask-resolution 1025", "--mask-resolution"),
+    (X, "--weights a.pt --include onnx_end2end --topk-all 0", "--topk-all"),
+    (DS, "--weights a.pt --conf-thres -1", "--conf-thres"),
+    (X, "--weights a.pt --include onnx triton", "make_triton.py"),
+    (DS, "--weights a.pt --nms none --iou-thres 0.5", "--iou-thres"),
+    (B, "a.onnx --timing-cache a --no-timing-cache", "--no-timing-cache"),
+    (B, "a.onnx --target SM89 --check 2", "--check"),
+    (L, "a.layers.json --batch-size 8", "--batch-size"),
+    (T, "a.onnx --noDataTransfers --exposeDMA", "--exposeDMA"),
+    (T, "a.pt --infStreams 2", "--infStreams"),
+    *((T, f"a.pt {flag}", flag.split()[0])
+      for flag in ("--tune 10", "--build-limit 10", "--optimization-level 2", "--max-aux-streams 2",
+                   "--timing-iterations 2", "--tactic-sources-off CUDNN")),
+    (T, "a.engine --tune 10", "--tune"),
+    (T, "int8.onnx --device cpu --compile", "--compile"),
+    *((M, f"runs/a {flag}", flag.split()[0])
+      for flag in ("--data a.yaml", "--samples 3", "--imgsz 640", "--conf-thres 0.1", "--device cpu")),
+    *((M, f"--environment {flag}", flag.split()[0])
+      for flag in ("--title a", "--imgsz 640", "--device 0", "--output out")),
+    *((S, f"--check a {flag}", flag.split()[0]) for flag in ("--name a", "--output b", "--no-nms")),
+    (S, "boxes.onnx --onnx b.onnx", "--onnx"),
+    # options that contradict each other or the file
+    (V, f"--engine-file a.onnx {EVAL} --imgsz 64 96", "--imgsz"),
+    (V, f"--engine-file fixed.onnx {EVAL} --imgsz 96", "[16, 3, 64, 64]"),
+    (V, f"--engine-file fixed.onnx {EVAL} --task study", "--task study"),
+    (V, f"--engine-file a.onnx {EVAL} --imgsz 64 --task speed --overlap", "--overlap"),
+    (V, f"--engine-file fixed.onnx {EVAL} --rect", "[16, 3, 64, 64]"),
+    (V, f"--engine-file a.onnx {EVAL} --device 7", "--device"),
+    (V, f"--engine-file a.onnx {EVAL} --name ../x", "--name"),
+    (V, f"--engine-file a.onnx {EVAL} --project=", "--project"),
+    (B, "a.onnx --batch-size 1 2", "--batch-size"),
+    (B, "a.onnx --imgsz 64 32 128", "min <= opt <= max"),
+    (B, "a.onnx --imgsz 50", "multiples of 32"),
+    (B, "a.onnx --target SM89", "--target"),
+    (B, "a.onnx --trtexec", "trtexec"),
+    (B, "a.onnx --tune nan", "--tune"),
+    (B, "a.onnx --tune 5 --target SM89", "--target"),
+    (B, "a.onnx --tune 5 --trtexec", "--trtexec"),
+    (B, "int8.onnx --tune 5 --precision fp16", "int8.onnx"),
+    (B, "a.onnx --tune 5 --max-aux-streams 2 --optimization-level 2", "--max-aux-streams"),
+    (B, "fixed.onnx --batch-size 8", "fixed.onnx"),
+    (T, "a.engine --device cpu", "a.engine"),
+    (T, "a.pt --sweep 4 --batch-size 1", "--sweep"),
+    (T, "a.pt --infStreams 0", "--infStreams"),
+    (T, "int8.onnx --imgsz 1 2 3", "--imgsz"),
+    (S, "boxes.onnx --name a/b", "--name"),
+    (S, "boxes-nms.onnx --class-agnostic", "--class-agnostic"),
+    (S, "boxes.onnx --platform tensorrt", "--platform"),
+    (S, "boxes.engine --max-batch-size 32", "--max-batch-size"),
+    (C, "m", "--source"),
+    (C, "m --source a.png --url http://a", "--url"),
+    (C, "m --source a.png --url 127.0.0.1:9", "127.0.0.1:9"),
+    (C, "m --source images --measure 10", "perf_analyzer"),
+    # files
+    *((V, f"--engine-file {name} {EVAL} --imgsz 64", name)
+      for name in ("damaged.onnx", "a.png", "images", "folder.onnx")),
+    (V, f"--engine-file deepstream.onnx {EVAL}", "DeepStream"),
+    (V, f"--engine-file a.engine {EVAL}", "a.engine"),
+    *((V, f"--engine-file a.onnx --imgsz 64 --workers 0 --device cpu --data {name}", name)
+      for name in ("none.yaml", "a.onnx", "four.yaml")),
+    (V, "--engine-file a.onnx --imgsz 64 --workers 0 --device cpu --data bad.yaml", "bad/labels/a.txt"),
+    *((V, f"--engine-file a.onnx --imgsz 64 --device cpu --source {name}", name) for name in ("none", "empty")),
+    (T, "qat.pt", "qat.pt"),
+    (T, "a.pt --baseline a.pt", "a.pt"),
+    (T, "int8.onnx --baseline none.onnx", "none.onnx"),
+    (M, "", "--environment"),
+    (M, "--environment none.onnx", "none.onnx"),
+    (S, "", "--check"),
+    (S, "boxes.onnx --output boxes.onnx", "boxes.onnx"),
+    (S, "--check none", "none"),
+    (C, "m --source none.png", "none.png"),
+    # what is read is not written over
+    (X, "--weights mine.onnx", "mine.onnx"),
+    (X, "--weights link.pt", "link.pt"),
+    (X, "--weights a.pt --data link.yaml --output link2.onnx", "link.yaml"),
+    (DS, "--weights labels.txt", "labels.txt"),
+    (DS, "--weights config_infer_primary_yoloV9.txt", "config_infer_primary_yoloV9.txt"),
+    (DS, "--weights a.pt", "config_infer_primary_yoloV9.txt"),
+    (R, "--weights a.pt --save b.pt", "a.pt"),
+    (R, "--weights a.pt --save c.pt --cfg c.pt", "c.pt"),
+    *((Q, f"{command} --data data.yaml --project runs --exist-ok --weights {words}", words.split()[-1])
+      for command, words in (
+          ("quantize", "runs/exp/weights/last.pt"), ("quantize", "runs/exp/weights/qat_best_x.pt"),
+          ("sensitive", "a.pt --recipe runs/exp/recipe.yaml"), ("sensitive", "a.pt --profile runs/exp/state.json"),
+          ("calibrate", "a.pt --hyp runs/exp/calibration.json"), ("eval", "runs/exp/report.json"))),
+    (B, "a.onnx --output a.onnx", "--output"),
+    (B, "a.onnx --timing-cache a.onnx", "--output"),
+    (B, "a.onnx --output b.engine --timing-cache b.engine.json", "--output"),
+    (T, "int8.onnx int8-b1.engine --batch-size 1", "int8-b1.engine"),
+    (T, "runs/exp/benchmark.onnx --project runs --exist-ok --batch-size 1", "runs/exp/benchmark.onnx"),
+    (L, "b.layers.json", "b.layers.json"),
+    (V, f"{DRAW} --source images/val --project images --name val", "images/val/000000000001.png"),
+    (V, f"{DRAW} --data runs/exp/report.json --project runs --workers 0", "runs/exp/report.json"),
+    (M, "report.html", "report.html"),
+    (M, "runs/a runs/a/report-merged.json", "runs/a/report-merged.json"),
+    (C, "m --source runs/triton/mine --name mine --exist-ok", "--name"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The files that the arguments name."""
+    folder = tmp_path_factory.mktemp("files")
+    model = KnowingModel(write_set(folder, 2, SQUARE), ("cat", "dog", "owl"), 64)
+    for name in ("empty", "folder.onnx", "runs/exp/weights", "runs/triton/mine", "bad/images", "bad/labels"):
+        (folder / name).mkdir(parents=True)
+    image = (folder / "images/val/000000000001.png").read_bytes()
+    for name in ("a.png", "bad/images/a.png", "runs/triton/mine/a.png"):
+        (folder / name).write_bytes(image)
+    (folder / "bad/labels/a.txt").write_text("3 0.5 0.5 0.1 0.1\n")
+    for name in ("a.pt", "c.pt", "qat.pt", "a.engine", "mine.onnx", "link.pt", "link.yaml", "labels.txt", "a.yaml",
+                 "config_infer_primary_yoloV9.txt", "runs/exp/weights/last.pt", "runs/exp/weights/qat_best_x.pt",
+                 "runs/exp/recipe.yaml", "runs/exp/state.json", "runs/exp/calibration.json",
+                 "int8-b1.engine"):  # fmt: skip
+        (folder / name).write_text(name)
+    os.utime(folder / "int8-b1.engine", (1, 1))  # older than int8.onnx, so that it would be built again
+    os.link(folder / "a.pt", folder / "b.pt")
+    (folder / "link.onnx").symlink_to("link.pt")
+    (folder / "link2.onnx").symlink_to("link.yaml")
+    (folder / "runs/exp/benchmark.json").symlink_to("benchmark.onnx")
+    export_answers(model, folder / "fixed.onnx", 16, 64)
+    export_answers(model, folder / "a.onnx")
+    (folder / "damaged.onnx").write_bytes((folder / "a.onnx").read_bytes()[:-300])
+    onnx.save(set_metadata(onnx.load(folder / "a.onnx"), {"form": "deepstream"}), folder / "deepstream.onnx")
+    for name in ("int8.onnx", "runs/exp/benchmark.onnx"):
+        write_onnx(folder / name, ("b", 3, 32, 32), quantized=True)
+    write_boxes(folder / "boxes.onnx")
+    write_boxes(folder / "boxes-nms.onnx", end2end(NmsSettings("onnx")))
+    write_engine(folder / "boxes.engine", folder / "boxes.onnx")
+    for name in ("a.layers.json", "b.layers.json"):
+        (folder / name).write_text("[]" if name[0] == "a" else '{"Layers": []}')
+    for name in ("runs/a/report.json", "runs/a/report-merged.json", "report.html"):
+        Report(command="a").save(folder / name)
+    data = json.loads((folder / "data.yaml").read_text())
+    (folder / "four.yaml").write_text(json.dumps({**data, "names": ["a", "b", "c", "d"]}))
+    (folder / "runs/exp/report.json").write_text(json.dumps(data))
+    bad = {**data, "path": str(folder / "bad"), "train": "images", "val": "images"}
+    (folder / "bad.yaml").write_text(json.dumps(bad))
+    return folder
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(("program", "words", "named"), CASES, ids=[f"{p.split('/')[-1]} {w}" for p, w, _ in CASES])
+def test_a_refusal_is_one_line(program, words, named, folder, start, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("utils.trt.trtexec.which", lambda name: None)
+    monkeypatch.setattr("models.quantize.checkpoint.kind", lambda file: "quantized" if file.name[0] == "q" else "float")
+    stand_in(monkeypatch)
+    before = contents(folder)
+    code, _, errors = start(program, *words.split())
+    assert (code, len(errors)) == (2, 1), errors
+    assert errors[0].startswith("error: ")
+    assert named in errors[0]
+    assert contents(folder) == before
