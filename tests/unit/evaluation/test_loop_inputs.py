@@ -16,7 +16,7 @@ from utils.core.tasks import DETECT, Prediction
 from utils.evaluation.dataset import load_data
 from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import InputPlan
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.loop import evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
 from utils.runners.base import TensorSpec
@@ -43,23 +43,18 @@ def test_input_plan(square, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("stride", "imgsz", "shape", "says"),
+    ("stride", "imgsz", "shape", "named"),
     [
-        (
-            32768,
-            None,
-            (None, 3, None, None),
-            "the imgsz of the network is 32768 .* an integer from 1 to 8,192; ",
-        ),
-        (32, (32768, 32768), (None, 3, None, None), "the imgsz of the network is 32768 "),
-        (32, None, (None, 3, 64, 32768), "the imgsz of the network is 32768 "),
-        (32, None, (5000, 3, 64, 64), "the batch size of the network is 5000 .* expected an integer from 1 to 4,096; "),
+        (32768, None, (None, 3, None, None), "image size .* 32768"),
+        (32, (32768, 32768), (None, 3, None, None), "image size .* 32768"),
+        (32, None, (None, 3, 64, 32768), "image size .* 32768"),
+        (32, None, (5000, 3, 64, 64), "batch size .* 5000"),
     ],
 )
-def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape, says):
+def test_sizes_of_a_file_have_the_bounds_of_options(square, stride, imgsz, shape, named):
     runner = Shell(square, (TensorSpec("images", shape, "float32"),))
     runner.metadata |= {"stride": str(stride)} | ({"imgsz": str(list(imgsz))} if imgsz else {})
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=named):
         InputPlan.of(runner, None, 8)
 
 
@@ -216,11 +211,3 @@ def test_other_class_names_are_a_warning(square, tmp_path, caplog):
     path = export_answers(square.model, tmp_path / "a.onnx", names=dict(enumerate("abc")))
     evaluate(open_runner(path), square.data, replace(CONFIG, limit=2), progress=False)
     assert "class names (a, b, c) differ from those of" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("conf_thres", 1.5), ("iou_thres", -0.1), ("batch_size", 0), ("max_det", 0), ("imgsz", 0)]
-)
-def test_config_is_checked(field, value):
-    with pytest.raises(InputError, match=rf"--{field.replace('_', '-')} is {value}"):
-        EvalConfig(**{field: value})

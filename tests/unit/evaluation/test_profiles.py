@@ -85,7 +85,7 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
 
 def test_a_study_covers_the_sizes_of_the_profile(known):
     def sizes(runner, asked=None):
-        options = ValOptions("a.engine", task="study", imgsz=asked)
+        options = ValOptions(engine_file="a.engine", task="study", imgsz=asked)
         return [config.imgsz for config in make_configs(options, runner)]
 
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]

@@ -113,8 +113,7 @@ def test_the_set_on_disk(demo, tmp_path: Path) -> None:
 
 
 def test_polygons_are_drawn_for_the_small_set_only(demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = demo["make"]
-    assert (
-        program.run_program(program._parser(), program._run, ["--size", "640", "--segments", str(tmp_path / "x")]) == 2
-    )
+    make = demo["make"]
+    command = make.DemoOptions, make._run
+    assert make.run_program("make_digits.py", command, ["--size", "640", "--segments", str(tmp_path / "x")]) == 2
     assert "--segments goes with --size 320" in capsys.readouterr().err
