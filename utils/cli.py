@@ -68,7 +68,7 @@ def run_program(
         together: several processes, as torchrun starts them, may work on one job. Others than the main one only say
             what is wrong, and who they are.
     """
-    parser, leaves = _parsers(name, commands, about)
+    parser, leaves = parsers(name, commands, about)
     words = sys.argv[1:] if argv is None else list(argv)
     kind, leaf, arguments = _parse(parser, leaves, words)
     _words[:] = words
@@ -152,7 +152,7 @@ def _answer_signals() -> None:
         os.register_at_fork(after_in_child=in_child)
 
 
-def _parsers(
+def parsers(
     name: str, commands: Command | Mapping[str, Command], about: str
 ) -> tuple[argparse.ArgumentParser, dict[str, tuple[argparse.ArgumentParser, Command]]]:
     """The parser, and for each command its own; the command of a program without commands is ''."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.util
-import inspect
 import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
+
+from utils import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -23,7 +25,7 @@ PYTHON_PROGRAMS = sorted(
     for pattern in ("*.py", "scripts/*.py", "benchmarks/*.py", "data/demo/*.py")
     for path in ROOT.glob(pattern)
     if 'if __name__ == "__main__"' in (text := path.read_text(encoding="utf-8"))
-    and ("-> argparse.ArgumentParser" in text or path.name == "run_upstream.py")  # the others serve our scripts only
+    and ("run_program(" in text or "make_parser(" in text or path.name == "run_upstream.py")  # others serve our scripts
 )
 SHELL_PROGRAMS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -140,32 +142,28 @@ def _refusal(program: str, arguments: list[str]) -> str | None:
 
 @functools.cache
 def parser_of(program: str) -> argparse.ArgumentParser:
-    """The parser of a program: what its only function that takes nothing and returns a parser gives."""
-    name = "documented_" + re.sub(r"\W", "_", program)
-    spec = importlib.util.spec_from_file_location(name, ROOT / program)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    """The parser of a program: the one that `run_program` makes, or that of its `make_parser`."""
     beside = str((ROOT / program).parent)
     if beside not in sys.path:  # a program finds what lies beside it
         sys.path.append(beside)
-    spec.loader.exec_module(module)
-    (make,) = [
-        function
-        for _, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == name
-        and not inspect.signature(function).parameters
-        and "ArgumentParser" in str(function.__annotations__.get("return"))
-    ]
-    return make()
+    if "run_program(" not in (ROOT / program).read_text(encoding="utf-8"):
+        return runpy.run_path(str(ROOT / program), run_name="documented")["make_parser"]()
+    made = []
+
+    def only_the_parser(name: str, commands: object, argv: object = None, *, about: str = "", **_: object) -> int:
+        made.append(cli.parsers(name, commands, about)[0])
+        return 0
+
+    with mock.patch.object(cli, "run_program", only_the_parser), contextlib.suppress(SystemExit):
+        runpy.run_path(str(ROOT / program), run_name="__main__")
+    return made[0]
 
 
 @functools.cache
 def python_flags(program: str, arguments: tuple[str, ...] = ()) -> frozenset[str]:
     """The flags of a program, or of the subcommand that stands first in `arguments`; without arguments, all of them."""
     if program == PASSES_ON:
-        return frozenset(
-            re.findall(r'^[A-Z]+ = "(--[a-z-]+)"$', (ROOT / program).read_text(encoding="utf-8"), re.MULTILINE)
-        )
+        return frozenset(re.findall(r'^[A-Z]+ = "(--[a-z-]+)"$', (ROOT / program).read_text("utf-8"), re.MULTILINE))
     parsers = [parser_of(program)]
     for action in parsers[0]._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -61,7 +61,7 @@ def bash(line: str) -> str:
     [
         (bash("python qat.py quantize --weight a.pt --epoch-count 3"), "unrecognized arguments: --epoch-count 3"),
         (bash("python qat.py train --weights a.pt"), "invalid choice: 'train'"),
-        (bash("python export_qat.py --imgsz large"), "'large' is not an integer"),
+        (bash("python export_qat.py --imgsz large"), "argument --imgsz"),
         (bash("python export_qat.py --weights a.pt \\\n  --typing loose"), "invalid choice: 'loose'"),
         (bash("python val_trt.py --data a.yaml"), "required: --engine-file"),
         (bash("cd yolov9 && python quantize.py"), "quantize.py is no program of this repository"),
