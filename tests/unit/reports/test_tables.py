@@ -80,18 +80,6 @@ def test_differences_have_standard_errors_where_the_images_are_the_same(compared
     assert words.endswith("or a single image gave AP: old")
 
 
-def test_nothing_is_said_of_errors_where_no_row_has_one(compared):
-    rows = [row.model_copy(update={"ap_resampled": ""}) for row in compared.rows]
-    assert remarks(compared.model_copy(update={"rows": rows})) == []
-
-
-def test_the_widest_table_fits(compared):
-    wide = make_row("TensorRT FP16", ap=0.7361, size_bytes=231_456_789, ms_per_image=1234.5,
-                    ap_resampled=compared.rows[1].ap_resampled)  # fmt: skip
-    compared.rows.append(wide)
-    assert max(map(len, terminal_table(compared).splitlines())) <= 80
-
-
 def test_a_markdown_table_escapes_markup():
     lines = markdown(columns(("stage", "file", "measured on")), [("a|b*", code("x|y`.pt"), NASTY)])
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in lines)

@@ -83,14 +83,6 @@ def test_layout_and_counts(demo_set: Path) -> None:
     assert len({int(stem) for stem in stems}) == TRAIN + VAL
 
 
-def test_data_yaml_resolves(demo_set: Path) -> None:
-    yaml = pytest.importorskip("yaml")
-    data = yaml.safe_load((demo_set / "data.yaml").read_text())
-    assert Path(data["path"]) == demo_set.resolve()
-    assert all((Path(data["path"]) / data[split]).is_dir() for split in ("train", "val"))
-    assert data["names"] == {label: str(label) for label in range(10)}
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_coco_annotations_say_the_same_as_the_labels(demo_set: Path, split: str) -> None:
     coco = json.loads((demo_set / "annotations" / f"instances_{split}.json").read_text())
@@ -214,30 +206,6 @@ def test_boxes_are_tight_around_the_drawn_ink(drawing, split: str) -> None:
             assert (x, y, x + width, y + height) == (x1, y1, x2, y2)
 
 
-def test_boxes_are_where_the_image_changed(drawing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One white digit on black, without noise: what is lit in the image is what the box says, within a pixel."""
-
-    class NoNoise(np.random.Generator):
-        def standard_normal(self, size, dtype):
-            return np.zeros(size, dtype)
-
-    monkeypatch.setattr(drawing, "draw_background", lambda rng, photographs: np.zeros((320, 320, 3), np.float32))
-    monkeypatch.setattr(drawing, "_draw_colour", lambda rng, behind: np.full(3, 255.0))
-    monkeypatch.setattr(drawing, "MAX_COVER", 0.0)
-    sources = drawing.read_sources("val")
-    for seed in range(5):
-        image = drawing.draw_image(NoNoise(np.random.PCG64(seed)), sources)
-        boxed = np.zeros((320, 320), bool)
-        for x1, y1, x2, y2 in image.boxes:
-            part = image.image[y1:y2, x1:x2, 0] > 90
-            assert part[0].any()
-            assert part[-1].any()
-            assert part[:, 0].any()
-            assert part[:, -1].any()
-            boxed[y1:y2, x1:x2] = True
-        assert not (image.image[..., 0] > 0)[~boxed].any()
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_polygons_fill_to_the_ink_that_was_drawn(drawing, split: str) -> None:
     """OpenCV fills nearly every polygon to exactly the ink; a bridge between two pieces of ink adds a few pixels."""
@@ -300,30 +268,6 @@ def test_the_digits_are_what_scikit_learn_loads(drawing) -> None:
     reference = load_digits()
     np.testing.assert_array_equal(scans * 16, reference.images)
     np.testing.assert_array_equal(labels, reference.target)
-
-
-def test_splits_share_no_writer(drawing) -> None:
-    """Each writer wrote from the same dictated list, which begins with 0 to 9 three times over: the cut is at one."""
-    _, labels = drawing.read_scans()
-    cut = drawing.FIRST_VALIDATION_SAMPLE
-    assert labels[cut : cut + 30].tolist() == list(range(10)) * 3
-
-
-def test_another_photograph_is_a_clear_error(drawing) -> None:
-    from utils.core.errors import DependencyError
-
-    with pytest.raises(DependencyError, match=r"is not the file expected.*install another version of skimage"):
-        drawing.read_photograph("skimage", "data/coffee.png", "0" * 64)
-    with pytest.raises(DependencyError, match=r"without data/nothing\.png"):
-        drawing.read_photograph("skimage", "data/nothing.png", "0" * 64)
-
-
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    command = [sys.executable, "-X", "importtime", DEMO / "make_digits.py", "-h"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "argparse" in imported
-    assert not {"cv2", "numpy", "sklearn", "torch"} & imported
 
 
 @pytest.mark.parametrize("size", [(64, 96), (320, 320)])

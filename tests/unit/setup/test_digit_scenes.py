@@ -68,31 +68,6 @@ def test_some_digits_cover_others_in_part(drawn) -> None:
     assert max(shared) > 0.25
 
 
-def test_the_box_goes_around_what_is_seen_and_hidden_digits_have_no_label(demo) -> None:
-    owner = np.full((640, 640), -1, np.int16)
-    owner[100:120, 100:140] = 0  # 800 pixels
-    owner[100:120, 100:116] = -1  # two fifths of them covered
-    owner[300:320, 300:340] = 1
-    owner[300:320, 300:324] = -1  # three fifths
-    owner[500:505, 500:505] = 2  # 5 pixels wide
-    boxes = [(100, 100, 140, 120), (300, 300, 340, 320), (500, 500, 505, 505)]
-    kept, seen = demo["scenes"]._seen(owner, boxes, [800, 800, 25])
-    assert kept == [0]
-    assert seen == [(116, 100, 140, 120)]
-
-
-def test_a_piece_that_covers_takes_the_pixels_from_the_digit(demo) -> None:
-    photographs = demo["images"].read_sources("val").photographs
-    for seed in range(20):
-        image = np.zeros((640, 640, 3), np.float32)
-        owner = np.full((640, 640), -1, np.int16)
-        owner[200:300, 200:280] = 0
-        demo["scenes"]._cover_some(np.random.default_rng(seed), image, owner, [(200, 200, 280, 300)], photographs)
-        changed = image.any(axis=2)
-        assert (owner[changed] == -1).all()
-        assert (owner[200:300, 200:280][~changed[200:300, 200:280]] == 0).all()
-
-
 def test_the_set_on_disk(demo, tmp_path: Path) -> None:
     make = demo["make"].make
     folder = tmp_path / "digits"
