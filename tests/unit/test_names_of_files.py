@@ -44,8 +44,7 @@ def test_files_that_are_named_exist(path):
 
 
 @pytest.mark.parametrize(
-    "source",
-    ['"""See `gone.py`."""\n', "x = 1  # as utils/gone.py does\n", 'def f():\n    """As in gone.py."""\n'],
+    "source", ['"""See `gone.py`."""\n', "x = 1  # as utils/gone.py does\n", 'def f():\n    """As in gone.py."""\n']
 )
 def test_a_name_of_no_file_is_seen(source):
     assert len(missing(source, ROOT / "utils")) == 1

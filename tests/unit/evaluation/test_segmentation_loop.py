@@ -273,16 +273,6 @@ def test_prototypes_on_another_grid(known):
     assert 0.1 < result.masks.ap < known.evaluate().masks.ap + 0.1
 
 
-@pytest.mark.parametrize("place", [0, 3])
-def test_box_labels_are_an_error(tmp_path, place):
-    known = Known(tmp_path, 8)
-    sample = next(one for one in known.samples[place:] if len(one.labels))
-    file = tmp_path / f"labels/val/{sample.path.stem}.txt"
-    file.write_text(file.read_text() + "1 0.5 0.5 0.2 0.2\n")
-    with pytest.raises(DataError, match=rf"{file.name}, line {len(sample.labels) + 1}: a box, and"):
-        known.evaluate()
-
-
 @pytest.mark.parametrize("wrong", [None, [["a"] * 6], {"counts": [1]}])
 def test_annotations_without_a_segmentation(tmp_path, wrong):
     known = Known(tmp_path, 4)

@@ -22,18 +22,7 @@ def test_terminal_table_shows_every_number_and_where_it_was_measured(report):
     lines = terminal_table(report).splitlines()
     assert lines[0].split() == ["stage", "AP", "vs", "float", "AP50", "P", "R", "size", "ms/image", "on"]
     assert lines[2].split() == ["float", "0.7412", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[a]"]
-    assert lines[3].split() == [
-        "PTQ",
-        "0.7361",
-        "-0.0051",
-        "0.9521",
-        "0.9432",
-        "0.9018",
-        "1.81",
-        "MB",
-        "18.21",
-        "[b]",
-    ]
+    assert lines[3].split() == ["PTQ", "0.7361", "-0.0051", "0.9521", "0.9432", "0.9018", "1.81", "MB", "18.21", "[b]"]
     assert lines[4].split() == ["ONNX", "-", "-", "0.9521", "0.9432", "0.9018", "50.0", "kB", "-", "[c]"]
     assert lines[5:] == ["[a] PyTorch 2.11.0, CPU, 2 threads, batch 10", "[b] somewhere else", "[c] ONNX Runtime"]
     assert len({len(line) for line in lines[:5]}) == 1

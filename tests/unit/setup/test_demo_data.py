@@ -21,16 +21,10 @@ TRAIN, VAL = 6, 4
 
 
 @pytest.fixture(scope="module")
-def drawing():
-    """data/demo/digit_images.py, which is no package member."""
-    sys.path[:0] = [str(DEMO), str(ROOT)]
-    try:
-        import digit_images
+def drawing(digits_on_path):
+    import digit_images
 
-        yield digit_images
-    finally:
-        sys.path.remove(str(DEMO))
-        sys.path.remove(str(ROOT))
+    return digit_images
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -180,6 +174,11 @@ def test_a_folder_that_is_not_this_set_is_refused(demo_set: Path, tmp_path: Path
     done = run(folder, *{"another seed": ["--seed", "3"], "another task": ["--segments"]}.get(what, []))
     assert (done.returncode, done.stderr.startswith("error: "), done.stderr.count("\n")) == (2, True, 1)
     assert content(folder) == before
+
+
+def test_polygons_are_drawn_for_the_small_set_only(tmp_path: Path) -> None:
+    done = run(tmp_path / "x", "--size", "640", "--segments")
+    assert (done.returncode, "--segments" in done.stderr, list(tmp_path.iterdir())) == (2, True, [])
 
 
 def test_failure_leaves_nothing_behind(drawing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

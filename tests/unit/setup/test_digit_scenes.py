@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,14 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
 
-ROOT = Path(__file__).resolve().parents[3]
-DEMO = ROOT / "data" / "demo"
-
 
 @pytest.fixture(scope="module")
-def demo():
-    """The modules of data/demo, which is no package."""
-    sys.path[:0] = [str(DEMO), str(ROOT)]
-    try:
-        import digit_images
-        import digit_scenes
-        import make_digits
+def drawn(digits_on_path):
+    import digit_images
+    import digit_scenes
 
-        yield {"images": digit_images, "scenes": digit_scenes, "make": make_digits}
-    finally:
-        sys.path.remove(str(DEMO))
-        sys.path.remove(str(ROOT))
-
-
-@pytest.fixture(scope="module")
-def drawn(demo):
-    sources = demo["images"].read_sources("val")
-    return [demo["scenes"].draw_scene(np.random.default_rng([3, number]), sources) for number in range(30)]
+    sources = digit_images.read_sources("val")
+    return [digit_scenes.draw_scene(np.random.default_rng([3, number]), sources) for number in range(30)]
 
 
 def test_sizes_counts_and_classes(drawn) -> None:
@@ -68,8 +52,9 @@ def test_some_digits_cover_others_in_part(drawn) -> None:
     assert max(shared) > 0.25
 
 
-def test_the_set_on_disk(demo, tmp_path: Path) -> None:
-    make = demo["make"].make
+def test_the_set_on_disk(digits_on_path, tmp_path: Path) -> None:
+    from make_digits import make
+
     folder = tmp_path / "digits"
     assert make(folder, 0, 3, 2, workers=1, size=640)
     coco = json.loads((folder / "annotations" / "instances_val.json").read_text())
@@ -85,10 +70,3 @@ def test_the_set_on_disk(demo, tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="another demo set"):
         make(folder, 0, 3, 2, workers=1)
-
-
-def test_polygons_are_drawn_for_the_small_set_only(demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make = demo["make"]
-    command = make.DemoOptions, make._run
-    assert make.run_program("make_digits.py", command, ["--size", "640", "--segments", str(tmp_path / "x")]) == 2
-    assert "--segments goes with --size 320" in capsys.readouterr().err
