@@ -173,8 +173,8 @@ class KnowingModel(nn.Module):
 def indices(images: Tensor) -> Tensor:
     """Which samples these are, `[B]`, by operators that can be exported."""
     middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
-    digits = torch.floor_divide(torch.round(middle * 255) - 5, 16)
-    return (digits * torch.tensor([256.0, 16.0, 1.0])).sum(1).long().clamp(min=0)
+    red, green, blue = torch.floor_divide(torch.round(middle * 255) - 5, 16).unbind(1)
+    return (red * 256 + green * 16 + blue).long().clamp(min=0)
 
 
 class AnswerTable(nn.Module):

@@ -17,8 +17,6 @@ from utils.reports.schema import Box, Epoch, Range, Report, Sample
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 LONG = "/a/rather/long/path/to/the/weights/of/a/run/qat_ep_1_ap_0.7872_mask_0.5345_gelan-digits-seg.pt"
-
-
 WIDTHS = (400, 800, 1200)  # pixels
 FRAMES = """<!doctype html><body><script>
 const looks = [];
@@ -44,8 +42,7 @@ def look(page, folder):
     frames = (f'<iframe srcdoc="{html.escape(page)}" width="{width}" height="900"></iframe>' for width in WIDTHS)
     (folder / "frames.html").write_text(FRAMES + "".join(frames))
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-               f"--user-data-dir={folder / 'home'}", "--dump-dom",
-               (folder / "frames.html").as_uri()]  # fmt: skip
+               f"--user-data-dir={folder / 'home'}", "--dump-dom", (folder / "frames.html").as_uri()]  # fmt: skip
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     return json.loads(html.unescape(dom.partition("<body>")[2].partition("</body>")[0]))
 
