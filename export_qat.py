@@ -113,7 +113,7 @@ def export(options: ExportOptions) -> int:
     names = list(dict.fromkeys(name.lower() for name in options.include))
     check_options(options, names)
     from utils.core.input_form import InputForm
-    from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
+    from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export_config import ExportConfig
 
@@ -133,9 +133,10 @@ def export(options: ExportOptions) -> int:
         if not network.quantized:
             options.reject_unused(OF_QUANTIZERS, f"to a float network, and {options.weights} is one")
 
-    own_size = options.imgsz is None
-    request = Request(options.weights or "", config, files, options.device, options.data, options.check, own_size)
-    deliver(request, print, check)
+    export_checkpoint(
+        options.weights or "", config, files, check, device=options.device, data=options.data, check=options.check,
+        own_size=options.imgsz is None,
+    )  # fmt: skip
     return 0
 
 

@@ -58,7 +58,7 @@ def export(options: DeepStreamOptions) -> None:
     check_files(weights=options.weights)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
     from utils.core.input_form import InputForm
-    from utils.jobs.export import Request, deliver, output_files, refuse_flags_of_masks
+    from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
     from utils.onnx_graph import deepstream, deepstream_files, output_formats
     from utils.onnx_graph.export_config import ExportConfig
 
@@ -78,9 +78,10 @@ def export(options: DeepStreamOptions) -> None:
         refuse_flags_of_masks(network, options.weights, options.given(*NmsOptions.model_fields))
         deepstream_files.check_labels(path, deepstream.labels(network.names))
 
-    own_size = options.imgsz is None
-    request = Request(options.weights, config, files, options.device, check=options.check, own_size=own_size)
-    network, (result,) = deliver(request, print, check)
+    network, (result,) = export_checkpoint(
+        options.weights, config, files, check, device=options.device, check=options.check,
+        own_size=options.imgsz is None,
+    )  # fmt: skip
     height, width = result.inputs["images"][2:]
     text = deepstream.infer_config(
         path, (int(height), int(width)), batch, len(network.names), dynamic=options.dynamic,

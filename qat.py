@@ -93,7 +93,7 @@ def start_or_resume(options: QuantizeOptions | SensitiveOptions, job: ModuleType
         if options.resume is None:
             job.start(options, command_line())
         else:
-            job.resume(job.find_run(options.resume, options.project), options)
+            job.resume(options)
 
 
 COMMANDS = {

@@ -11,7 +11,6 @@ exported files. Options behind -- are for benchmark_trt.py.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shlex
@@ -28,7 +27,7 @@ from benchmarks import steps
 from benchmarks.steps import Runner, Setup, Step, StepError, Words, folder_name, input_file
 from utils.core.errors import InputError
 from utils.core.files import file_hash
-from utils.core.options import Count, add_options, option
+from utils.core.options import Count, option
 from utils.core.resampled import Difference, Resampled, difference_error
 from utils.core.run_folder import held
 from utils.core.text_tables import columns, markdown
@@ -151,7 +150,11 @@ def table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
             mine = [times.get((step, batch), {}) for batch in BATCHES]
             cells = [f"{row['ms']:.2f}" if row.get("ms") else "" for row in mine]
             rate = mine[-1].get("images_per_second")
-            difference = "" if step == "float" or "float" not in found else str(_difference(result, found["float"]))
+            difference = ""
+            if step != "float" and "float" in found:
+                texts = [one.get("ap_resampled") for one in (result, found["float"])]
+                error = difference_error(*(Resampled.from_text(text) if text else None for text in texts))
+                difference = str(Difference(result["ap"] - found["float"]["ap"], error))
             rows.append([name, step, f"{result['ap']:.4f}", difference, *cells, f"{rate:,.0f}" if rate else ""])
     where = "; ".join(dict.fromkeys(places))
     remarks = [f"Median milliseconds of a batch, both files in turns: {where}."] if where else []
@@ -159,36 +162,14 @@ def table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [*markdown(columns(heads, left=heads[:2]), rows), "", *remarks]
 
 
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Difference:
-    resampled = [Resampled.from_text(each["ap_resampled"]) if "ap_resampled" in each else None for each in (one, other)]
-    return Difference(one["ap"] - other["ap"], difference_error(*resampled))
-
-
-def read_settings(file: str) -> Mapping[str, str]:
-    """The settings of a YAML file.
-
-    Raises:
-        InputError: it holds something else.
-    """
-    content = yaml.safe_load(input_file(file, "--settings").read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not all(isinstance(one, str) for pair in content.items() for one in pair):
-        raise InputError(f"--settings {file}: expected a mapping, a state's name: options of qat.py quantize")
-    return content
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line, without what stands behind `--`."""
-    about = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("accuracy.py", description=__doc__, formatter_class=about)
-    add_options(parser, AccuracyOptions)
-    return parser
-
-
-def run(words: list[str], timing: list[str]) -> int:
+def run(options: AccuracyOptions, timing: list[str]) -> int:
     """Measure every network; 1 if a step failed, after the others."""
-    options = AccuracyOptions.parsed(make_parser().parse_args(words))
     data = input_file(options.data, "--data")
-    settings = read_settings(options.settings) if options.settings else SETTINGS
+    settings = SETTINGS
+    if options.settings:
+        settings = yaml.safe_load(input_file(options.settings, "--settings").read_text(encoding="utf-8"))
+        if not isinstance(settings, dict) or not all(isinstance(one, str) for pair in settings.items() for one in pair):
+            raise InputError(f"--settings {options.settings}: expected a state's name: options of qat.py quantize")
     if options.deploy and options.deploy not in settings:
         raise InputError(f"--deploy {options.deploy} is none of the settings {', '.join(settings)}; '' deploys none")
     trained = {Path(file).stem: input_file(file, "--weights") for file in options.weights}
@@ -228,4 +209,4 @@ def run(words: list[str], timing: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(steps.main(run))
+    sys.exit(steps.main(AccuracyOptions, __doc__, run))

@@ -11,7 +11,6 @@ Runtime times the files.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from benchmarks import steps
 from benchmarks.steps import Runner, Setup, Step, StepError, Words, input_file
 from utils.core.errors import InputError
 from utils.core.files import atomic_path, file_hash
-from utils.core.options import BatchSize, add_options, option
+from utils.core.options import BatchSize, option
 from utils.core.run_folder import held
 from utils.core.text_tables import columns, markdown
 
@@ -179,17 +178,8 @@ def rows_of(name: str, results: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line, without what stands behind `--`."""
-    about = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("placement.py", description=__doc__, formatter_class=about)
-    add_options(parser, PlacementOptions)
-    return parser
-
-
-def run(words: list[str], timing: list[str]) -> int:
+def run(options: PlacementOptions, timing: list[str]) -> int:
     """Compare the variants of every model; 1 if a step failed, after the others."""
-    options = PlacementOptions.parsed(make_parser().parse_args(words))
     setup = Setup.of(options, "data/coco.yaml", timing)
     if setup.no_engines and options.device != "cpu":
         raise InputError(f"no engines can be built: {setup.no_engines}; --device cpu times the files by ONNX Runtime")
@@ -224,4 +214,4 @@ def run(words: list[str], timing: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(steps.main(run))
+    sys.exit(steps.main(PlacementOptions, __doc__, run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -12,16 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.options import ImageSize, Options, option
+from utils.core.options import ImageSize, Options, add_options, option
 
 logger = logging.getLogger("benchmarks")
 
 RESULTS = "results.json"
 Words = list[str | Path]
+Parsed = TypeVar("Parsed", bound=Options)
 
 
 class StepError(QatError):
@@ -201,13 +203,20 @@ def read_times(path: Path) -> dict[str, Any]:
     return {"measured_on": on, "rows": rows}
 
 
-def main(run: Callable[[list[str], list[str]], int]) -> int:
-    """Run a program: `run` gets its words, and those behind `--`, which are for `benchmark_trt.py`."""
+def parser_of(kind: type[Options], about: str) -> argparse.ArgumentParser:
+    """The command line of a program, without what stands behind `--`."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, kind)
+    return parser
+
+
+def main(kind: type[Parsed], about: str, run: Callable[[Parsed, list[str]], int]) -> int:
+    """Run a program: `run` gets its options, and the words behind `--`, which are for `benchmark_trt.py`."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     try:
-        return run(words[:cut], words[cut + 1 :])
+        return run(kind.parsed(parser_of(kind, about).parse_args(words[:cut])), words[cut + 1 :])
     except QatError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -116,7 +116,10 @@ def main(options: BenchmarkOptions) -> int:
     check(entries)
     building = options.build_config()
     if not engines:
-        benchmark.check_without_engines(entries, options.infStreams, building)
+        if built := [entry.file for entry in entries if entry.is_engine]:
+            raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
+        contexts = ["infStreams"] if options.infStreams != [1] else []
+        options.reject_unused([*contexts, *OF_BUILDS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
         options.reject_unused(OF_BUILDS, "to engines that are built already")
     if options.compile and not checkpoints:
@@ -157,14 +160,9 @@ def main(options: BenchmarkOptions) -> int:
 
 
 def check_outputs(
-    options: BenchmarkOptions,
-    entries: Sequence[Entry],
-    batches: Sequence[int],
-    size: tuple[int, int] | None,
-    api: Api | None,
-    checkpoints: Sequence[Path],
-    building: BuildConfig,
-) -> None:
+    options: BenchmarkOptions, entries: Sequence[Entry], batches: Sequence[int], size: tuple[int, int] | None,
+    api: Api | None, checkpoints: Sequence[Path], building: BuildConfig,
+) -> None:  # fmt: skip
     """Raise `InputError` if an engine that is built, or a file of the run folder, would replace a file that is read."""
     from utils.trt.benchmark import planned
     from utils.trt.engine_file import is_current
@@ -192,11 +190,9 @@ def _trtexec(api: Api) -> Trtexec | None:
     if found.name == api.name:
         return found
     logger.warning(
-        "%s is of %s, and engines are built and loaded by %s: the times are our own loop's",
-        found.path,
-        found.name,
+        "%s is of %s, and engines are built and loaded by %s: the times are our own loop's", found.path, found.name,
         api.name,
-    )
+    )  # fmt: skip
     return None
 
 

@@ -27,7 +27,7 @@ from utils.core.input_files import check_file
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, option
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need, need_tensorrt
-from utils.trt.build_config import BuildOptions
+from utils.trt.build_config import BuildOptions, min_opt_max
 
 if TYPE_CHECKING:
     import torch
@@ -87,20 +87,13 @@ def main(options: EngineOptions) -> None:
     from utils.trt import tensorrt_api
 
     device = (tensorrt_api.use_device if options.target else tensorrt_api.engine_device)(options.device)
-    for name in ("batch_size", "imgsz"):
-        if getattr(options, name) is not None and len(getattr(options, name)) not in (1, 3):
-            raise InputError(f"--{name.replace('_', '-')} takes one number, or three: min opt max")
-    sizes = _three(options.imgsz)
+    sizes = min_opt_max(options, "imgsz")
     config = options.build_config(
-        batch=_three(options.batch_size),
-        height=sizes,
-        width=sizes,
-        precision=options.precision,
+        batch=min_opt_max(options, "batch_size"), height=sizes, width=sizes, precision=options.precision,
         workspace=None if options.workspace is None else options.workspace << 20,
         timing_cache="" if options.no_timing_cache else options.timing_cache,
-        targets=tuple(options.target),
-        allow_fp32=options.allow_fp32,
-    )
+        targets=tuple(options.target), allow_fp32=options.allow_fp32,
+    )  # fmt: skip
     if options.trtexec:
         from utils.trt import trtexec
 
@@ -159,13 +152,6 @@ def outputs(engine: Path, options: EngineOptions) -> Iterator[Path]:
         yield Path(options.timing_cache)
     if options.generate_graph and not options.target:
         yield from (engine.with_suffix(suffix) for suffix in (".layers.json", ".svg"))
-
-
-def _three(values: Sequence[int] | None) -> tuple[int, int, int] | None:
-    if values is None:
-        return None
-    smallest, opt, largest = list(values) * (3 // len(values))
-    return smallest, opt, largest
 
 
 def run(argv: Sequence[str] | None = None) -> int:

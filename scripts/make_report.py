@@ -88,17 +88,17 @@ def main(options: ReportOptions) -> None:
     for run in options.runs:
         if not Path(run).is_dir():
             check_file(run, "give run folders, or their report.json")
-    from utils.reports import files
-    from utils.reports.files import PAGE_NAME, merged, write_all
+    from utils.reports.page import JSON_NAME, PAGE_NAME, PLOTS, merged, write_all
     from utils.reports.schema import Report
     from utils.reports.tables import terminal_table
 
     first = Path(options.runs[0])
     folder = Path(options.output) if options.output else first if first.is_dir() else first.parent
-    read = [files.json_of(run) for run in options.runs]
-    own = (folder / files.JSON_NAME).resolve() in [path.resolve() for path in read]
-    name = files.MERGED_NAME if own else files.JSON_NAME
-    refuse_overwrite(files.planned(folder, name), [*read, *(options.compare or ()), options.data])
+    read = [Path(run, JSON_NAME) if Path(run).is_dir() else Path(run) for run in options.runs]
+    own = (folder / JSON_NAME).resolve() in [path.resolve() for path in read]
+    name = "report-merged.json" if own else JSON_NAME
+    written = [folder / file for file in (name, *PLOTS, PAGE_NAME)]
+    refuse_overwrite(written, [*read, *(options.compare or ()), options.data])
     report = merged([Report.load(path) for path in read])
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]

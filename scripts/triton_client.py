@@ -14,6 +14,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from utils.core.errors import InputError
 from utils.core.output_paths import refuse_overwrite
 from utils.jobs.dependencies import need
 from utils.serving.options import TritonClientOptions
+
+logger = logging.getLogger("utils.triton_client")
 
 
 def main(options: TritonClientOptions) -> None:
@@ -36,9 +39,19 @@ def main(options: TritonClientOptions) -> None:
     if options.exist_ok:
         targets = [Path(options.project) / options.name / name for name in target_names(files)]
         refuse_overwrite(targets, files, "choose another --name or --project")
-    from utils.jobs.ask_server import draw
+    from utils.core.run_folder import new_run
+    from utils.jobs.visualize import Artist, show
+    from utils.serving.runner import TritonRunner
 
-    draw(options, files)
+    with TritonRunner(options.model, options.protocol, options.url) as runner:
+        logger.info("%s: %s", options.model, runner.description)
+        artist = Artist(
+            runner, imgsz=options.imgsz, conf_thres=options.conf_thres, iou_thres=options.iou_thres,
+            max_det=options.max_det,
+        )  # fmt: skip
+        with new_run(options.project, options.name, options.exist_ok) as folder:
+            show(artist, files, folder)
+    logger.info("results: %s", folder)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

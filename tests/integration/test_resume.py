@@ -177,7 +177,7 @@ def test_what_would_make_it_another_run_is_refused(whole, capsys, small_weights)
 
 def test_no_run_to_resume(tmp_path, capsys):
     assert resume(tmp_path) == 2
-    assert "no quantize run there" in capsys.readouterr().err
+    assert "no run there" in capsys.readouterr().err
     assert qat.main(["quantize", "--resume", "--project", str(tmp_path)]) == 2
 
 

@@ -152,7 +152,7 @@ def test_imports_run_downwards(path):
     [
         ("utils.core.files", "from utils import upstream", "utils.upstream"),
         ("utils.runners.base", "from utils.evaluation import nms", "utils.evaluation.nms"),
-        ("utils.evaluation.loop", "from utils.jobs.export import deliver", "utils.jobs.export"),
+        ("utils.evaluation.loop", "from utils.jobs.export import export_checkpoint", "utils.jobs.export"),
         (
             "utils.onnx_graph.export",
             "def f():\n    from models.quantize.flow import export_mode",

@@ -18,7 +18,7 @@ from utils.jobs import evaluate_file, samples
 from utils.jobs.evaluate import Measurer
 from utils.jobs.options import ValOptions
 from utils.jobs.report_rows import lost_by_qat, make_row
-from utils.reports.files import merged
+from utils.reports.page import merged
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
 from utils.runners.base import TensorSpec

@@ -11,12 +11,10 @@ evaluate.py           AP of a checkpoint                  visualize.py        de
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
 compare_masks.py      masks of two predictions            compare_detections.py    files with NMS inside
-observed_file.py      a file that also gives what its form is made of
-training.py           QAT's epochs, and their rates
 report_rows.py        an evaluation as a report row       evaluate_file.py    AP of an engine or an ONNX file
 check_engine.py       TensorRT beside ONNX Runtime        check_images.py    what is compared on
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
-model_repository.py   Triton's, from a file, checked       ask_server.py       a model of a server: drawn
+model_repository.py   Triton's, from a file, checked
 sensitivity/          which parts hurt in INT8, and a recipe
 """

@@ -72,8 +72,15 @@ class Benchmark:
         engines: dict[Entry, Path | str] = {}
         if self.api is not None:
             engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
+        shape = (batch, *(self.timed_size or benchmark_networks.DEFAULT_SIZE))
         with ExitStack() as stack:
-            candidates = [one for file, model in self.networks.items() for one in self._checkpoint(file, model, batch)]
+            candidates: list[Candidate] = []
+            for file, model in self.networks.items():
+                if self.compiled:
+                    logger.info("torch.compile compiles %s for batch size %d, which takes minutes", file, batch)
+                candidates += benchmark_networks.open_checkpoint(
+                    file, model, shape, self.device, compiled=self.compiled, graphs=self.timing.cuda_graph
+                )
             if self.api is not None:
                 opening = Opening(self.api, self.device, self.program is None, self.timing.cuda_graph)
                 stack.enter_context(opening)
@@ -92,38 +99,6 @@ class Benchmark:
         found = [self.api.name] if self.api else []
         found += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
         return found + ([f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else [])
-
-    def _checkpoint(self, file: Path, model: nn.Module, batch: int) -> list[Candidate]:
-        if self.compiled:
-            logger.info("torch.compile compiles %s for batch size %d, which takes minutes", file, batch)
-        shape = (batch, *(self.timed_size or benchmark_networks.DEFAULT_SIZE))
-        return benchmark_networks.open_checkpoint(
-            file, model, shape, self.device, compiled=self.compiled, graphs=self.timing.cuda_graph
-        )
-
-
-def check_without_engines(entries: Sequence[Entry], contexts: Sequence[int], building: BuildConfig) -> None:
-    """Check that there is nothing which only TensorRT runs.
-
-    Raises:
-        InputError: an engine, contexts side by side, or options for builds.
-    """
-    for entry in entries:
-        if entry.is_engine:
-            raise InputError(f"{entry.file} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
-    if list(contexts) != [1]:
-        raise InputError("--infStreams is the number of an engine's contexts, and no engine takes part")
-    flags = {
-        "--tune": building.tune is not None,
-        "--build-limit": building.build_limit is not None,
-        "--optimization-level": building.optimization_level is not None,
-        "--max-aux-streams": building.max_aux_streams is not None,
-        "--timing-iterations": building.timing_iterations is not None,
-        "--tactic-sources-off": bool(building.tactic_sources_off),
-    }
-    for flag, given in flags.items():
-        if given:
-            raise InputError(f"{flag} is for engines that are built, and no engine takes part; leave it out")
 
 
 def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NOT_AS_HELD = (
-    "{0}: the file holds {1}, and ONNX Runtime computes its convolutions in {2} on this CPU: "
-    "its times say nothing of {1}"
-)
 DEFAULT_SIZE = (640, 640)  # of a .pt, which does not say one; pixels
 
 
@@ -62,10 +58,8 @@ class TorchExecution:
         self.inputs: Sequence[TensorSpec] = [_spec(IMAGES, images)]
         if self.stream is not None:  # weights and images come from the current stream
             self.stream.wait_stream(cuda.current_stream(self.device))
-        with self._on_stream():
-            self.run()
+        self._run_apart(1)
         self.outputs: Sequence[TensorSpec] = [_spec(name, self.buffers[name]) for name in self._task.outputs]
-        self._wait()
 
     def run(self) -> None:
         """Run once on torch's current stream."""
@@ -78,20 +72,18 @@ class TorchExecution:
         if not self._compiled:
             return None
         if self._graph is None:
-            with self._on_stream():
-                for _ in range(3):  # what is chosen or allocated in first runs must not be captured
-                    self.run()
-            self._wait()
+            self._run_apart(3)  # what is chosen or allocated in first runs must not be captured
             captured = cuda.CUDAGraph()
             with cuda.graph(captured, stream=self.stream, capture_error_mode="thread_local"):
                 self.run()
             self._graph = captured
         return self._graph
 
-    def _on_stream(self) -> Any:
-        return nullcontext() if self.stream is None else cuda.stream(self.stream)
-
-    def _wait(self) -> None:
+    def _run_apart(self, times: int) -> None:
+        """Run on the network's own stream, and wait."""
+        with nullcontext() if self.stream is None else cuda.stream(self.stream):
+            for _ in range(times):
+                self.run()
         if self.stream is not None:
             self.stream.synchronize()
 
@@ -170,7 +162,8 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
     Where a file is not computed in the type that it holds, the row's precision and a note say both.
     """
     summary = onnx_summary.read(file)
-    row = Row(file.stem, batch, baseline, _precision(summary), runtime=ONNX_RUNTIME,
+    precision = "INT8" if summary.quantized else "FP16" if summary.half else "FP32"
+    row = Row(file.stem, batch, baseline, precision, runtime=ONNX_RUNTIME,
               nms=set(DETECT.detections) <= set(summary.outputs))  # fmt: skip
     try:
         runner = opened.enter_context(OnnxRuntimeRunner(file))
@@ -182,18 +175,18 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         height, width = side or own
         shape = summary.input_form.own((batch, channels, height, width))
         execution = RunnerExecution(runner, {spec.name: shape})
-        held, computed = row.precision, None
-        if held != "FP32":
+        computed = None
+        if precision != "FP32":
             computed = convolution_type(file, {spec.name: execution.buffers[spec.name]})
-        if computed not in (None, held):
-            row = replace(row, precision=f"{held} in {computed}", notes=(NOT_AS_HELD.format(file, held, computed),))
+        if computed not in (None, precision):
+            note = (
+                f"{file}: the file holds {precision}, and ONNX Runtime computes its convolutions in {computed} on this "
+                f"CPU: its times say nothing of {precision}"
+            )
+            row = replace(row, precision=f"{precision} in {computed}", notes=(note,))
         return Candidate(row, [execution])
     except FAILURES as error:
         return Candidate(replace(row, error=one_line(error)))
-
-
-def _precision(summary: onnx_summary.OnnxFile) -> str:
-    return "INT8" if summary.quantized else "FP16" if summary.half else "FP32"
 
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:

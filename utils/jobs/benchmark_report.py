@@ -115,16 +115,6 @@ def markdown(rows: Sequence[Row], about: str, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """All rows with all columns as CSV."""
-    lines = [row.to_line() for row in rows]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return buffer.getvalue()
-
-
 def plot(rows: Sequence[Row], title: str) -> Figure:
     """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
     from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure
@@ -180,11 +170,15 @@ def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Pa
     """Write `benchmark.md`, `benchmark.json`, `benchmark.csv` and `benchmark.png`."""
     from utils.reports import figures
 
+    lines, table = [row.to_line() for row in rows], io.StringIO()
+    writer = csv.DictWriter(table, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     words = f"{about['device']['Selected Device']}, {about['software']}, {about['date']}; {about['method']}"
     content = {"command": command, **about, "rows": [row.to_dict() for row in rows]}
     files = {folder / "benchmark.md": markdown(rows, words, command),
              folder / "benchmark.json": json.dumps(content, indent=2) + "\n",
-             folder / "benchmark.csv": csv_text(rows)}  # fmt: skip
+             folder / "benchmark.csv": table.getvalue()}  # fmt: skip
     for path, body in files.items():
         with atomic_path(path) as temporary:
             temporary.write_text(body, encoding="utf-8")
@@ -193,21 +187,17 @@ def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Pa
 
 def about(job: Benchmark, method: str) -> dict[str, Any]:
     """What rows are measured on and how, as JSON holds it."""
+    import torch
+
+    on_cpu = {"Selected Device": f"CPU, {torch.get_num_threads()} threads"}
     return {
-        "device": device_information(job.device.index) if job.on_gpu else cpu_information(),
+        "device": device_information(job.device.index) if job.on_gpu else on_cpu,
         "tensorrt": job.api.name if job.api else "",
         "software": ", ".join(job.software()),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "imgsz": list(job.timed_size) if job.timed_size else None,
         "method": method,
     }
-
-
-def cpu_information() -> dict[str, str]:
-    """The CPU, for rows that were measured on it."""
-    import torch
-
-    return {"Selected Device": f"CPU, {torch.get_num_threads()} threads"}
 
 
 def device_information(index: int | None = None) -> dict[str, str]:

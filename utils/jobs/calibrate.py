@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METHODS: dict[str, dict[str, Any]] = {  # name → what the recipe says about calibration
-    "max": {"method": "max"},
-    **{f"percentile {p}": {"method": "percentile", "percentile": p} for p in (99.9, 99.99, 99.999)},
-    "mse": {"method": "mse"},
-    "entropy": {"method": "entropy"},
-}
+    "max": {"calibration_method": "max"},
+    **{f"percentile {p}": {"calibration_method": "percentile", "calibration_percentile": p}
+       for p in (99.9, 99.99, 99.999)},
+    "mse": {"calibration_method": "mse"},
+    "entropy": {"calibration_method": "entropy"},
+}  # fmt: skip
 IMAGES = 200  # that AP is measured on when a quantize run sweeps
 
 
@@ -116,10 +117,7 @@ def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOpt
     statistics = calibration.collect(
         model, (as_input(batch, inputs.device) for batch in images), recipe.calibration.batches
     )
-    settings = {
-        name: recipe.replace(**{f"calibration_{key}": value for key, value in changes.items()}).calibration
-        for name, changes in METHODS.items()
-    }
+    settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}
     began = time.perf_counter()
     ranges = {name: statistics.amax(one.method, one.percentile, one.median_limit) for name, one in settings.items()}
     if inputs.device.type == "cuda":

@@ -71,14 +71,15 @@ def compare_masks(
         return None
     theirs, ours = (_chosen(one.coefficients, anchors) for one in (expected, given))
     boxes = torchvision.ops.box_convert(_chosen(expected.boxes, anchors), "cxcywh", "xyxy")
-    wanted, found, everything = (
-        _pixels(prototypes, coefficients, boxes, size)
-        for prototypes, coefficients in (
-            (expected.prototypes, theirs),
-            (given.prototypes, ours),
-            (torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(theirs[..., :1])),
-        )
-    )
+    images, count = anchors.shape
+
+    def pixels(prototypes: Tensor, coefficients: Tensor) -> Tensor:
+        """Masks bool `[B, K, h, w]`."""
+        masks = Masks(prototypes, tuple(coefficients.float()), tuple(boxes.float()), size)
+        return masks.pixels(torch.arange(images), torch.arange(count).expand(images, -1))
+
+    wanted, found = pixels(expected.prototypes, theirs), pixels(given.prototypes, ours)
+    everything = pixels(torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(theirs[..., :1]))
     return MaskAgreement(
         coefficients=_largest(ours, theirs),
         prototypes=_largest(given.prototypes, expected.prototypes),
@@ -89,13 +90,6 @@ def compare_masks(
 def _chosen(values: Tensor, anchors: Tensor) -> Tensor:
     """Columns of `[B, n, anchors]` as `[B, K, n]`."""
     return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
-
-
-def _pixels(prototypes: Tensor, coefficients: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks bool `[B, K, h, w]`."""
-    images, count = coefficients.shape[:2]
-    masks = Masks(prototypes, tuple(coefficients.float()), tuple(boxes.float()), size)
-    return masks.pixels(torch.arange(images), torch.arange(count).expand(images, -1))
 
 
 def _largest(given: Tensor, expected: Tensor) -> float:

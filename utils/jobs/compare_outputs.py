@@ -8,27 +8,39 @@ of the evaluation loop as reference, see `compare_detections.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
+from utils.core.errors import DependencyError
 from utils.core.light_torchvision import torchvision
 from utils.core.onnx_files import read_onnx
-from utils.core.tasks import Prediction, prediction_of, task_of_head
+from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.check_images import pixels
-from utils.jobs.compare_detections import ROWS, SAME_BOX, different_masks, same_detections, table_and_masks
+from utils.jobs.compare_detections import (
+    ROWS,
+    SAME_BOX,
+    BehindPlugin,
+    different_masks,
+    same_detections,
+    table_and_masks,
+)
 from utils.jobs.compare_masks import MaskAgreement, best_anchors, compare_masks
 from utils.jobs.compare_tensors import Agreement, compare, missed
-from utils.jobs.observed_file import ObservedFile
 from utils.onnx_graph.best_anchors import ANCHORS
-from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.editing import drop_unused
+from utils.onnx_graph.input_forms import input_form
+from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import metadata_of
+from utils.runners.feeds import as_feed
+from utils.runners.onnxrt import open_session
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
 
@@ -93,12 +105,9 @@ class Parity:
 
 
 def check(
-    path: str | Path,
-    model: nn.Module,
-    images: Tensor,
-    order: Mapping[str, Traced] | None = None,
+    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Traced] | None = None,
     limits: Limits = FULL,
-) -> Parity:
+) -> Parity:  # fmt: skip
     """Run an exported file on images.
 
     Args:
@@ -113,14 +122,12 @@ def check(
     graph = read_onnx(path)
     form, task = metadata_of(graph), task_of_head(model.model[-1])
     file = ObservedFile(graph, task)
-    wrong_masks = 0
-    boxes: list[float] = []
-    scores: list[float] = []
+    boxes, scores, left = [], [], []  # of each part, largest differences
     problems: list[str] = []
     found: list[tuple[Tensor, Tensor]] = []
     stretches: list[Agreement] = []
     masks: list[MaskAgreement | None] = []
-    left: list[float] = []
+    wrong_masks = 0
     size = file.batch or min(len(images), FREE_BATCH)
     if file.form.kind != "float":
         images = pixels(images) / 255
@@ -150,10 +157,11 @@ def check(
     together = _together(stretches)
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     of_masks = MaskAgreement.together(masks)
-    problems += _prediction_problems(box, score, together, limits)
-    problems += _missed_problems(float(np.max(left)) if together is None else together.missed, limits)
-    problems += _mask_problems(of_masks if together is None else together.masks, limits)
-    different = sum(_different(*pair) for pair in found)
+    problems += _beyond(box, score, float(np.max(left)), of_masks, together, limits)
+    different = 0  # detections of either side that have no equal on the other
+    for mine, rows in found:
+        same = same_detections(mine, rows)
+        different += max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
     few = max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found))
     if different > few:
         problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
@@ -165,43 +173,38 @@ def check(
 def _together(parts: list[Agreement]) -> Agreement | None:
     if not parts:
         return None
-    fraction = sum(part.fraction for part in parts) / len(parts)
-    output = float(np.max([part.output for part in parts]))
-    masks = MaskAgreement.together([part.masks for part in parts])
-    left = float(np.max([part.missed for part in parts]))
-    return Agreement(parts[0].tensors, max(part.steps for part in parts), fraction, output, masks, left)
+    return Agreement(
+        parts[0].tensors, max(part.steps for part in parts), sum(part.fraction for part in parts) / len(parts),
+        float(np.max([part.output for part in parts])), MaskAgreement.together([part.masks for part in parts]),
+        float(np.max([part.missed for part in parts])),
+    )  # fmt: skip
 
 
-def _prediction_problems(box: float, score: float, stretches: Agreement | None, limits: Limits) -> list[str]:
+def _beyond(
+    box: float, score: float, missed: float, masks: MaskAgreement | None, stretches: Agreement | None, limits: Limits
+) -> list[str]:
+    """Lines on differences that are beyond their limits, or NaN.
+
+    Of a quantized network only what follows equal INT8 values can be held against limits. A file that decodes only some
+    anchors has to choose the best.
+    """
+    values: list[tuple[str, str, float, float]]
     if stretches is None:
         values = [("box", "px", box, limits.box), ("score", "", score, limits.score)]
     else:
+        missed, masks = stretches.missed, stretches.masks
         values = [
             ("INT8 value", "steps", stretches.steps, limits.steps),
             ("share of INT8 values", "", stretches.fraction, limits.fraction),
             ("result behind equal INT8 values", "px or score", stretches.output, limits.box),
         ]
-    return _beyond(values)
-
-
-def _missed_problems(left: float, limits: Limits) -> list[str]:
-    """A file that decodes only some anchors has to choose the best; equal INT8 values, as for masks."""
-    return _beyond([("the best anchor that is left out and the worst that is chosen", "in score", left, limits.score)])
-
-
-def _mask_problems(masks: MaskAgreement | None, limits: Limits) -> list[str]:
-    """Of a quantized network only masks that equal INT8 values make can be held against limits."""
-    if masks is None:
-        return []
-    return _beyond([
-        ("mask coefficient", "of the largest", masks.coefficients, limits.masks),
-        ("prototype", "of the largest", masks.prototypes, limits.masks),
-        ("share of the masks' pixels", "", masks.pixels, limits.pixels),
-    ])  # fmt: skip
-
-
-def _beyond(values: Sequence[tuple[str, str, float, float]]) -> list[str]:
-    """Lines on values that are beyond their limits, or NaN; of (what, unit, value, limit)."""
+    values.append(("the best anchor that is left out and the worst that is chosen", "in score", missed, limits.score))
+    if masks is not None:
+        values += [
+            ("mask coefficient", "of the largest", masks.coefficients, limits.masks),
+            ("prototype", "of the largest", masks.prototypes, limits.masks),
+            ("share of the masks' pixels", "", masks.pixels, limits.pixels),
+        ]
     return [
         f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limit:g} at most was expected"
         for what, unit, value, limit in values
@@ -209,12 +212,75 @@ def _beyond(values: Sequence[tuple[str, str, float, float]]) -> list[str]:
     ]
 
 
+# --- what a file computes, whatever its form --------------------------------------------------------------------------
+
+
+class ObservedFile:
+    """A graph in ONNX Runtime that also gives its predictions, whatever its form; TensorRT's plugin is left out.
+
+    Attributes:
+        batch: the static batch size, 0 if it is dynamic.
+        form: in which it takes images.
+        behind_plugin: what makes masks of what the plugin keeps; None where there is no plugin, or no masks.
+
+    Raises:
+        DependencyError: ONNX Runtime is not installed.
+    """
+
+    def __init__(self, graph: ModelProto, task: Task) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
+        self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+        self.form = input_form(graph)
+        self._input = graph.graph.input[0].name
+        observed, self._names = _observed(graph, task)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self._session = open_session(observed.SerializeToString(), options, ["CPUExecutionProvider"])
+        masked = "plugin boxes" in self._names and task.prototypes in self._names
+        self.behind_plugin = BehindPlugin(graph, options) if masked else None
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Results by name, the predictions among them, for images `[B, 3, H, W]` in 0..1."""
+        values = self._session.run(list(self._names.values()), {self._input: self.feed(images)})
+        return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
+
+    def feed(self, images: Tensor) -> np.ndarray:
+        """What the file takes for images `[B, 3, H, W]` in 0..1."""
+        if self.form.kind != "float":
+            images = as_feed(pixels(images), self.form, "uint8")
+        return np.ascontiguousarray(images.numpy())
+
+
+def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]]:
+    """The graph with its predictions among its outputs, and what a result is called here → in the graph."""
+    result = ModelProto()
+    result.CopyFrom(graph)
+    plugin = next((node for node in result.graph.node if node.op_type == PLUGIN), None)
+    names = {value.name: value.name for value in result.graph.output}
+    if plugin is not None:
+        names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
+        result.graph.node.remove(plugin)
+        del result.graph.output[:]
+    written = {name for node in result.graph.node for name in node.output}
+    names |= {name: name for name in (*task.outputs, ANCHORS) if name in written}
+    present = {value.name for value in result.graph.output}
+    for name in (name for name in names.values() if name not in present):
+        kind = TensorProto.INT64 if name == ANCHORS else TensorProto.FLOAT
+        result.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+    drop_unused(result)
+    return result, names
+
+
 # --- what a form makes of the predictions -----------------------------------------------------------------------------
 
 
 def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Prediction) -> list[str]:
     """Rows of the DeepStream form, or what the plugin reads, beside the predictions that they are made of."""
-    boxes, scores = _corners(given)
+    boxes, scores = torchvision.ops.box_convert(given.boxes.mT, "cxcywh", "xyxy"), given.scores.mT
     pairs: list[tuple[Tensor, Tensor]] = []
     if form.get("form") == "deepstream" and "nms" not in form:
         rows = results[ROWS]
@@ -254,16 +320,3 @@ def _detections(
     rows = [one[one[:, 4] > 0] for one in table]
     shown = [None] * len(rows) if masks is None else [one[: len(mine)] for one, mine in zip(masks, rows, strict=True)]
     return list(zip(rows, expected, shown, strict=True))
-
-
-def _different(found: Tensor, expected: Tensor) -> int:
-    """How many detections of either side have no equal on the other."""
-    if not len(found) or not len(expected):
-        return len(found) + len(expected)
-    same = same_detections(found, expected)
-    return max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
-
-
-def _corners(given: Prediction) -> tuple[Tensor, Tensor]:
-    """Boxes as corners `[B, anchors, 4]` and scores `[B, anchors, classes]`."""
-    return torchvision.ops.box_convert(given.boxes.mT, "cxcywh", "xyxy"), given.scores.mT

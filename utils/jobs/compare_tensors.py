@@ -50,15 +50,6 @@ class Agreement:
     missed: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A quantized tensor: the name of its integers, the name under which they are fed in, and its scale."""
-
-    integers: str
-    fed: str
-    scale: float
-
-
 def missed(prediction: Prediction, anchors: Tensor | None) -> float:
     """By how much an anchor that a file leaves out is better than one that it chose, in score; 0 where none is.
 
@@ -95,23 +86,21 @@ def compare(
     task = task_of_head(model.model[-1])
     cut, places = _cut(graph, order, task)
     traced = list(order.values())
-    calls, result = _torch_integers(
-        model, task, images, {one.call: place.scale for one, place in zip(traced, places, strict=True)}
-    )
+    scales = {one.call: scale for one, scale in zip(traced, places.values(), strict=True)}
+    calls, result = _torch_integers(model, task, images, scales)
     expected = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {
-        place.fed: value if one.layout is None else one.layout.spread(value, 1)
-        for place, one, value in zip(places, traced, expected, strict=True)
+        f"{integers}/fed": value if one.layout is None else one.layout.spread(value, 1)
+        for integers, one, value in zip(places, traced, expected, strict=True)
     }
     feeds[graph.graph.input[0].name] = images.numpy() if feed is None else feed
     taken = {entry.name for entry in session.get_inputs()}
     ends = [name for name in (*task.outputs, ANCHORS) if name in {value.name for value in session.get_outputs()}]
-    wanted = [*ends, *(place.integers for place in places)]
-    values = session.run(wanted, {name: value for name, value in feeds.items() if name in taken})
+    values = session.run([*ends, *places], {name: value for name, value in feeds.items() if name in taken})
     results = dict(zip(ends, map(torch.from_numpy, values), strict=False))
     chosen = results.get(ANCHORS)
     given, whole, result = Prediction.of(results, task), result, result.at(chosen)
@@ -123,8 +112,7 @@ def compare(
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
     pairs = ((given.boxes, result.boxes), (given.scores, result.scores))
     output = float(np.max([float((one - other).abs().max()) for one, other in pairs]))  # NaN, if one is
-    size = (images.shape[2], images.shape[3])
-    masks = compare_masks(given, result, best_anchors(result), size)
+    masks = compare_masks(given, result, best_anchors(result), (images.shape[2], images.shape[3]))
     return Agreement(len(order), steps, differing / total, output, masks, missed(whole, chosen))
 
 
@@ -138,13 +126,8 @@ def _torch_integers(
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         nonlocal count
         if count in scales:
-            expected[count] = (
-                (output.float() / scales[count])
-                .round()
-                .clamp(INT8.quant_min, INT8.quant_max)
-                .to(getattr(torch, INT8.dtype))
-                .numpy()
-            )
+            steps = (output.float() / scales[count]).round().clamp(INT8.quant_min, INT8.quant_max)
+            expected[count] = steps.to(getattr(torch, INT8.dtype)).numpy()
         count += 1
 
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
@@ -159,30 +142,33 @@ def _torch_integers(
     return expected, result
 
 
-def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, list[_Cut]]:
-    """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs."""
+def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelProto, dict[str, float]]:
+    """The graph with each DequantizeLinear of an activation reading an input, and all integers as outputs.
+
+    Returns:
+        The graph; and the names of its integers, `NAME/fed` as inputs, with their scales.
+    """
     context = Context(graph)
     quantizers = {node.name: node for node in context.activations}
     if set(quantizers) != set(order):
         raise ValueError(f"the graph has {len(quantizers)} quantizers, {len(order)} were traced; their names differ")
-    places = []
+    places: dict[str, float] = {}
     for name in order:
         integers = quantizers[name].output[0]
         readers = [node for node in context.view.consumers(integers) if node.op_type == DEQUANTIZE]
         # not the QuantizeLinear's, which is 255 times as much where it reads bytes
         scale = context.view.array(readers[0].input[1]) if readers else None
-        places.append(_Cut(integers, f"{integers}/fed", float(scale) if scale is not None else 1.0))
+        places[integers] = float(scale) if scale is not None else 1.0
     cut = ModelProto()
     cut.CopyFrom(graph)
-    fed = {place.integers: place.fed for place in places}
     for node in cut.graph.node:
-        node.input[:] = [fed.get(name, name) for name in node.input]
+        node.input[:] = [f"{name}/fed" if name in places else name for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]
-    integers = TensorProto.DataType.Value(INT8.name)
-    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((place.integers, integers) for place in places)]
+    kind = TensorProto.DataType.Value(INT8.name)
+    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((name, kind) for name in places)]
     if context.view.producer(ANCHORS) is not None:
         outputs.append((ANCHORS, TensorProto.INT64))
-    cut.graph.input.extend(helper.make_tensor_value_info(place.fed, integers, None) for place in places)
+    cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name in places)
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)
     return ModelProto.FromString(cut.SerializeToString()), places

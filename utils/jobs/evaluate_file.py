@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SAME = ("batch_size", "iou_thres", "max_det", "workers", "rect", "single_cls", "save_txt", "save_conf", "verbose",
+        "limit", "upsample_masks", "overlap")  # fields of EvalConfig that are options  # fmt: skip
 STUDY_SIZES = tuple(range(256, 1536 + 128, 128))  # those of upstream's val.py
 
 
@@ -68,23 +70,16 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
     Raises:
         InputError: a study of a file whose size is fixed.
     """
+    coco = not options.save_json and Path(options.data).name == "coco.yaml"  # upstream's val.py writes JSON for COCO
+    if coco and runner.task.prototypes and importlib.util.find_spec("pycocotools") is None:
+        logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
+        coco = False
     config = EvalConfig(
+        **{name: getattr(options, name) for name in SAME},
         imgsz=options.imgsz[0] if options.imgsz else None,
-        batch_size=options.batch_size,
         conf_thres=AP_CONFIDENCE if options.conf_thres is None else options.conf_thres,
-        iou_thres=options.iou_thres,
-        max_det=options.max_det,
-        workers=options.workers,
-        rect=options.rect,
-        single_cls=options.single_cls,
         split=options.task if options.task in ("test", "train") else "val",
-        save_txt=options.save_txt,
-        save_conf=options.save_conf,
-        save_json=options.save_json or _is_coco(options, runner),
-        verbose=options.verbose,
-        limit=options.limit,
-        upsample_masks=options.upsample_masks,
-        overlap=options.overlap,
+        save_json=options.save_json or coco,
     )
     if options.task == "speed":
         config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
@@ -101,16 +96,6 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
     return [config]
 
 
-def _is_coco(options: ValOptions, runner: Runner) -> bool:
-    """Whether predictions are written though it was not asked for, as upstream's val.py does for COCO."""
-    if Path(options.data).name != "coco.yaml":
-        return False
-    encoder = not runner.task.prototypes or importlib.util.find_spec("pycocotools") is not None
-    if not encoder:
-        logger.warning("pycocotools is not installed (pip install pycocotools); masks are not written as COCO JSON")
-    return encoder
-
-
 def stage(file: Path) -> str:
     """What a report calls a file: ONNX, PyTorch, or TensorRT with its precision.
 
@@ -123,11 +108,10 @@ def stage(file: Path) -> str:
 
 def write_study(file: Path, results: Sequence[EvalResult]) -> None:
     """One line for each size, with upstream's columns: P, R, mAP50, mAP50-95, three zeros (losses), times in ms."""
-    rows = [
-        (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
-        for r in results
-    ]
+    lines = ""
+    for r in results:
+        row = (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
+        lines += " ".join(f"{value:10.4g}" for value in row) + "\n"
     with atomic_path(file) as temporary:
-        lines = [" ".join(f"{value:10.4g}" for value in row) + "\n" for row in rows]
-        temporary.write_text("".join(lines), encoding="utf-8")
+        temporary.write_text(lines, encoding="utf-8")
     logger.info("study: %s", file)

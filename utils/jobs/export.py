@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from utils.core.device import select_device
@@ -20,31 +20,7 @@ from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import Form
 from utils.onnx_graph.verify import table
 
-
-@dataclass(frozen=True)
-class Request:
-    """What to export.
-
-    Attributes:
-        weights: checkpoint, quantized or float.
-        config: how; image sizes that are no multiples of the network's stride are rounded up.
-        files: what to write, and in which form.
-        data: dataset's YAML: its classes must fit, and its images are used to check the files.
-        check: run the files on so many images beside PyTorch; 0: do not.
-        own_size: a quantized network is exported for the size that it was calibrated at, not for that of `config`.
-    """
-
-    weights: str
-    config: ExportConfig
-    files: Mapping[Path, Form]
-    device: str = ""
-    data: str | None = None
-    check: int = 4
-    own_size: bool = False
-
-    def __post_init__(self) -> None:
-        if self.check < 0:
-            raise InputError(f"--check is {self.check}; expected a number of images, 0 for none")
+logger = logging.getLogger(__name__)
 
 
 def output_files(weights: str | None, output: str | None, forms: Sequence[Form]) -> dict[Path, Form]:
@@ -64,43 +40,47 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Form])
     return {path.with_name(f"{path.stem}{form.suffix}.onnx"): form for form in forms}
 
 
-def deliver(
-    request: Request, say: Callable[[str], None], loaded: Callable[[Network], None] = lambda network: None
-) -> tuple[Network, list[ExportResult]]:
-    """Load, export, verify, compare with PyTorch.
+def export_checkpoint(
+    weights: str, config: ExportConfig, files: Mapping[Path, Form], check_network: Callable[[Network], None], *,
+    device: str = "", data: str | None = None, check: int = 4, own_size: bool = False,
+) -> tuple[Network, list[ExportResult]]:  # fmt: skip
+    """Load, export, verify, compare with PyTorch; and log a few lines for each file.
 
     Args:
-        say: gets a few lines for each file.
-        loaded: gets the network before the long part, and may refuse it.
+        weights: checkpoint, quantized or float.
+        config: how; image sizes that are no multiples of the network's stride are rounded up.
+        files: what to write, and in which form.
+        check_network: gets the network before the long part, and may refuse it.
+        data: dataset's YAML: its classes must fit, and its images are used to check the files.
+        check: run the files on so many images beside PyTorch; 0: do not.
+        own_size: a quantized network is exported for the size that it was calibrated at, not for that of `config`.
 
     Raises:
         InputError: or one of its kinds, for what cannot be used.
         QatError: a file does not compute what the network computes.
     """
-    refuse_overwrite(request.files, [request.weights, request.data])
-    data = load_data(request.data) if request.data else None
-    network = load_network(request.weights, select_device(request.device))
-    if data is not None:
-        check_classes(request.weights, network.names, data)
-    loaded(network)
-    own = (network.imgsz, network.imgsz) if request.own_size and network.imgsz else request.config.imgsz
+    refuse_overwrite(files, [weights, data])
+    dataset = load_data(data) if data else None
+    network = load_network(weights, select_device(device))
+    if dataset is not None:
+        check_classes(weights, network.names, dataset)
+    check_network(network)
+    own = (network.imgsz, network.imgsz) if own_size and network.imgsz else config.imgsz
     sides = {side: fitting_size(side, network.stride) for side in own}
-    config = request.config.with_size([sides[side] for side in own])
-    config = config.resolved(network.quantized)
-    images = check_images(request.check, config.imgsz, data) if request.check else None
+    config = config.with_size([sides[side] for side in own]).resolved(network.quantized)
+    images = check_images(check, config.imgsz, dataset) if check else None
     problems = []
-    results = export_forms(network.model, config, request.files, network.metadata())
+    results = export_forms(network.model, config, files, network.metadata())
     model = network.model.cpu()
     for result in results:
-        for line in summary(network, config, result):
-            say(line)
+        logger.info("%s", "\n".join(summary(network, config, result)))
         if images is not None:
             limits = compare_outputs.HALF if config.half else compare_outputs.FULL
             found = compare_outputs.check(result.path, model, images, result.quantizers, limits)
-            say(str(found))
+            logger.info("%s", found)
             problems += [f"{result.path}: {problem}" for problem in found.problems]
     if problems:
-        raise QatError(f"what was exported does not compute what {request.weights} computes: {'; '.join(problems)}")
+        raise QatError(f"what was exported does not compute what {weights} computes: {'; '.join(problems)}")
     return network, results
 
 
@@ -117,21 +97,17 @@ def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) 
 def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "standard"}[network.kind]
+    floats = "FP16" if config.half else "FP32"
+    typing = f"INT8 and {floats} ({config.typing}ly typed)" if network.quantized else floats
     taken = "" if config.input.kind == "float" else f"{config.input.kind} "
     shapes = [
         ", ".join(f"{name} {word}[{', '.join(map(str, shape))}]" for name, shape in side.items())
         for side, word in ((result.inputs, taken), (result.outputs, ""))
     ]
     line = (
-        f"{result.path}: {kind}, {network.head}, {typing_of(network, config)}, opset {result.opset}, "
-        f"{' -> '.join(shapes)}, {result.size_bytes / 1e6:.1f} MB"
+        f"{result.path}: {kind}, {network.head}, {typing}, opset {result.opset}, {' -> '.join(shapes)}, "
+        f"{result.size_bytes / 1e6:.1f} MB"
     )
     if result.report is None:
         return [line]
     return [line, result.report.summary() if result.report.ok else table(result.report)]
-
-
-def typing_of(network: Network, config: ExportConfig) -> str:
-    """Types in the file, in words."""
-    floats = "FP16" if config.half else "FP32"
-    return floats if network.kind == "float" else f"INT8 and {floats} ({config.typing}ly typed)"

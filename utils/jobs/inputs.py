@@ -134,45 +134,38 @@ class Inputs:
         """
         return Fingerprint.of(self.data, ("train", "val"), files)
 
-    def calibration_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
-        """All training images, letterboxed as for validation, in an order that the seed decides."""
-        return self._training_loader(options)
-
     def training_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) not in self.held_out
-        return self._training_loader(options, augment=self.hyp is not None, hyp=self.hyp, keep=keep)
+        return self.calibration_loader(options, augment=self.hyp is not None, hyp=self.hyp, keep=keep)
 
     def held_out_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
         """The held out training images, letterboxed as for validation; all of them where none are held out."""
         keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
-        return self._training_loader(options, shuffle=False, keep=keep)
+        return self.calibration_loader(options, shuffle=False, keep=keep)
 
-    def _training_loader(self, options: QuantizeOptions, shuffle: bool = True, **more: Any) -> DataLoader[Any]:
+    def calibration_loader(self, options: QuantizeOptions, shuffle: bool = True, **more: Any) -> DataLoader[Any]:
+        """All training images, letterboxed as for validation, in an order that the seed decides; or as `more` says."""
         return make_loader(
             self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
-            workers=options.workers, shuffle=shuffle, seed=options.seed, progress=True, share=True,
-            **more,
+            workers=options.workers, shuffle=shuffle, seed=options.seed, progress=True, share=True, **more,
         )  # fmt: skip
 
     def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
         """Validation images in a fixed order, at most `limit` of them, evenly spread; every process loads them all."""
+        stride = None  # of the grid that masks are compared on
+        if self.has_masks:
+            with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
+                stride = mask_stride(runner, (self.imgsz, self.imgsz))
         return make_loader(
             self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
-            limit=limit, mask_stride=self._mask_stride(), progress=True,
+            limit=limit, mask_stride=stride, progress=True,
         )  # fmt: skip
 
     @property
     def has_masks(self) -> bool:
         """Whether the network is one for segmentation."""
         return bool(task_of_head(last_layer(self.source.model)).prototypes)
-
-    def _mask_stride(self) -> int | None:
-        """Of the grid that masks are compared on; None for a detector."""
-        if not self.has_masks:
-            return None
-        with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
-            return mask_stride(runner, (self.imgsz, self.imgsz))
 
 
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
@@ -192,14 +185,10 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
         return None
     teacher = upstream.load_float(weights)
     ours, theirs = (
-        {
-            "classes": one.nc,
-            "strides": _strides(one.model),
-            "bins": _bins(one.model),
-            "masks": masks_of_head(one.model.model[-1]),
-        }
-        for one in (student, teacher)
-    )
+        {"classes": one.nc, "strides": [int(stride) for stride in head.stride], "bins": int(head.reg_max),
+         "masks": masks_of_head(head)}
+        for one, head in ((student, student.model.model[-1]), (teacher, teacher.model.model[-1]))
+    )  # fmt: skip
     for name, value in ours.items():
         if theirs[name] != value:
             raise InputError(
@@ -210,16 +199,8 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
     return teacher
 
 
-def _strides(model: Any) -> list[int]:
-    return [int(one) for one in model.model[-1].stride]
-
-
 def _shapes(model: nn.Module) -> dict[str, Any]:
     return {name: value.shape for name, value in model.state_dict().items()}
-
-
-def _bins(model: Any) -> int:
-    return int(model.model[-1].reg_max)
 
 
 def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from utils.core.errors import InputError, QatError
 from utils.core.output_paths import refuse_overwrite
 from utils.trt import inspector, layer_report, tensorrt_api
 from utils.trt.engine_file import EngineNote
 from utils.trt.inspector import Summary
-
-if TYPE_CHECKING:
-    from utils.trt.context import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -38,26 +34,25 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         layer_report.graphviz()
     execution = Execution(engine, tensorrt_api.load(), tensorrt_api.engine_device(device))
     try:
-        execution.set_shapes({spec.name: _shape(execution, spec.name, batch) for spec in execution.inputs})
+        shapes = {spec.name: execution.opt_shape(spec.name) for spec in execution.inputs}
+        if batch is not None:
+            shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
+        execution.set_shapes(shapes)
         shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
         layers = layer_report.layers_of(execution)
         gpu = tensorrt_api.gpu(execution.device.index)
         title = f"{engine.name}: {shape}, {execution.api.name}, {gpu.name if gpu else 'no GPU'}"
         found = report(layers, engine, title, execution.note.precision, draw)
-        if found.total_ms is None:
-            logger.info("%s", _why_no_times(execution))
+        if found.total_ms is None and not execution.streams:
+            logger.info("no times: %s measures no layers", execution.api.name)
+        elif found.total_ms is None:
+            logger.info(
+                "no times: this engine has auxiliary streams (%d), and %s measured no layer of it; an engine built "
+                "with --max-aux-streams 0 shows them", execution.streams, execution.api.name,
+            )  # fmt: skip
         return found
     finally:
         execution.close()
-
-
-def _why_no_times(execution: Execution) -> str:
-    if not execution.streams:
-        return f"no times: {execution.api.name} measures no layers"
-    return (
-        f"no times: this engine has auxiliary streams ({execution.streams}), and {execution.api.name} measured no "
-        "layer of it; an engine built with --max-aux-streams 0 shows them"
-    )
 
 
 def look_at_record(record: Path, *, draw: bool = False) -> Summary:
@@ -97,8 +92,3 @@ def report(
 def _files(file: Path, layers: bool, draw: bool) -> list[Path]:
     """What `report` writes."""
     return [file.with_suffix(".layers.json")] * layers + [file.with_suffix(".svg")] * draw
-
-
-def _shape(execution: Execution, name: str, batch: int | None) -> tuple[int, ...]:
-    best = execution.opt_shape(name)
-    return best if batch is None else (batch, *best[1:])

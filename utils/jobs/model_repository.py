@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from utils.core.errors import InputError
 from utils.core.input_files import check_file
 from utils.core.input_form import DEFAULT_BATCH
 from utils.runners.base import TensorSpec
-from utils.serving import checks, repository
+from utils.serving import repository
 from utils.serving.config import ServingOptions, model_configs
 from utils.serving.served_file import ONNX, PLAN, ServedFile
 from utils.trt import onnx_summary
-from utils.trt.build_config import BuildConfig, Range
+from utils.trt.build_config import BuildConfig, min_opt_max
 from utils.trt.decision import profile_shapes
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 from utils.trt.onnx_summary import OnnxFile
@@ -57,7 +57,7 @@ def check(folder: Path, *, pending: bool = False) -> None:
     Raises:
         InputError: a server would not load it.
     """
-    for name, config in checks.check_repository(folder, _look, pending=pending).items():
+    for name, config in repository.check_repository(folder, _look, pending=pending).items():
         inputs, outputs = (
             ", ".join(f"{one.name} {list(one.dims)}" for one in side) for side in (config.input, config.output)
         )
@@ -82,8 +82,8 @@ def describe(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
         InputError: it is neither an ONNX file nor an engine, or nothing says what an engine takes.
     """
     path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
-    side = _range(options.imgsz, "--imgsz")
-    profile = BuildConfig(batch=_range(options.batch_size, "--batch-size"), height=side, width=side)
+    side = min_opt_max(options, "imgsz")
+    profile = BuildConfig(batch=min_opt_max(options, "batch_size"), height=side, width=side)
     if path.suffix.lower() == ".onnx":
         platform = options.platform or ONNX
         if platform == ONNX and (options.batch_size or side):
@@ -135,13 +135,3 @@ def _limits(profile: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[i
     for least, _, most in (profile or {}).values():
         return tuple(least), tuple(most)
     return None
-
-
-def _range(values: Sequence[int] | None, flag: str) -> Range | None:
-    """One number, or min, opt and max."""
-    if values is None:
-        return None
-    if len(values) not in (1, 3):
-        raise InputError(f"{flag} takes one number, or three: min opt max")
-    least, opt, most = list(values) * (3 // len(values))
-    return least, opt, most

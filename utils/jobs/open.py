@@ -50,16 +50,10 @@ class Network:
 
     def metadata(self) -> dict[str, str]:
         """Properties for the exported file; values are texts, structures JSON."""
-        entries = {
-            "stride": str(self.stride),
-            "names": json.dumps(self.names),
-            "task": self.task.name,
-            "kind": self.kind,
-            "version": __version__,
-        }
-        if self.task.prototypes:
-            head: Any = self.model.model[-1]
-            entries["nm"] = str(head.nm)
+        head: Any = self.model.model[-1]
+        entries = {"stride": str(self.stride), "names": json.dumps(self.names), "task": self.task.name,
+                   "kind": self.kind, "version": __version__}  # fmt: skip
+        entries |= {"nm": str(head.nm)} if self.task.prototypes else {}
         return entries if self.recipe is None else entries | {"recipe": json.dumps(self.recipe.to_dict())}
 
 
@@ -108,9 +102,16 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(path, device)
-    if suffix == ".pt":
-        return _open_checkpoint(path, device)
-    return _open_engine(path, device)
+    if suffix != ".pt":
+        return _open_engine(path, device)
+    from models.quantize import checkpoint
+    from utils import upstream
+    from utils.runners.pytorch import TorchRunner
+
+    if checkpoint.kind(path) == "quantized":
+        found = checkpoint.load(path)
+        return TorchRunner(found.model, device, imgsz=found.imgsz)
+    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)
 
 
 def _open_engine(path: Path, device: torch.device | str) -> Runner:
@@ -126,14 +127,3 @@ def _open_engine(path: Path, device: torch.device | str) -> Runner:
     from utils.trt.runner import TensorRTRunner
 
     return TensorRTRunner(path, device)
-
-
-def _open_checkpoint(path: Path, device: torch.device | str) -> Runner:
-    from models.quantize import checkpoint
-    from utils import upstream
-    from utils.runners.pytorch import TorchRunner
-
-    if checkpoint.kind(path) == "quantized":
-        found = checkpoint.load(path)
-        return TorchRunner(found.model, device, imgsz=found.imgsz)
-    return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)

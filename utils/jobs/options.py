@@ -147,7 +147,24 @@ class CalibratingOptions(QatOptions):
         return self.of({**saved, **{name: value for name, value in given.items() if name in FREE_ON_RESUME}})
 
 
-class QuantizeOptions(CalibratingOptions):
+class MethodOptions(CalibratingOptions):
+    """What a command takes that calibrates by one method, and can be resumed."""
+
+    resume: str | None = option(
+        None, "continue a run: its folder, or the last one in --project", group="the run", metavar="RUN", nargs="?",
+        const="",
+    )  # fmt: skip
+    calib_method: Method | None = option(
+        None, "how ranges are found; auto, of quantize only, compares the methods", group=RECIPE,
+        recipe="calibration.method",
+    )  # fmt: skip
+    percentile: Percentile | None = option(
+        None, "of magnitudes, for --calib-method percentile", group=RECIPE, metavar="P",
+        recipe="calibration.percentile",
+    )  # fmt: skip
+
+
+class QuantizeOptions(MethodOptions):
     """Calibrate (PTQ), then finetune (QAT).
 
     The float model is evaluated, calibrated, evaluated, and finetuned; the best state is kept.
@@ -157,20 +174,9 @@ class QuantizeOptions(CalibratingOptions):
     no_eval_origin: bool = option(False, "do not evaluate the float model", group="the run")
     no_eval_ptq: bool = option(False, "do not evaluate the calibrated model before QAT", group="the run")
     ptq_only: bool = option(False, "stop after PTQ", group="the run")
-    resume: str | None = option(
-        None, "continue a run: its folder, or the last one in --project", group="the run", metavar="RUN", nargs="?",
-        const="",
-    )  # fmt: skip
     quantizer: Quantizer = option(
         "torch", "whose modules are placed, with the same results (default: torch, which needs no library)",
         group=RECIPE,
-    )  # fmt: skip
-    calib_method: Method | None = option(
-        None, "how ranges are found; auto compares the methods", group=RECIPE, recipe="calibration.method"
-    )
-    percentile: Percentile | None = option(
-        None, "of magnitudes, for --calib-method percentile", group=RECIPE, metavar="P",
-        recipe="calibration.percentile",
     )  # fmt: skip
     epochs: Epochs | None = option(
         None, "epochs of QAT (default: 10)", group=RECIPE, metavar="N", recipe="finetune.epochs"
@@ -212,7 +218,7 @@ class CalibrateOptions(CalibratingOptions):
     num_image: Count = option(200, "validation images, evenly spread over the split", group="the run", metavar="N")
 
 
-class SensitiveOptions(CalibratingOptions):
+class SensitiveOptions(MethodOptions):
     """Find the parts that hurt in INT8, and write a recipe that keeps them in float.
 
     Every unit of the network is scored by a proxy; AP is measured with the worst in float; the recipe keeps in float
@@ -226,15 +232,6 @@ class SensitiveOptions(CalibratingOptions):
     budget: Minutes | None = option(
         None, "time for screening and AP (default: no limit)", group="the run", metavar="MINUTES"
     )
-    resume: str | None = option(
-        None, "continue a run: its folder, or the last one in --project", group="the run", metavar="RUN", nargs="?",
-        const="",
-    )  # fmt: skip
-    calib_method: Method | None = option(None, "how ranges are found", group=RECIPE, recipe="calibration.method")
-    percentile: Percentile | None = option(
-        None, "of magnitudes, for --calib-method percentile", group=RECIPE, metavar="P",
-        recipe="calibration.percentile",
-    )  # fmt: skip
     target_drop: Fraction = option(0.002, "AP that may be lost", group=RECIPE, metavar="AP")
     float_budget: Fraction = option(
         0.5, "share of the network's cost that may be in float, 0..1", group=RECIPE, metavar="F"

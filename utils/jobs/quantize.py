@@ -11,17 +11,26 @@ Several processes all take every step, and come to the same numbers; the main on
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from models.quantize import calibration, checkpoint, placement
-from models.quantize.finetune import DivergedError, as_input, seed_everything
-from models.quantize.recipe import AUTO, Recipe
+from models.quantize.finetune import (
+    DivergedError,
+    Finetuner,
+    as_input,
+    highest_rate,
+    learning_rate,
+    seed_everything,
+)
+from models.quantize.recipe import AUTO, Finetune, Recipe
 from utils import upstream
 from utils.core import distributed
 from utils.core.errors import InputError
@@ -30,22 +39,18 @@ from utils.core.run_folder import held, new_run
 from utils.core.score import Score
 from utils.evaluation.fingerprint import check_unchanged
 from utils.evaluation.loop import EvalConfig
-from utils.evaluation.results import EvalResult
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
 from utils.jobs.report_rows import lost_by_qat
-from utils.jobs.run_state import STOPPED, Best, RunState, best_name, epoch_name, find_run, ptq_name, weights_folder
-from utils.jobs.training import TrainedEpoch, Training
+from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, find_run, weights_folder
 from utils.reports import figures
 from utils.reports.schema import Epoch, Range, Report, Row
 from utils.reports.tables import terminal_table
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = ["find_run", "resume", "start"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +73,13 @@ def start(options: QuantizeOptions, command: str) -> Report:
         return Session(folder, state, options, recipe, inputs).run()
 
 
-def resume(folder: Path, given: QuantizeOptions) -> Report:
-    """Continue the run in `folder`; the options of this command line must agree with the run's.
+def resume(given: QuantizeOptions) -> Report:
+    """Continue the run that `--resume` names; the options of this command line must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
+    folder = find_run(given.resume or "", given.project)
     with held(folder):
         state = distributed.from_main(lambda: RunState.load(folder))
         options = given.resumed(state.options)
@@ -135,7 +141,7 @@ class Session:
         student = self._calibrate()
         result = None if self._options.no_eval_ptq else self._measurer.measure(student, "PTQ")
         score = result.score if result else None
-        name = ptq_name(self._options.stem, score)
+        name = checkpoint_name("ptq", self._options.stem, score)
         self._write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
         if result is None:
             logger.info("PTQ is not evaluated (--no-eval-ptq), so its file has no score: %s", name)
@@ -194,29 +200,29 @@ class Session:
         return bool(self._state.stopped)
 
     def _evaluate_epoch(
-        self, epoch: int, student: nn.Module, training: Training, trained: TrainedEpoch, began: float
+        self, epoch: int, student: nn.Module, training: Training, trained: dict[str, float], began: float
     ) -> None:
         """Evaluate, write the checkpoint, keep it if it is the best, and decide whether to go on."""
         state = self._state
         result = self._measurer.measure(student, f"QAT epoch {epoch}")
         seconds = time.perf_counter() - began
-        state.history.append(
-            {"epoch": epoch, **_measured(result), "loss": trained.loss, "held_out": trained.held_out,
-             "lr": trained.rate, "seconds": seconds}
-        )  # fmt: skip
+        masks = {} if result.masks is None else {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
+        measured = {"ap": result.ap, "ap50": result.ap50, **masks}
+        state.history.append({"epoch": epoch, **measured, **trained, "seconds": seconds})
         score, collapse = result.score, self._recipe.finetune.collapse
         reference = Score.from_dict(state.rows.get("PTQ", {})) or (state.best.score if state.best else None)
         if reference and score.decides < collapse * reference.decides:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
             return
-        name = epoch_name(self._options.stem, epoch, score)
+        name = checkpoint_name(f"qat_ep_{epoch}", self._options.stem, score)
         self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
         state.trainer = training.state_dict()
-        better = state.offer(Best(score, epoch, name, trained.held_out))
+        better = state.offer(Best(score, epoch, name, trained["held_out"]))
         self._save(self._measurer.row("QAT", self._weights / name, result, seconds) if better else None)
         best = ", the best so far" if better else ""
-        logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, trained.loss, trained.held_out, best)
+        losses = trained["loss"], trained["held_out"]
+        logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, *losses, best)
 
     def _finish(self) -> None:
         """Name the best state, and write what the report shows about it."""
@@ -225,7 +231,7 @@ class Session:
             raise RuntimeError("the run ended without a checkpoint")
         final = self._weights / best.file
         if not self._options.ptq_only:
-            final = self._weights / best_name(self._options.stem)
+            final = self._weights / checkpoint_name("qat_best", self._options.stem)
             copy_file(self._weights / best.file, final)
             if not state.trained:
                 self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state")
@@ -256,9 +262,8 @@ class Session:
         ptq = "the PTQ state, which no epoch beat" if self._state.trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)
-        return f"best: {self._weights / best_name(self._options.stem)} ({origin}{score})" + (
-            f"\n{lost}" if lost else ""
-        )
+        file = self._weights / checkpoint_name("qat_best", self._options.stem)
+        return f"best: {file} ({origin}{score})" + (f"\n{lost}" if lost else "")
 
     def _write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
         source = self._inputs.source
@@ -274,7 +279,7 @@ class Session:
     def _save(self, row: Row | None) -> None:
         """A step is finished: write the state, then the report, which is made anew from the state."""
         if row is not None:
-            self._state.rows[row.stage] = row.to_dict()
+            self._state.rows[row.stage] = row.model_dump()
         self._state.save(self._folder)
         if distributed.is_main():
             self._report().save(self._folder / "report.json")
@@ -294,7 +299,73 @@ class Session:
             self._state.notes.append(text)
 
 
-def _measured(result: EvalResult) -> dict[str, float]:
-    """The scores of an epoch, as the history holds them."""
-    masks = {} if result.masks is None else {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
-    return {"ap": result.ap, "ap50": result.ap50, **masks}
+class Training:
+    """The epochs of a run: a student, its teacher, the training images, and those that are held out from training.
+
+    Args:
+        state: of the optimizer, as `state_dict` gave it after an epoch; None before the first.
+    """
+
+    def __init__(
+        self, student: nn.Module, teacher: nn.Module, inputs: Inputs, options: QuantizeOptions, settings: Finetune,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._settings, self._seed = settings, options.seed
+        self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
+        if state:
+            self._tuner.load_state_dict(state)
+        self._images = inputs.training_loader(options)
+        self._held_out = inputs.held_out_loader(options)
+        self._kind = "held out from QAT" if inputs.held_out else "too few to hold some of them out from QAT"
+        self._steps = steps = min(settings.iters, len(self._images))
+        self._highest = highest_rate(settings.lr, settings.epochs * steps)
+        images = len(self._images.dataset)
+        self._images_per_step = min(options.batch_size, images / steps)  # an epoch's last batch may be smaller
+        short = "" if steps == settings.iters else f"; an epoch is one pass over {images} images, and no longer"
+        logger.info(
+            "QAT: %d epochs x %d steps = %d steps of %d images, learning rate up to %.2g%s",
+            settings.epochs, steps, settings.epochs * steps, min(options.batch_size, images),
+            self._highest, short,
+        )  # fmt: skip
+
+    def start(self) -> float:
+        """The loss of the state that training begins with, on the held-out images."""
+        loss = self._measure()
+        logger.info("PTQ: loss %.4g on %d training images, %s", loss, len(self._held_out.dataset), self._kind)
+        return loss
+
+    def epoch(self, number: int) -> dict[str, float]:
+        """Train an epoch on images whose order and augmentation depend on nothing but the seed and the epoch.
+
+        Returns:
+            The mean loss, the loss on the held-out images after it, and the mean learning rate, as history has them.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        from tqdm import tqdm
+
+        seed = self._seed + 1 + number
+        seed_everything(seed)
+        self._images.generator.manual_seed(seed)
+        batches = itertools.islice(image_batches(self._images), self._settings.iters)
+        total, before = self._settings.epochs * self._steps, number * self._steps
+        rates = [learning_rate(before + step, total, self._highest) for step in range(self._steps)]
+        name, quiet = f"QAT epoch {number}/{self._settings.epochs - 1}", not distributed.is_main()
+        with tqdm(batches, name, self._steps, disable=quiet) as bar:
+            trained = self._tuner.run_epoch(
+                bar, rates.__getitem__, lambda loss: bar.set_postfix(loss=f"{loss:.4g}", refresh=False)
+            )
+        speed = trained.iterations / trained.seconds
+        logger.info(
+            "epoch %d: %d steps in %.1f s: %.2f steps/s, %.1f images/s",
+            number, trained.iterations, trained.seconds, speed, speed * self._images_per_step,
+        )  # fmt: skip
+        return {"loss": trained.loss, "held_out": self._measure(), "lr": sum(rates) / self._steps}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a killed run needs to train the next epoch, beside the network."""
+        return self._tuner.state_dict()
+
+    def _measure(self) -> float:
+        return self._tuner.held_out_loss(image_batches(self._held_out))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.core.device import device_name
-from utils.core.resampled import Resampled
 from utils.core.thresholds import AP_CONFIDENCE
 from utils.evaluation.input_plan import has_nms, mask_frame
 from utils.evaluation.loop import EvalConfig
@@ -24,13 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 def make_row(
-    where: Runner | torch.device,
-    config: EvalConfig,
-    result: EvalResult | None,
-    file: str | Path,
-    stage: str,
+    where: Runner | torch.device, config: EvalConfig, result: EvalResult | None, file: str | Path, stage: str,
     seconds: float,
-) -> Row:
+) -> Row:  # fmt: skip
     """A report row; without a result its scores are unknown.
 
     Args:
@@ -39,41 +34,29 @@ def make_row(
         seconds: wall time of the stage.
     """
     runner = where if isinstance(where, Runner) else None
-    marks = ap_with(config, result, runner) if result else ""
-    masks = result.masks if result else None
-    return Row(
-        stage=stage,
-        file=str(file),
-        ap=result.ap if result else None,
-        ap50=result.ap50 if result else None,
-        precision=result.precision if result else None,
-        recall=result.recall if result else None,
-        seconds=seconds,
-        device=device_name(where.device if isinstance(where, Runner) else where),
-        versions=versions(),
-        size_bytes=Path(file).stat().st_size,
-        ms_per_image=result.ms["inference"] if result else None,
-        measured_on="; ".join(filter(None, (result.measured_on, marks))) if result else "not evaluated",
-        ap_with=marks,
-        ap_resampled=_as_text(result.statistics.resampled()) if result and result.statistics else "",
-        mask_ap=masks.ap if masks else None,
-        mask_ap50=masks.ap50 if masks else None,
-        mask_precision=masks.precision if masks else None,
-        mask_recall=masks.recall if masks else None,
-        mask_ap_resampled=_as_text(result.statistics.mask_resampled()) if result and result.statistics else "",
-        ap_by_size=_by_size(result.coco) if result and result.coco else {},
-        input_size=result.input_size if result else "",
-    )
-
-
-def _by_size(coco: Mapping[str, float]) -> dict[str, float]:
-    """AP of small, medium and large objects; pycocotools says -1 where there are none."""
-    return {size: coco[f"ap_{size}"] for size in SIZES if coco[f"ap_{size}"] >= 0}
-
-
-def _as_text(found: Resampled | None) -> str:
-    """AP on resamplings of the images, which the standard error of a difference to another row needs."""
-    return found.to_text() if found else ""
+    row = Row(
+        stage=stage, file=str(file), ap=None, ap50=None, precision=None, recall=None, seconds=seconds,
+        device=device_name(where.device if isinstance(where, Runner) else where), versions=versions(),
+        size_bytes=Path(file).stat().st_size, ms_per_image=None, measured_on="not evaluated",
+    )  # fmt: skip
+    if result is None:
+        return row
+    marks = ap_with(config, result, runner)
+    found: dict[str, Any] = {
+        **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")},
+        "ms_per_image": result.ms["inference"],
+        "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
+        "ap_with": marks,
+    }
+    if result.masks:
+        found |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
+    if result.statistics:
+        resampled, of_masks = result.statistics.resampled(), result.statistics.mask_resampled()
+        found |= {"ap_resampled": resampled.to_text()} if resampled else {}
+        found |= {"mask_ap_resampled": of_masks.to_text()} if of_masks else {}
+    if result.coco:  # pycocotools says -1 where there are no objects of a size
+        found["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
+    return Row(**{**row.model_dump(), **found})
 
 
 def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None) -> str:

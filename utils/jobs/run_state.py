@@ -99,10 +99,7 @@ class RunState:
     notes: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        """Write the state into the run folder; a reader sees the old one or the new one.
-
-        Of several processes the main one does.
-        """
+        """Write the state, in the main process; a reader sees the old one or the new one."""
         if not distributed.is_main():
             return
         content = {**vars(self), "best": self.best and self.best.to_dict()}
@@ -133,9 +130,8 @@ class RunState:
         return state
 
     def _check_files(self, folder: Path) -> None:
-        needed = [name for name in (self.checkpoint, self.best and self.best.file) if name]
-        for name in needed:
-            if not (folder / name).is_file():
+        for name in (self.checkpoint, self.best and self.best.file):
+            if name and not (folder / name).is_file():
                 raise CheckpointError(f"{folder / name} is gone, and the run continues from it; start a new run")
 
     def _remove_leftovers(self, folder: Path) -> None:
@@ -168,12 +164,8 @@ class RunState:
 
     def offer(self, candidate: Best) -> bool:
         """Keep `candidate` if it is better than the best so far, and say whether it is. Equal is not better."""
-        current = self.best
-        better = (
-            current is None
-            or current.held_out is None
-            or (candidate.held_out is not None and candidate.held_out < current.held_out)
-        )
+        known = self.best.held_out if self.best else None
+        better = known is None or (candidate.held_out is not None and candidate.held_out < known)
         if better:
             self.best = candidate
         return better
@@ -212,38 +204,28 @@ def weights_folder(run: Path) -> Path:
     return run / "weights"
 
 
-def ptq_name(stem: str, score: Score | None) -> str:
-    """File name of the calibrated network; without a score when AP was not measured."""
-    return f"ptq_{stem}.pt" if score is None else f"ptq_{score.in_name}_{stem}.pt"
+def checkpoint_name(step: str, stem: str, score: Score | None = None) -> str:
+    """File name of a checkpoint; `step` is `ptq`, `qat_ep_0`, ... or `qat_best`; the score is there if AP is known."""
+    return f"{step}_{stem}.pt" if score is None else f"{step}_{score.in_name}_{stem}.pt"
 
 
-def epoch_name(stem: str, epoch: int, score: Score) -> str:
-    """File name after an epoch of QAT, counted from 0."""
-    return f"qat_ep_{epoch}_{score.in_name}_{stem}.pt"
-
-
-def best_name(stem: str) -> str:
-    """File name of the best state."""
-    return f"qat_best_{stem}.pt"
-
-
-def find_run(where: str | Path, project: str | Path) -> Path:
+def find_run(where: str | Path, project: str | Path, state: str = f"weights/{STATE_FILE}") -> Path:
     """The run folder that `--resume` means.
 
     Args:
-        where: a run folder, its weights folder or a file in it; empty for the run last written to below `project`.
+        where: a run folder, a folder in it or a file; empty for the run last written to below `project`.
         project: where runs lie.
+        state: the file of a run that holds its state.
 
     Raises:
         InputError: no run is there.
     """
     if where:
-        path = Path(where)
-        for candidate in (path, *path.parents[:2]):
-            if (weights_folder(candidate) / STATE_FILE).is_file():
+        for candidate in (Path(where), *Path(where).parents[:2]):
+            if (candidate / state).is_file():
                 return candidate
-        raise InputError(f"--resume {where}: no quantize run there; expected a folder with weights/{STATE_FILE}")
-    states = list(Path(project).glob(f"*/weights/{STATE_FILE}"))
-    if not states:
-        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume runs/qat/exp")
-    return max(states, key=lambda path: path.stat().st_mtime_ns).parents[1]
+        raise InputError(f"--resume {where}: no run there; expected a folder with {state}")
+    runs = [path for path in Path(project).glob("*") if (path / state).is_file()]
+    if not runs:
+        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume {project}/exp")
+    return max(runs, key=lambda path: (path / state).stat().st_mtime_ns)

@@ -16,19 +16,13 @@ if TYPE_CHECKING:
 
     from utils.evaluation.data_yaml import DataConfig
     from utils.evaluation.detector import Found
-    from utils.evaluation.images import ImageFile
     from utils.runners.base import Runner
 
 
 def collect(
-    runners: Mapping[str, Runner],
-    data: DataConfig,
-    *,
-    imgsz: int,
-    count: int = 4,
-    confidence: float = EVERYDAY_CONFIDENCE,
-    split: str = "val",
-) -> list[Sample]:
+    runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int, count: int = 4,
+    confidence: float = EVERYDAY_CONFIDENCE, split: str = "val",
+) -> list[Sample]:  # fmt: skip
     """Run every network on `count` images, evenly spread over a split, so that nobody chose them.
 
     Args:
@@ -46,6 +40,7 @@ def collect(
     from utils.evaluation.detector import Detector
     from utils.evaluation.input_plan import gives_masks, has_nms
     from utils.evaluation.loop import labels_in_images
+    from utils.evaluation.mask_truth import filled
 
     masks = any(runner.task.masks and (gives_masks(runner) or not has_nms(runner)) for runner in runners.values())
     loader = make_loader(
@@ -66,7 +61,9 @@ def collect(
                 name: _found(detector(batch.images, batch.shapes), batch.shapes[0], data.names)
                 for name, detector in detectors.items()
             }
-            truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names, _true_outlines(files[batch.paths[0]]))
+            file = files[batch.paths[0]]
+            polygons = (filled(points * np.float32(file.size), file.size[::-1]) for points in file.polygons)
+            truth = _boxes(labels[:, [1, 2, 3, 4, 0]], data.names, list(map(outline_of, polygons)))
             samples.append(Sample(image=batch.paths[0], predictions=predictions, truth=truth, confidence=confidence))
     return samples
 
@@ -82,18 +79,9 @@ def _found(found: Found, shapes: Any, names: Mapping[int, str]) -> list[Box]:
     return _boxes(found.rows[0][chosen], names, outlines)
 
 
-def _true_outlines(file: ImageFile) -> list[tuple[str, ...]]:
-    """Of an image's labels, where they are polygons."""
-    from utils.evaluation.mask_truth import filled
-
-    return [outline_of(filled(points * np.float32(file.size), file.size[::-1])) for points in file.polygons]
-
-
 def _boxes(rows: Tensor, names: Mapping[int, str], outlines: Sequence[tuple[str, ...]]) -> list[Box]:
     """Rows of xyxy in pixels of the image, a score if there is one, and the class; with outlines, if there are any."""
-    boxes = []
-    for (x0, y0, x1, y1, *score, label), outline in zip(rows.tolist(), outlines or [()] * len(rows), strict=True):
-        boxes.append(
-            Box(xyxy=(x0, y0, x1, y1), name=names[int(label)], score=score[0] if score else None, outline=outline)
-        )
-    return boxes
+    return [
+        Box(xyxy=(x0, y0, x1, y1), name=names[int(label)], score=score[0] if score else None, outline=outline)
+        for (x0, y0, x1, y1, *score, label), outline in zip(rows.tolist(), outlines or [()] * len(rows), strict=True)
+    ]

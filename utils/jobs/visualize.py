@@ -49,13 +49,10 @@ def run(options: ValOptions, files: Sequence[Path]) -> list[Path]:
     with open_runner(options.engine_file, select_device(options.device)) as runner:
         names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
         artist = Artist(
-            runner,
-            names,
-            imgsz=options.imgsz[0] if options.imgsz else None,
+            runner, names, imgsz=options.imgsz[0] if options.imgsz else None, max_det=options.max_det,
             conf_thres=EVERYDAY_CONFIDENCE if options.conf_thres is None else options.conf_thres,
             iou_thres=EVERYDAY_NMS_IOU if options.iou_thres is None else options.iou_thres,
-            max_det=options.max_det,
-        )
+        )  # fmt: skip
         with new_run(options.project, options.name, options.exist_ok) as folder:
             written = show(artist, files, folder)
     logger.info("results: %s", folder)
@@ -66,15 +63,9 @@ class Artist:
     """Runs a network on images and draws what it finds."""
 
     def __init__(
-        self,
-        runner: Runner,
-        names: Mapping[int, str] | None = None,
-        *,
-        imgsz: int | None = None,
-        conf_thres: float = EVERYDAY_CONFIDENCE,
-        iou_thres: float = EVERYDAY_NMS_IOU,
-        max_det: int = 300,
-    ) -> None:
+        self, runner: Runner, names: Mapping[int, str] | None = None, *, imgsz: int | None = None,
+        conf_thres: float = EVERYDAY_CONFIDENCE, iou_thres: float = EVERYDAY_NMS_IOU, max_det: int = 300,
+    ) -> None:  # fmt: skip
         """See `detector.Detector` for the thresholds.
 
         Args:
@@ -86,7 +77,7 @@ class Artist:
         """
         _warn_of_own_thresholds(runner, conf_thres, iou_thres)
         self._plan = InputPlan.of(runner, imgsz, 1)
-        self._detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
+        self.detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self._names = names or runner.names or {}
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
@@ -104,19 +95,15 @@ class Artist:
 
     def _detect(self, image: np.ndarray) -> tuple[Found, Tensor, Any]:
         """What is in an image, which of it is drawn, and where the image lies in the input."""
-        device = self._detector.device
+        device = self.detector.device
         if device.type == "cuda":
             images, box = letterbox_on(image, self._plan.imgsz, device)
         else:
             planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
             images = torch.from_numpy(planes)[None]
         with torch.inference_mode():
-            found = self._detector(images, [box.shapes])
+            found = self.detector(images, [box.shapes])
             return found, best_class(found.rows[0]), box.shapes
-
-    def milliseconds(self) -> dict[str, float]:
-        """Per image, see `Detector.milliseconds`."""
-        return self._detector.milliseconds()
 
 
 def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
@@ -167,7 +154,7 @@ def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, p
             if len(files) == 1:
                 raise
             logger.warning("left out: %s", error)
-    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.milliseconds().items())
+    speeds = ", ".join(f"{value:.1f} ms {part}" for part, value in artist.detector.milliseconds().items())
     logger.info("%d of %d files drawn; %s per image", len(written), len(files), speeds)
     return written
 
@@ -180,14 +167,10 @@ def draw_masks(image: np.ndarray, patches: Iterable[Patch], labels: Sequence[int
         under = image[patch.top : patch.top + height, patch.left : patch.left + width]
         tinted = (1 - TINT) * under[patch.inside] + TINT * np.array(_colour(label))
         under[patch.inside] = tinted.round().astype(np.uint8)
-        under[_edge(patch.inside)] = _colour(label)
+        wide = np.pad(patch.inside, 1)
+        surrounded = wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:]
+        under[patch.inside & ~surrounded] = _colour(label)
     return image
-
-
-def _edge(inside: np.ndarray) -> np.ndarray:
-    """The pixels of a mask, bool `[h, w]`, that have a side in common with one outside of it."""
-    wide = np.pad(inside, 1)
-    return inside & ~(wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:])
 
 
 def draw_boxes(image: np.ndarray, rows: Iterable[list[float]], names: Mapping[int, str]) -> np.ndarray:

@@ -4,6 +4,5 @@ schema.py      Report, Row, Sample: what programs fill in and JSON holds
 machine.py     machine and libraries that results depend on
 tables.py      results as text
 figures.py     plots; detections.py: images with boxes and masks
-html.py        the page
-files.py       reports as files, and several put together
+page.py        the page and all other files of a report, and several put together
 """

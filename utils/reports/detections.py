@@ -72,19 +72,16 @@ def detections(samples: Sequence[Sample]) -> Figure:
     """
     if not samples:
         raise ValueError("there are no samples")
-    columns = columns_of(samples)
+    stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
+    columns = [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
     figure, grid = new_figure(3.6 * len(columns), 3.6 * len(samples), len(samples), len(columns))
     for number, (axes, (sample, stage)) in enumerate(zip(grid, itertools.product(samples, columns), strict=True)):
-        _draw(axes, read_image(sample.image), boxes_of(sample, stage), boxes_of(sample, counterpart(sample, stage)))
+        boxes = {**sample.predictions, "truth": sample.truth}
+        other = counterpart(sample, stage)
+        _draw(axes, read_image(sample.image), boxes.get(stage, []), None if other is None else boxes[other])
         if number < len(columns):
             axes.set_title(stage)
     return figure
-
-
-def columns_of(samples: Sequence[Sample]) -> list[str]:
-    """`truth` where a sample has one, then the stages in their order."""
-    stages = dict.fromkeys(stage for sample in samples for stage in sample.predictions)
-    return [*(["truth"] if any(sample.truth for sample in samples) else []), *stages]
 
 
 def counterpart(sample: Sample, stage: str) -> str | None:
@@ -93,13 +90,6 @@ def counterpart(sample: Sample, stage: str) -> str | None:
     if stage not in stages or len(stages) < 2:
         return None
     return stages[1] if stage == stages[0] else stages[0]
-
-
-def boxes_of(sample: Sample, stage: str | None) -> list[Box] | None:
-    """The boxes of a column: ground truth for `truth`, else the stage's detections; `None` for no stage."""
-    if stage is None:
-        return None
-    return sample.truth if stage == "truth" else sample.predictions.get(stage, [])
 
 
 def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
@@ -149,9 +139,7 @@ def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
     return np.asarray(image), size
 
 
-def _draw(
-    axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box] | None, others: Sequence[Box] | None
-) -> None:
+def _draw(axes: Axes, image: tuple[Any, tuple[int, int]], boxes: Sequence[Box], others: Sequence[Box] | None) -> None:
     """Draw an image, as `read_image` gives it, with boxes; those without a partner in `others` stand out."""
     from matplotlib.patches import Rectangle
 
@@ -159,7 +147,6 @@ def _draw(
     axes.imshow(pixels, interpolation="lanczos", extent=(0, breadth, height, 0))
     axes.set(xlim=(0, breadth), ylim=(height, 0))
     axes.axis("off")
-    boxes = boxes or []
     alone = [False] * len(boxes) if others is None else unmatched(boxes, others)
     colours = [
         VERMILLION if different else GREEN if box.score is None else BLUE

@@ -162,8 +162,9 @@ def _draw_ranges(axes: Axes, rows: Sequence[Range]) -> None:
     order = sorted(range(len(rows)), key=amax.__getitem__)
     for index in {order[-1]} if weights else {order[0], order[-1]}:
         up = 1 if index == order[-1] else -1
+        label = rows[index].name.removeprefix("model.").removesuffix("_quantizer")
         axes.annotate(
-            f"{short_name(rows[index].name)}  {amax[index]:.3g}", (index, amax[index]), xytext=(0, 7 * up),
+            f"{label}  {amax[index]:.3g}", (index, amax[index]), xytext=(0, 7 * up),
             textcoords="offset points", ha="right" if index > len(rows) / 2 else "left",
             va="bottom" if up > 0 else "top", fontsize=8, color=GREY, parse_math=False,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
@@ -191,11 +192,6 @@ def _layer_bands(axes: Axes, names: Sequence[str]) -> None:
 def layer_number(name: str) -> str:
     """The number of the top-level layer in a module path: `model.4.cv1.conv` → `4`; empty for the network's input."""
     return next((part for part in str(name).split(".") if re.fullmatch("[0-9]{1,9}", part)), "")
-
-
-def short_name(name: str) -> str:
-    """A module path without what every name of a report shares."""
-    return str(name).removeprefix("model.").removesuffix("_quantizer")
 
 
 def title(axes: Axes, text: str) -> None:

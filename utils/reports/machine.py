@@ -45,17 +45,9 @@ def hardware() -> dict[str, str]:
     """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cores)}
-    with contextlib.suppress(
-        ValueError, OSError, AttributeError
-    ):  # some systems do not tell, and nothing depends on it
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
         found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
     return found
-
-
-def gpus(*fields: str) -> list[list[str]]:
-    """What nvidia-smi says of each GPU, by the names of its `--query-gpu`; empty without it."""
-    listed = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
-    return [[value.strip() for value in line.split(",")] for line in listed.strip().splitlines()]
 
 
 def output_of(*command: str) -> str:

@@ -26,7 +26,8 @@ from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks
 SIZES = ("small", "medium", "large")  # of objects, as COCO has them
-DERIVED = ("ap_difference_error", "mask_ap_difference_error")  # in JSON only: they follow from a row and the float row
+AnyAp = Literal["ap", "mask_ap"]  # of boxes, and of masks
+AP: tuple[AnyAp, ...] = ("ap", "mask_ap")
 
 
 def _writable(text: Any) -> Any:
@@ -125,47 +126,28 @@ class Row(StrictModel):
     ap_by_size: dict[Annotated[str, Field(pattern="^(small|medium|large)$")], Fraction] = Field(default_factory=dict)
     input_size: Text = ""
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What tells one row from another: the stage, the file, and what it was measured on."""
-        return self.stage, self.file, self.measured_on
+    def resampled(self, ap: AnyAp = "ap") -> Resampled | None:
+        """AP, of boxes or of masks, on resamplings of the images, if it is known."""
+        text = getattr(self, f"{ap}_resampled")
+        return Resampled.from_text(text) if text else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as files hold them."""
-        return self.model_dump()
-
-    def resampled(self) -> Resampled | None:
-        """AP on resamplings of the images, if it is known."""
-        return Resampled.from_text(self.ap_resampled) if self.ap_resampled else None
-
-    def mask_resampled(self) -> Resampled | None:
-        """AP of masks on resamplings of the images, if it is known."""
-        return Resampled.from_text(self.mask_ap_resampled) if self.mask_ap_resampled else None
-
-    def difference(self, other: Row) -> Difference | None:
-        """AP of this row minus that of another; None where they do not compare.
+    def difference(self, other: Row, ap: AnyAp = "ap") -> Difference | None:
+        """AP of this row, of boxes or of masks, minus that of another; None where they do not compare.
 
         They do if both are measured in the usual way, or in the same other one, and not known to be of different
         images, labels or sizes of the input. An image that only one of the two could read makes them different.
         """
-        return self._difference(other, self.ap, other.ap, self.resampled(), other.resampled())
-
-    def mask_difference(self, other: Row) -> Difference | None:
-        """The same of masks."""
-        return self._difference(other, self.mask_ap, other.mask_ap, self.mask_resampled(), other.mask_resampled())
+        one, base = getattr(self, ap), getattr(other, ap)
+        if one is None or base is None or self.ap_with != other.ap_with or not self.same_size(other):
+            return None
+        mine, its = self.resampled(ap), other.resampled(ap)
+        if mine is None or its is None:
+            return Difference(one - base, None)
+        return Difference(one - base, mine.difference_error(its)) if mine.same_images(its) else None
 
     def same_size(self, other: Row) -> bool:
         """Whether images went in at the same size, as far as that is known."""
         return self.input_size == other.input_size or not (self.input_size and other.input_size)
-
-    def _difference(
-        self, other: Row, ap: float | None, base: float | None, mine: Resampled | None, its: Resampled | None
-    ) -> Difference | None:
-        if ap is None or base is None or self.ap_with != other.ap_with or not self.same_size(other):
-            return None
-        if mine is None or its is None:
-            return Difference(ap - base, None)
-        return Difference(ap - base, mine.difference_error(its)) if mine.same_images(its) else None
 
 
 class Epoch(StrictModel):
@@ -220,9 +202,9 @@ class Report(StrictModel, frozen=False):
     hardware: dict[Text, Text] = Field(default_factory=hardware)
 
     def add(self, row: Row) -> None:
-        """Append `row`, or put it in the place of the row with the same key (a resumed run measures again)."""
+        """Append `row`, or put it in the place of that of the same stage and file (a resumed run measures again)."""
         for index, old in enumerate(self.rows):
-            if old.key == row.key:
+            if (old.stage, old.file, old.measured_on) == (row.stage, row.file, row.measured_on):
                 self.rows[index] = row
                 return
         self.rows.append(row)
@@ -238,15 +220,10 @@ class Report(StrictModel, frozen=False):
         before = [one for index, one in floats if index <= place]
         return before[-1] if before else floats[0][1] if floats else None
 
-    def difference(self, row: Row) -> Difference | None:
+    def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""
         baseline = self.baseline(row)
-        return None if baseline is None or row is baseline else row.difference(baseline)
-
-    def mask_difference(self, row: Row) -> Difference | None:
-        """The same of masks."""
-        baseline = self.baseline(row)
-        return None if baseline is None or row is baseline else row.mask_difference(baseline)
+        return None if baseline is None or row is baseline else row.difference(baseline, ap)
 
     @property
     def has_masks(self) -> bool:
@@ -262,8 +239,9 @@ class Report(StrictModel, frozen=False):
         """The report as JSON holds it; each row says the standard error of its difference to the float row, too."""
         content = {"schema_version": SCHEMA_VERSION, **self.model_dump()}
         for row, stored in zip(self.rows, content["rows"], strict=True):
-            for name, difference in zip(DERIVED, (self.difference(row), self.mask_difference(row)), strict=True):
-                stored[name] = difference.error if difference else None
+            for ap in AP:
+                difference = self.difference(row, ap)
+                stored[f"{ap}_difference_error"] = difference.error if difference else None
         return content
 
     def save(self, path: str | Path) -> Path:
@@ -289,8 +267,8 @@ class Report(StrictModel, frozen=False):
             raise InputError(f"{path} is a report of schema {shown(version)}, which a newer version made; use that one")
         rows = content.get("rows")
         for row in rows if isinstance(rows, list) else ():
-            for name in DERIVED if isinstance(row, dict) else ():
-                row.pop(name, None)
+            for ap in AP if isinstance(row, dict) else ():
+                row.pop(f"{ap}_difference_error", None)  # in JSON only: it follows from a row and the float row
         try:
             return cls.model_validate({"created": "", "hardware": {}, **content})
         except ValidationError as problem:

@@ -9,7 +9,7 @@ import string
 import textwrap
 
 from utils.core.text_tables import aligned, columns
-from utils.reports.schema import Report, Row
+from utils.reports.schema import AP, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")
 MASK_HEADERS = ("stage", "AP", "vs float", "AP50", "mask AP", "vs float", "mask AP50", "size", "ms/image")
@@ -49,7 +49,7 @@ def cells(report: Report, row: Row) -> tuple[str, ...]:
     """
     baseline = report.baseline(row)
     alone = baseline is None or row is baseline
-    boxes, masks = ("" if alone else str(one or DASH) for one in (report.difference(row), report.mask_difference(row)))
+    boxes, masks = ("" if alone else str(report.difference(row, ap) or DASH) for ap in AP)
     more: tuple[str, ...] = (fraction(row.precision), fraction(row.recall))
     if report.has_masks:
         more = (fraction(row.mask_ap), masks, fraction(row.mask_ap50))

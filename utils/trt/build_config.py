@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from utils.core.errors import InputError
-from utils.core.options import DeviceOptions, option
+from utils.core.options import DeviceOptions, Options, option
 
 BUILDING = "building"
 OF_BUILDS = ("tactic_sources_off", "optimization_level", "max_aux_streams", "timing_iterations", "build_limit", "tune")
@@ -113,6 +113,18 @@ class BuildOptions(DeviceOptions):
         """How engines are built; `others` are further fields."""
         shared = {name: getattr(self, name) for name in OF_BUILDS if name != "tactic_sources_off"}
         return BuildConfig(tactic_sources_off=tuple(self.tactic_sources_off), **shared, **others)
+
+
+def min_opt_max(options: Options, name: str) -> Range | None:
+    """The option `name` of a profile, one number or three; None if it was not given.
+
+    Raises:
+        InputError: there are others.
+    """
+    values = getattr(options, name)
+    if values is not None and len(values) not in (1, 3):
+        raise InputError(f"{options.flag(name)} takes one number, or three: min opt max")
+    return None if values is None else (values[0], values[len(values) // 2], values[-1])
 
 
 def describe_options(options: Mapping[str, Any]) -> str:

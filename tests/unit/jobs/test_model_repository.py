@@ -213,7 +213,7 @@ def test_models_are_checked_before_they_are_in_the_repository(tmp_path, monkeypa
         raise InputError("no")
 
     file = write_boxes(tmp_path / "a.onnx")
-    monkeypatch.setattr(model_repository.checks, "check_repository", refuse)
+    monkeypatch.setattr(model_repository.repository, "check_repository", refuse)
     with pytest.raises(InputError, match="no"):
         made(file, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]

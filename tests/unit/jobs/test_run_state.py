@@ -163,12 +163,13 @@ def test_the_best_is_replaced_only_by_a_better_one(state):
 
 
 def test_file_names_carry_the_score():
-    assert run_state.ptq_name("yolov9-c", Score(0.52968)) == "ptq_ap_0.5297_yolov9-c.pt"
-    assert run_state.ptq_name("yolov9-c-dseg", Score(0.5201, 0.42131)) == "ptq_ap_0.5201_mask_0.4213_yolov9-c-dseg.pt"
-    assert run_state.ptq_name("yolov9-c", None) == "ptq_yolov9-c.pt"
-    assert run_state.epoch_name("yolov9-c", 3, Score(0.5)) == "qat_ep_3_ap_0.5000_yolov9-c.pt"
-    assert run_state.epoch_name("seg", 3, Score(0.5, 0.4)) == "qat_ep_3_ap_0.5000_mask_0.4000_seg.pt"
-    assert run_state.best_name("yolov9-c") == "qat_best_yolov9-c.pt"
+    assert run_state.checkpoint_name("ptq", "yolov9-c", Score(0.52968)) == "ptq_ap_0.5297_yolov9-c.pt"
+    segmentation = run_state.checkpoint_name("ptq", "yolov9-c-dseg", Score(0.5201, 0.42131))
+    assert segmentation == "ptq_ap_0.5201_mask_0.4213_yolov9-c-dseg.pt"
+    assert run_state.checkpoint_name("ptq", "yolov9-c", None) == "ptq_yolov9-c.pt"
+    assert run_state.checkpoint_name("qat_ep_3", "yolov9-c", Score(0.5)) == "qat_ep_3_ap_0.5000_yolov9-c.pt"
+    assert run_state.checkpoint_name("qat_ep_3", "seg", Score(0.5, 0.4)) == "qat_ep_3_ap_0.5000_mask_0.4000_seg.pt"
+    assert run_state.checkpoint_name("qat_best", "yolov9-c") == "qat_best_yolov9-c.pt"
 
 
 def test_runs_are_found_by_folder_file_or_time(tmp_path, state):
@@ -182,7 +183,7 @@ def test_runs_are_found_by_folder_file_or_time(tmp_path, state):
         assert run_state.find_run(where, "elsewhere") == tmp_path / "exp"
     with pytest.raises(InputError, match="no run in"):
         run_state.find_run("", tmp_path / "nothing")
-    with pytest.raises(InputError, match="no quantize run there"):
+    with pytest.raises(InputError, match="no run there"):
         run_state.find_run(tmp_path, tmp_path)
 
 

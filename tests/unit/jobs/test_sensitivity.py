@@ -22,8 +22,9 @@ from utils.evaluation import proxy
 from utils.evaluation.metrics import Statistics
 from utils.evaluation.proxy import overlap
 from utils.jobs.options import SensitiveOptions
+from utils.jobs.run_state import find_run
 from utils.jobs.sensitivity.passes import Screened
-from utils.jobs.sensitivity.report import AnalysisState, find_analysis
+from utils.jobs.sensitivity.report import STATE_FILE, AnalysisState
 from utils.jobs.sensitivity.search import Search, choose
 from utils.jobs.sensitivity.units import Costs, Units, macs, read_profile, time_shares
 
@@ -385,7 +386,8 @@ class TestState:
         loaded.recipe = state.recipe
         assert loaded == state
         assert loaded.resampled("units") == {"float": resampled}
-        assert find_analysis("", tmp_path) == find_analysis(tmp_path / "exp/state.json", "") == tmp_path / "exp"
+        for where in ("", tmp_path / "exp", tmp_path / "exp/state.json"):
+            assert find_run(where, tmp_path, STATE_FILE) == tmp_path / "exp"
 
     def test_damage_is_named(self, tmp_path):
         for text in ("", "[]", '{"state_version": 3, "other": 2}', '{"state_version": 99}'):
@@ -396,7 +398,7 @@ class TestState:
     def test_no_run(self, tmp_path):
         for where in ("", tmp_path / "nowhere"):
             with pytest.raises(InputError, match="--resume"):
-                find_analysis(where, tmp_path)
+                find_run(where, tmp_path, STATE_FILE)
 
 
 def test_statistics_of_parts_are_those_of_the_whole():

@@ -18,7 +18,7 @@ from models.quantize.finetune import learning_rate
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.evaluation.batch import Batch
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.training import Training
+from utils.jobs.quantize import Training
 
 IMAGES = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 LR = 1e-4
@@ -75,10 +75,10 @@ def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(s
     trains = training(copy.deepcopy(student), Given())
     before = trains.start()
     done = trains.epoch(0)
-    assert done.rate == pytest.approx(sum(learning_rate(step, 12, LR) for step in range(4)) / 4)
-    assert done.loss > 0
-    assert done.held_out != before
-    assert done.held_out == trains._tuner.held_out_loss([IMAGES[8:]])
+    assert done["lr"] == pytest.approx(sum(learning_rate(step, 12, LR) for step in range(4)) / 4)
+    assert done["loss"] > 0
+    assert done["held_out"] != before
+    assert done["held_out"] == trains._tuner.held_out_loss([IMAGES[8:]])
 
 
 def test_each_step_has_the_rate_of_the_schedule(student, monkeypatch):

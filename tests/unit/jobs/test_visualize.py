@@ -139,8 +139,8 @@ def test_a_video_of_a_segmentation_network_has_masks(outlined, tmp_path):
     writer.release()
     ours = artist(model, imgsz=64, conf_thres=0.3)
     given = torch.from_numpy(image[..., ::-1].transpose(2, 0, 1).copy())[None] / 255
-    known = ours._detector._runner.infer({"images": given})
-    ours._detector._runner.infer = lambda _: known  # the colours of a video are not exact
+    known = ours.detector._runner.infer({"images": given})
+    ours.detector._runner.infer = lambda _: known  # the colours of a video are not exact
     (written,) = show(ours, tmp_path / "film.avi", tmp_path, progress=False)
     frame = cv2.VideoCapture(str(written)).read()[1]
     expected, plain = ours.draw(image)[0], draw_boxes(image, ours.find(image).tolist(), dict(enumerate(NAMES)))

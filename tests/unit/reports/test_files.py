@@ -14,7 +14,7 @@ from report_examples import make_row
 from utils.core.errors import InputError
 from utils.evaluation.dataset import load_data
 from utils.jobs.samples import collect
-from utils.reports.files import merged, write_all
+from utils.reports.page import merged, write_all
 from utils.reports.schema import Epoch, Range, Report
 from utils.runners.base import Runner, TensorSpec
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from report_examples import NASTY, make_row
 
-from utils.reports.html import page, write_html
+from utils.reports.page import page, write_html
 from utils.reports.schema import Box, Range, Report, Sample
 
 

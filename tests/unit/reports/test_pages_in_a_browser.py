@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from report_examples import make_row
 
-from utils.reports.html import write_html
+from utils.reports.page import write_html
 from utils.reports.schema import Box, Epoch, Range, Report, Sample
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -1,7 +1,7 @@
 """Passes over the validation images: scores of units, and AP of a network in many states.
 
-Both hold a batch at a time and ask a `Layerwise` network for each state of it; of several processes, each takes a part
-of the states. Scores are written down after each batch, AP at the end of its pass: so much a killed run repeats.
+A pass holds a batch at a time and asks a `Layerwise` network for each state of it; of several processes, each takes a
+part of the states. Scores are written down after each batch, AP at the end of its pass: so much a killed run repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLOAT, INT8 = "float", "INT8"  # names of the two whole networks
 
 
 class Clock:
-    """The time that `--budget` gives this process."""
+    """The minutes that `--budget` gives this process; None: no limit."""
 
     def __init__(self, minutes: float | None) -> None:
         self._minutes, self._began = minutes, time.perf_counter()
@@ -69,11 +69,7 @@ class Screened:
 
 
 class Passes:
-    """Passes of one network over the same images.
-
-    Attributes:
-        state: the run's, which keeps what was found.
-    """
+    """Passes of one network over the same images; `state` keeps what they find."""
 
     def __init__(
         self, network: Layerwise, loader: DataLoader[Any], device: torch.device, folder: Path, state: AnalysisState,
@@ -97,7 +93,7 @@ class Passes:
             stage: a name under which the results are kept.
             share: of the time budget that it may use.
         """
-        count = len(getattr(self._loader.dataset, "images", self._loader.dataset))
+        count = len(self._loader.dataset)
         turn = 1 if self._every_unit else max(1, min(LARGEST_TURN, count // IMAGES_A_UNIT, len(self._loader)))
         done = self.state.screened.setdefault(stage, {})
         for index, batch in self._batches(f"screening {len(units)} units"):
@@ -129,19 +125,16 @@ class Passes:
 
     def screened(self, units: Sequence[Unit], stage: str) -> dict[str, Screened]:
         """What screening found, by unit; units that it never came to are missing."""
-        sums: dict[str, list[float]] = {}
-        for batch in self.state.screened.get(stage, {}).values():
-            for name, row in batch.items():
-                sums[name] = [a + b for a, b in zip(sums.get(name, [0.0] * len(row)), row, strict=True)]
         found = {}
         for unit in units:
-            if unit.name in sums:
-                count, scale, *distances = sums[unit.name]
+            rows = [rows[unit.name] for rows in self.state.screened.get(stage, {}).values() if unit.name in rows]
+            if rows:
+                count, scale, *distances = map(sum, zip(*rows, strict=True))
                 found[unit.name] = Screened(int(count), *(value / max(scale, 1e-9) for value in distances))
         return found
 
     def measure_ap(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, float], bool]:
-        """AP by name of the state, and whether that is all, of all images: a time budget may end it after some.
+        """AP by name of the state, of all images, and whether that is all: a time budget may end it after some.
 
         What an earlier process has measured is not measured again. Where the budget ends the rest of it, only that
         is given: AP of fewer images does not compare with it.
@@ -164,20 +157,20 @@ class Passes:
 
     def _statistics(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, Statistics], bool]:
         """What this process's states detect, and whether it is in all images."""
-        mine = {name: states[name] for name in _shared_out(list(states))}
-        results = {name: Statistics() for name in mine}
+        results = {name: Statistics() for name in _shared_out(list(states))}
         for index, batch in self._batches(f"AP of {len(states)} networks"):
             if index and self._clock.over():
                 return results, False
-            if len(batch):
-                images, whole = as_input(batch.images, self._device), None
-                for name, state in mine.items():
-                    found = self._detected.get((stage, name, index))
-                    if found is None:
-                        if whole is None and len(mine) > 1:
-                            whole = self._network.run(images, self._network.everything)
-                        found = detections(batch, self._network.run(images, state, whole))
-                    results[name].extend(found)
+            if not len(batch):
+                continue
+            images, whole = as_input(batch.images, self._device), None
+            for name, statistics in results.items():
+                found = self._detected.get((stage, name, index))
+                if found is None:
+                    if whole is None and len(results) > 1:
+                        whole = self._network.run(images, self._network.everything)
+                    found = detections(batch, self._network.run(images, states[name], whole))
+                statistics.extend(found)
         return results, True
 
     def _batches(self, title: str) -> Iterator[tuple[int, Batch]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core import distributed
-from utils.core.errors import CheckpointError, InputError
+from utils.core.errors import CheckpointError
 from utils.core.files import atomic_path
 from utils.core.resampled import Difference, Resampled, difference_error
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
@@ -91,26 +91,6 @@ class AnalysisState:
         self.ap_resampled.setdefault(stage, {}).update(texts)
 
 
-def find_analysis(where: str | Path, project: str | Path) -> Path:
-    """The run folder that `qat.py sensitive --resume` means.
-
-    Args:
-        where: a run folder or a file in it; empty for the run last written to below `project`.
-
-    Raises:
-        InputError: no run is there.
-    """
-    if where:
-        for candidate in (Path(where), Path(where).parent):
-            if (candidate / STATE_FILE).is_file():
-                return candidate
-        raise InputError(f"--resume {where}: no sensitivity run there; expected a folder with {STATE_FILE}")
-    states = list(Path(project).glob(f"*/{STATE_FILE}"))
-    if not states:
-        raise InputError(f"--resume: no run in {project}; give the run's folder, as in --resume {project}/exp")
-    return max(states, key=lambda path: path.stat().st_mtime_ns).parent
-
-
 def summary(
     state: AnalysisState, search: Search, chosen: Selection, patterns: Sequence[str], recipe_ap: float | None,
     recipe_resampled: Resampled | None, notes: Sequence[str],
@@ -123,20 +103,18 @@ def summary(
     """
     from scipy.stats import spearmanr
 
-    ap, resampled, whole = search.ap, search.resampled, search.resampled.get("INT8")
-    rows: list[dict[str, Any]] = [
-        {
+    ap, resampled = search.ap, {"float": None, "INT8": None} | search.resampled
+    rows: list[dict[str, Any]] = []
+    for name, cost in search.costs.items():
+        seen = search.screened.get(name)
+        rows.append({
             "unit": name,
-            "score": seen.score if (seen := search.screened.get(name)) else None,
-            "alone": seen.alone if seen else None,
-            "images": seen.images if seen else 0,
+            "score": seen and seen.score, "alone": seen and seen.alone, "images": seen.images if seen else 0,
             "ap": ap.get(name),
             "gain": ap[name] - ap["INT8"] if name in ap else None,
-            "gain_error": difference_error(resampled.get(name), whole) if name in ap else None,
+            "gain_error": difference_error(resampled.get(name), resampled["INT8"]) if name in ap else None,
             "cost": dict(cost),
-        }
-        for name, cost in search.costs.items()
-    ]
+        })  # fmt: skip
     rows.sort(key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), -(row["score"] or 0.0)))
     both = [row for row in rows if row["gain"] is not None and row["score"] is not None]
     scores, gains = ([row[name] for row in both] for name in ("score", "gain"))
@@ -147,9 +125,9 @@ def summary(
         "options": dict(state.options),
         "ap": {"float": ap["float"], "INT8": ap["INT8"], "recipe": recipe_ap},
         "ap_difference_error": {
-            "INT8 to float": difference_error(whole, resampled.get("float")),
-            "recipe to float": difference_error(recipe_resampled, resampled.get("float")),
-            "recipe to INT8": difference_error(recipe_resampled, whole),
+            "INT8 to float": difference_error(resampled["INT8"], resampled["float"]),
+            "recipe to float": difference_error(recipe_resampled, resampled["float"]),
+            "recipe to INT8": difference_error(recipe_resampled, resampled["INT8"]),
         },
         "rows": rows,
         "rank_correlation": {
@@ -188,11 +166,13 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
     """The top ten in the form that users know, and what follows from them."""
     ap, recipe, errors = content["ap"], content["recipe"], content["ap_difference_error"]
     top, correlation = content["rows"][:TOP], content["rank_correlation"]
+    measured = (row for row in content["rows"] if row["gain"] is not None)
+    gains = {row["unit"]: Difference(row["gain"], row["gain_error"]) for row in measured}
     lost = Difference(ap["INT8"] - ap["float"], errors["INT8 to float"])
     found = [f"float: ap = {ap['float']:.5f}; INT8: ap = {ap['INT8']:.5f} ({lost})"]
     for place, row in enumerate(top):
         if row["ap"] is not None:
-            result = f"ap = {row['ap']:.5f} ({_gain(row)})"
+            result = f"ap = {row['ap']:.5f} ({gains[row['unit']]})"
         else:
             result = "not screened" if row["score"] is None else f"not confirmed, score {row['score']:.4f}"
         shares = (("of MACs", row["cost"]["macs"]), ("of engine time", row["cost"]["engine_time"]))
@@ -204,30 +184,20 @@ def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
         spearman = f"{correlation['spearman']:.2f} (Spearman, {correlation['units']} units)"
         found.append(f"rank correlation of score and AP: {spearman}")
     found += [f"note: {note}" for note in content["notes"]]
-    found += _choice(content) if recipe["units"] else ["in float: nothing more"]
+    chosen, gain = "nothing more", None
+    if recipe["units"]:
+        chosen = f"{', '.join(recipe['units'])} ({recipe['cost']:.1%} of the cost)"
+    if ap["recipe"] is not None:
+        gain = Difference(ap["recipe"] - ap["INT8"], errors["recipe to INT8"])
+        chosen += f", ap = {ap['recipe']:.5f} ({gain}) when placed and calibrated anew"
+    found.append(f"in float: {chosen}")
+    if gain and not gain.beyond_error:
+        found.append("that is no gain over INT8: the difference is within its standard error")
+    if unsure := [name for name, one in gains.items() if name in recipe["units"] and not one.beyond_error]:
+        found.append(f"by themselves these gain no AP beyond its standard error: {', '.join(unsure)}")
     file = shlex.quote(str(folder / RECIPE_FILE))
     found.append(f"because {recipe['why']}; python qat.py quantize --recipe {file} applies it")
     return found
-
-
-def _choice(content: Mapping[str, Any]) -> list[str]:
-    """What the recipe leaves in float, what that gains, and what of it cannot be told from chance."""
-    ap, recipe = content["ap"], content["recipe"]
-    chosen = f"in float: {', '.join(recipe['units'])} ({recipe['cost']:.1%} of the cost)"
-    found = []
-    if ap["recipe"] is not None:
-        gain = Difference(ap["recipe"] - ap["INT8"], content["ap_difference_error"]["recipe to INT8"])
-        chosen += f", ap = {ap['recipe']:.5f} ({gain}) when placed and calibrated anew"
-        if not gain.beyond_error:
-            found.append("that is no gain over INT8: the difference is within its standard error")
-    rows = [row for row in content["rows"] if row["unit"] in recipe["units"] and row["gain"] is not None]
-    if unsure := [row["unit"] for row in rows if not _gain(row).beyond_error]:
-        found.append(f"by themselves these gain no AP beyond its standard error: {', '.join(unsure)}")
-    return [chosen, *found]
-
-
-def _gain(row: Mapping[str, Any]) -> Difference:
-    return Difference(row["gain"], row["gain_error"])
 
 
 def chart(content: Mapping[str, Any]) -> Figure:

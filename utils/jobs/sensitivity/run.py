@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +30,15 @@ from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import SensitiveOptions
-from utils.jobs.sensitivity import report as report
+from utils.jobs.run_state import find_run
+from utils.jobs.sensitivity import report
 from utils.jobs.sensitivity.passes import FLOAT, Clock, Passes
-from utils.jobs.sensitivity.report import AnalysisState
-from utils.jobs.sensitivity.report import find_analysis as find_run
+from utils.jobs.sensitivity.report import STATE_FILE, AnalysisState
 from utils.jobs.sensitivity.search import Search
 from utils.jobs.sensitivity.units import Costs, Units, read_profile
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = ["find_run", "resume", "start"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +51,20 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     """
     recipe = options.merged_recipe()
     analysis = Analysis(options, recipe)
-    state = AnalysisState(
-        options.model_dump(), recipe.to_dict(), file_hash(options.weights), analysis.fingerprint().to_text(), command
-    )
+    dataset = analysis.fingerprint().to_text()
+    state = AnalysisState(options.model_dump(), recipe.to_dict(), file_hash(options.weights), dataset, command)
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state.save(folder)
         return analysis.run(folder, state)
 
 
-def resume(folder: Path, given: SensitiveOptions) -> dict[str, Any]:
-    """Continue the run in `folder`; the options of this command line must agree with the run's.
+def resume(given: SensitiveOptions) -> dict[str, Any]:
+    """Continue the run that `--resume` names; the options of this command line must agree with the run's.
 
     Raises:
         InputError: the run cannot be continued as asked, or another program is at it.
     """
+    folder = find_run(given.resume or "", given.project, STATE_FILE)
     with held(folder):
         state = distributed.from_main(lambda: AnalysisState.load(folder))
         options = given.resumed(state.options)
@@ -82,7 +79,7 @@ def resume(folder: Path, given: SensitiveOptions) -> dict[str, Any]:
 
 
 class Analysis:
-    """One sensitivity run: what it works on, where it stands, and the steps."""
+    """One sensitivity run: what it works on, and the steps."""
 
     def __init__(self, options: SensitiveOptions, recipe: Recipe) -> None:
         if recipe.calibration.method == AUTO:
@@ -92,97 +89,83 @@ class Analysis:
             )
         self._clock = Clock(options.budget)
         self._profile = read_profile(options.profile) if options.profile else None
-        self.options, self.recipe = options, recipe
+        self._options, self._recipe = options, recipe
         self._inputs = inputs = Inputs.load(options.as_quantize(), recipe)
         self._units = Units(inputs.source.model, inputs.plan, recipe, options.granularity)
 
     def fingerprint(self) -> Fingerprint:
         """What the run reads, to be compared when it is resumed."""
-        return self._inputs.fingerprint({"--hyp": self.options.hyp, "--profile": self.options.profile})
+        return self._inputs.fingerprint({"--hyp": self._options.hyp, "--profile": self._options.profile})
 
     def run(self, folder: Path, state: AnalysisState) -> dict[str, Any]:
         """Do what is left to do; returns the summary."""
-        self.folder, self.state = folder, state
         try:
             with without_tables():
-                return self._run()
+                return self._run(folder, state)
         except KeyboardInterrupt:
             logger.info("\nstopped; continue with: python qat.py sensitive --resume %s", shlex.quote(str(folder)))
             raise
 
-    def _run(self) -> dict[str, Any]:
-        options, inputs, units = self.options, self._inputs, self._units
-        logger.info("%s → %s: %d units (%s)", options.weights, self.folder, len(units.all), options.granularity)
-        model = self._calibrated()
+    def _run(self, folder: Path, state: AnalysisState) -> dict[str, Any]:
+        options, inputs, units = self._options, self._inputs, self._units
+        logger.info("%s → %s: %d units (%s)", options.weights, folder, len(units.all), options.granularity)
+        model = self._placed(inputs.plan)
+        if state.amax:
+            calibration.load_all(model, {name: torch.tensor(value) for name, value in state.amax.items()})
+        else:
+            self._calibrate(model)
+            scales: Any = model.activation_quantizers
+            state.amax = {name: float(backend.get_amax(quantizer)) for name, quantizer in scales.items()}
+            state.save(folder)
         costs = Costs(model, torch.zeros(1, 3, inputs.imgsz, inputs.imgsz, device=inputs.device), self._profile)
         loader = inputs.validation_loader(options.batch_size, options.workers, limit=options.num_image)
         with Layerwise(model) as network, torch.inference_mode():
-            passes = Passes(network, loader, inputs.device, self.folder, self.state, self._clock,
-                            every_unit=options.metric == "ap")  # fmt: skip
+            every_unit = options.metric == "ap"
+            passes = Passes(network, loader, inputs.device, folder, state, self._clock, every_unit=every_unit)
             search = Search(options, units, passes, costs)
             chosen = search.run()
-        recipe = self._recipe_with(search.patterns(chosen.names))
+        patterns = (pattern for name in chosen.names for pattern in search.units[name].patterns)
+        recipe = self._recipe.replace(float=tuple(dict.fromkeys((*self._recipe.float, *patterns))))
         if distributed.is_main():
-            report.write_recipe(recipe.to_dict(), chosen.why, self.folder / report.RECIPE_FILE)
-        recipe_ap = self._verified(recipe) if chosen.names else None
+            report.write_recipe(recipe.to_dict(), chosen.why, folder / report.RECIPE_FILE)
+        name, verified = ", ".join(sorted(recipe.float)), state.ap.setdefault("recipe", {})
+        if chosen.names and name not in verified and not self._clock.over():
+            self._verify(recipe, name, state)
+            state.save(folder)
+        recipe_ap = verified.get(name) if chosen.names else None
         notes = ["every AP here is the mean of box and mask AP"] if inputs.has_masks else []
         notes += search.notes
         if recipe_ap is not None and chosen.ap >= search.ap[FLOAT] - options.target_drop > recipe_ap:
             lost = search.ap[FLOAT] - recipe_ap
             notes.append(f"calibrated anew, the recipe loses {lost:.4f}, more than with the ranges it was found with")
-        recipe_resampled = self.state.resampled("recipe").get(_recipe_name(recipe))
-        summary = report.summary(self.state, search, chosen, recipe.float, recipe_ap, recipe_resampled, notes)
+        resampled = state.resampled("recipe").get(name)
+        summary = report.summary(state, search, chosen, recipe.float, recipe_ap, resampled, notes)
         if distributed.is_main():
-            report.save(summary, self.folder)
-        logger.info("\n%s\nresult: %s", "\n".join(report.lines(summary, self.folder)), self.folder)
+            report.save(summary, folder)
+        logger.info("\n%s\nresult: %s", "\n".join(report.lines(summary, folder)), folder)
         return summary
 
-    def _calibrated(self) -> nn.Module:
-        """The network as `qat.py quantize` with this recipe would calibrate it."""
-        if self.state.amax:
-            model = self._placed(self._inputs.plan)
-            calibration.load_all(model, {name: torch.tensor(value) for name, value in self.state.amax.items()})
-            return model
-        model = self._placed(self._inputs.plan, calibrated_by=self.recipe)
-        scales: Any = model.activation_quantizers
-        self.state.amax = {name: float(backend.get_amax(quantizer)) for name, quantizer in scales.items()}
-        self.state.save(self.folder)
-        return model
-
-    def _placed(self, plan: placement.Plan, calibrated_by: Recipe | None = None) -> nn.Module:
+    def _placed(self, plan: placement.Plan) -> nn.Module:
+        """The network with quantizers, on its device, in evaluation mode."""
         model = self._inputs.network()
         placement.apply(model, plan)
-        model.to(self._inputs.device).eval()
-        if calibrated_by is not None:
-            seed_everything(self.options.seed)
-            batches = image_batches(self._inputs.calibration_loader(self.options.as_quantize()))
-            images = (as_input(batch, self._inputs.device) for batch in batches)
-            calibration.calibrate(model, images, calibrated_by.calibration)
-        return model
+        return model.to(self._inputs.device).eval()
 
-    def _recipe_with(self, patterns: Sequence[str]) -> Recipe:
-        """The run's recipe with more in float."""
-        return self.recipe.replace(float=tuple(dict.fromkeys((*self.recipe.float, *patterns))))
+    def _calibrate(self, model: nn.Module) -> None:
+        """As `qat.py quantize` does it."""
+        seed_everything(self._options.seed)
+        batches = image_batches(self._inputs.calibration_loader(self._options.as_quantize()))
+        images = (as_input(batch, self._inputs.device) for batch in batches)
+        calibration.calibrate(model, images, self._recipe.calibration)
 
-    def _verified(self, recipe: Recipe) -> float | None:
-        """AP of the network that `qat.py quantize --recipe` makes, placed and calibrated anew; None if time is over.
-
-        It is kept by the recipe's name.
-        """
-        name, known = _recipe_name(recipe), self.state.ap.get("recipe", {})
-        if name not in known and not self._clock.over():
-            model = self._placed(placement.plan(self._inputs.source.model, recipe), calibrated_by=recipe)
-            config = EvalConfig(
-                imgsz=self._inputs.imgsz, batch_size=self.options.batch_size, workers=self.options.workers,
-                limit=self.options.num_image,
-            )  # fmt: skip
-            result = Measurer(self._inputs.data, self._inputs.device, config).measure(model, "the recipe")
-            resampled = result.statistics.score_resampled() if result.statistics else None
-            self.state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})
-            self.state.save(self.folder)
-        return self.state.ap.get("recipe", {}).get(name)
-
-
-def _recipe_name(recipe: Recipe) -> str:
-    """What tells the recipes of a run apart: what they leave in float."""
-    return ", ".join(sorted(recipe.float))
+    def _verify(self, recipe: Recipe, name: str, state: AnalysisState) -> None:
+        """Measure AP of the network that `qat.py quantize --recipe` makes; `name` says what is in float."""
+        options, inputs = self._options, self._inputs
+        model = self._placed(placement.plan(inputs.source.model, recipe))
+        self._calibrate(model)
+        config = EvalConfig(
+            imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers, limit=options.num_image
+        )
+        result = Measurer(inputs.data, inputs.device, config).measure(model, "the recipe")
+        resampled = result.statistics.score_resampled() if result.statistics else None
+        state.keep_ap("recipe", {name: result.score.decides}, {name: resampled})

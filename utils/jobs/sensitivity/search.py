@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +44,6 @@ class Search:
     """
 
     def __init__(self, options: SensitiveOptions, units: Units, passes: Passes, costs: Costs) -> None:
-        """Prepare the search; nothing is run yet."""
         self._options, self._groups, self._passes, self._cost_of = options, units, passes, costs
         self.units = {unit.name: unit for unit in units.all}
         self.screened: dict[str, Screened] = {}
@@ -63,9 +61,7 @@ class Search:
         confirmed = units if self._options.metric == "ap" else self._confirmed(units)
         whole = {FLOAT: State(), INT8: self._groups.everything}
         if not self._measure("units", whole | {unit.name: unit.in_float for unit in confirmed}):
-            self.notes.append(
-                "--budget ended the measuring of AP early: AP is of fewer images than asked for, or missing"
-            )
+            self.notes.append("--budget ended the measuring of AP early: it is of fewer images, or missing")
             return self._choose()
         chosen = self._choose()
         if self._options.granularity == "quantizer":
@@ -88,10 +84,10 @@ class Search:
 
     def _confirmed(self, units: Sequence[Unit]) -> list[Unit]:
         """The units that get an AP: those with the highest scores, best first."""
-        seen = self.screened
-        order = sorted((unit for unit in units if unit.name in seen), key=lambda u: seen[u.name].score, reverse=True)
-        mattering = sum(seen[unit.name].score > MATTERS * seen[unit.name].base for unit in order)
-        return order[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]
+        seen = [(self.screened[unit.name], unit) for unit in units if unit.name in self.screened]
+        seen.sort(key=lambda pair: pair[0].score, reverse=True)
+        mattering = sum(one.score > MATTERS * one.base for one, _ in seen)
+        return [unit for _, unit in seen[: min(max(mattering, CONFIRMED[0]), CONFIRMED[1])]]
 
     def _reached(self, chosen: Selection) -> bool:
         return chosen.ap >= self.ap[FLOAT] - self._options.target_drop
@@ -121,15 +117,15 @@ class Search:
         found, whole = self._passes.measure_ap(f"beside {'+'.join(sorted(chosen.names))}", states)
         if not whole:
             return chosen
-        more = self._greedy({name: ap - chosen.ap for name, ap in found.items()}, chosen)
+        more = self._greedy(found, chosen)
         return Selection((*chosen.names, *more.names), more.ap, chosen.cost + more.cost, more.why)
 
     def _choose(self) -> Selection:
-        gains = {name: ap - self.ap[INT8] for name, ap in self.ap.items() if name in self.units}
-        return self._greedy(gains, Selection((), self.ap[INT8], 0.0, ""))
+        found = {name: ap for name, ap in self.ap.items() if name in self.units}
+        return self._greedy(found, Selection((), self.ap[INT8], 0.0, ""))
 
-    def _greedy(self, gains: Mapping[str, float], taken: Selection) -> Selection:
-        """The units to add to those taken already; `gains` are beside them."""
+    def _greedy(self, ap: Mapping[str, float], taken: Selection) -> Selection:
+        """The units to add to those that are taken; `ap` is that of each of them beside those."""
 
         def evaluate(names: tuple[str, ...]) -> float | None:
             label = "+".join(sorted((*taken.names, *names)))
@@ -140,7 +136,7 @@ class Search:
             return found[label] if whole else None
 
         return choose(
-            {name: gain for name, gain in gains.items() if self._state_with((*taken.names, name)).weights},
+            {name: one - taken.ap for name, one in ap.items() if self._state_with((*taken.names, name)).weights},
             evaluate, lambda names: self._cost((*taken.names, *names)) - taken.cost, reference=self.ap[FLOAT],
             start=taken.ap, target_drop=self._options.target_drop, budget=self._options.float_budget - taken.cost,
         )  # fmt: skip
@@ -149,29 +145,18 @@ class Search:
         """Share of the network's cost of these units, what they have in common counted once."""
         if not names:
             return 0.0
-        together = self._groups.union([self.units[name] for name in names])
-        shares = self._cost_of([together])[together.name]
+        (shares,) = self._cost_of([self._groups.union([self.units[name] for name in names])]).values()
         return float(shares["macs"] or 0.0) if shares["engine_time"] is None else shares["engine_time"]
 
     def _state_with(self, names: tuple[str, ...]) -> State:
         """The quantizers that are on while these units are in float."""
         return self._groups.in_float(path for name in names for path in self.units[name].convolutions)
 
-    def patterns(self, names: Sequence[str]) -> list[str]:
-        """What a recipe's `float` says to keep these units in float."""
-        return list(dict.fromkeys(itertools.chain.from_iterable(self.units[name].patterns for name in names)))
-
 
 def choose(
-    gains: Mapping[str, float],
-    evaluate: Callable[[tuple[str, ...]], float | None],
-    cost_of: Callable[[tuple[str, ...]], float],
-    *,
-    reference: float,
-    start: float,
-    target_drop: float,
-    budget: float,
-) -> Selection:
+    gains: Mapping[str, float], evaluate: Callable[[tuple[str, ...]], float | None],
+    cost_of: Callable[[tuple[str, ...]], float], *, reference: float, start: float, target_drop: float, budget: float,
+) -> Selection:  # fmt: skip
     """Add units greedily by AP gained per cost until the loss is small enough, then leave out what was not needed.
 
     Args:

@@ -59,12 +59,7 @@ class Units:
     """
 
     def __init__(self, model: Any, plan: Plan, recipe: Recipe, granularity: str) -> None:
-        """Find the units of a network.
-
-        Args:
-            model: the fused float network that `plan` was made for, with `recipe`.
-            granularity: one of `options.GRANULARITIES`.
-        """
+        """Find the units; `model` is the fused float network that `plan` was made for, with `recipe`."""
         self._model, self._plan = model, plan
         self._needs = placement.needs(model, recipe)
         self.everything = State.of(plan)
@@ -72,9 +67,7 @@ class Units:
 
     def in_float(self, convolutions: Iterable[str]) -> State:
         """The quantizers that are on while these convolutions are in float, as a recipe that names them has it."""
-        gone = set(convolutions)
-        left = [path for path in self._needs if path not in gone]
-        return State(frozenset().union(*(self._needs[path] for path in left)), frozenset(left))
+        return self._quantized(self._needs.keys() - set(convolutions))
 
     def shared(self) -> list[Unit]:
         """For each scale that several units read, find all convolutions that read it.
@@ -82,10 +75,10 @@ class Units:
         The scale's quantizer goes only when all of them are in float.
         """
         found: dict[tuple[str, ...], Unit] = {}
-        for name, tensors in self._scale_tensors().items():
-            consumers = self._consumers(tensors)
+        for name, _, consumers in self._scales():
             if sum(not set(consumers).isdisjoint(unit.convolutions) for unit in self.all) > 1:
-                found.setdefault(consumers, self._group(f"what reads {name}", consumers, self._operations(consumers)))
+                operations = tuple(map(self._operation, consumers))
+                found.setdefault(consumers, self._group(f"what reads {name}", consumers, operations))
         return list(found.values())
 
     def union(self, units: Sequence[Unit]) -> Unit:
@@ -105,33 +98,30 @@ class Units:
             yield self._group(name, tuple(paths), (name,))
 
     def _group(self, name: str, paths: tuple[str, ...], patterns: tuple[str, ...]) -> Unit:
-        alone = State(frozenset().union(*(self._needs[path] for path in paths)), frozenset(paths))
-        return Unit(name, paths, patterns, self.in_float(paths), alone)
+        return Unit(name, paths, patterns, self.in_float(paths), self._quantized(paths))
+
+    def _quantized(self, paths: Iterable[str]) -> State:
+        """The quantizers that these convolutions ask for."""
+        paths = frozenset(paths)
+        return State(frozenset().union(*(self._needs[path] for path in paths)), paths)
 
     def _quantizers(self) -> Iterable[Unit]:
         """Single quantizers: activation scales in the order of the network, then weights."""
-        for name, tensors in self._scale_tensors().items():
-            state, consumers = State(tensors), self._consumers(tensors)
-            yield Unit(name, consumers, self._operations(consumers), self.everything - state, state)
-        for path in self._needs:
-            state = State(weights=frozenset({path}))
-            yield Unit(f"{path}.weight", (path,), self._operations([path]), self.everything - state, state)
+        states = [(name, consumers, State(tensors)) for name, tensors, consumers in self._scales()]
+        states += [(f"{path}.weight", (path,), State(weights=frozenset({path}))) for path in self._needs]
+        for name, paths, state in states:
+            yield Unit(name, paths, tuple(map(self._operation, paths)), self.everything - state, state)
 
-    def _scale_tensors(self) -> dict[str, frozenset[str]]:
-        return {name: frozenset(self._plan.scales.get(name, (name,))) for name in self._plan.scale_names}
-
-    def _consumers(self, tensors: frozenset[str]) -> tuple[str, ...]:
-        return tuple(path for path, needed in self._needs.items() if needed & tensors)
-
-    def _operations(self, paths: Iterable[str]) -> tuple[str, ...]:
-        return tuple(map(self._operation, paths))
+    def _scales(self) -> Iterable[tuple[str, frozenset[str], tuple[str, ...]]]:
+        """Of each scale the name, the tensors that share it, and the convolutions that read one of them."""
+        for name in self._plan.scale_names:
+            tensors = frozenset(self._plan.scales.get(name, (name,)))
+            yield name, tensors, tuple(path for path, needed in self._needs.items() if needed & tensors)
 
     def _operation(self, path: str) -> str:
         """The path by which a recipe names a convolution: of upstream's Conv around it, where there is one."""
         parent, _, last = path.rpartition(".")
-        if last != "conv" or not parent:
-            return path
-        rule = rules.find(self._model.get_submodule(parent))
+        rule = rules.find(self._model.get_submodule(parent)) if parent and last == "conv" else None
         return parent if rule is not None and rule.kind == "conv" else path
 
 
@@ -139,22 +129,17 @@ class Costs:
     """What units cost: shares (0..1) of the network's multiply-adds, and of an engine's time where that is known."""
 
     def __init__(self, model: nn.Module, images: Tensor, profile: Profile | None) -> None:
-        """Count multiply-adds.
-
-        Args:
-            images: `[1, 3, H, W]` as the network takes them.
-            profile: layers of an engine.
-        """
+        """Count multiply-adds of images `[1, 3, H, W]`; `profile` are the layers of an engine."""
         self._macs, self._profile = macs(model, images), profile
 
     def __call__(self, units: Sequence[Unit]) -> dict[str, dict[str, float | None]]:
         """Unit → its shares: `macs`, and `engine_time`, None without a profile."""
         total = sum(self._macs.values()) or 1
-        shares = {unit.name: sum(self._macs.get(path, 0) for path in unit.convolutions) / total for unit in units}
-        times: Mapping[str, float | None] = dict.fromkeys(shares)
+        times: Mapping[str, float] = {}
         if self._profile is not None:
             times = time_shares({unit.name: unit.patterns for unit in units}, self._profile)
-        return {name: {"macs": share, "engine_time": times[name]} for name, share in shares.items()}
+        shares = {unit.name: sum(self._macs.get(path, 0) for path in unit.convolutions) / total for unit in units}
+        return {name: {"macs": share, "engine_time": times.get(name)} for name, share in shares.items()}
 
 
 def macs(model: nn.Module, images: Tensor) -> dict[str, int]:
@@ -216,10 +201,7 @@ def time_shares(units: Mapping[str, Sequence[str]], profile: Profile) -> dict[st
 
 
 def _module_path(scope: str) -> str:
-    """A node or weight → the module that a recipe names: `model.3/cv2/cv2.0/m/m.0/conv/Conv` → `model.3.cv2.0.m.0`.
-
-    Convolution, activation, weight and quantizers of one such module are one mention.
-    """
+    """A node or weight → the module that a recipe names: `model.3/cv2/cv2.0/m/m.0/conv/Conv` → `model.3.cv2.0.m.0`."""
     parts: list[str] = []
     for part in scope.strip("/").split("/"):
         if parts and part.startswith(f"{parts[-1]}."):  # an element of a list is called after the list

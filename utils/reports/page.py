@@ -1,11 +1,13 @@
-"""A report as one HTML file: a table, the curves and the images, nothing fetched from anywhere.
+"""A report as files: JSON, plots, and one HTML page with a table, the curves and the images; and several put together.
 
-The layout is `report.html.j2`; Jinja escapes every value, since class names, paths and notes come from users.
+The page fetches nothing. Its layout is `report.html.j2`; Jinja escapes every value, since class names, paths and notes
+come from users.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,25 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"png": "image/png", "jpg": "image/jpeg", "svg": "image/svg+xml"}
+JSON_NAME, PAGE_NAME = "report.json", "report.html"
+PLOTS = ("ap_per_epoch.png", "ranges.png", "detections.png")
+
+
+def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) -> list[Path]:
+    """Write the JSON, a plot of each part that has something to draw, and the page; each file whole or not at all.
+
+    Raises:
+        InputError: a sample's image cannot be read.
+    """
+    folder = Path(folder)
+    written = [report.save(folder / json_name)]
+    drawings = [
+        figures.ap_per_epoch(report) if report.scored_epochs else None,
+        figures.ranges_per_layer(report.ranges) if report.ranges else None,
+        detections.detections(report.samples) if report.samples else None,
+    ]
+    written += [figures.save(figure, folder / name) for figure, name in zip(drawings, PLOTS, strict=True) if figure]
+    return [*written, write_html(report, folder / PAGE_NAME)]
 
 
 def write_html(report: Report, path: str | Path) -> Path:
@@ -52,7 +73,7 @@ def page(report: Report) -> str:
         report=report,
         headers=headers(report),
         rows=[
-            (row, cells(report, row), {2: _tone(report.difference(row)), 5: _tone(report.mask_difference(row))})
+            (row, cells(report, row), {2: _tone(report.difference(row)), 5: _tone(report.difference(row, "mask_ap"))})
             for row in report.rows
         ],  # the styles of the differences by column: of boxes, and of masks
         remarks=remarks(report),
@@ -86,3 +107,27 @@ def _sample(sample: Sample) -> dict[str, str]:
 def as_data_uri(figure: Figure, kind: str, dpi: int = 150) -> str:
     """A figure as the address of an image that lies in the page itself; `kind` is one of MIME."""
     return f"data:{MIME[kind]};base64,{base64.b64encode(figures.render(figure, kind, dpi)).decode('ascii')}"
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """One report of several runs: all commands, rows and notes, and the first history, ranges and samples there are.
+
+    Raises:
+        ValueError: there is no report.
+    """
+    if not reports:
+        raise ValueError("there is no report to merge")
+    result = reports[0].model_copy(
+        update={
+            "command": "\n".join(dict.fromkeys(report.command for report in reports)),
+            "rows": [],
+            "history": next((report.history for report in reports if report.history), []),
+            "ranges": next((report.ranges for report in reports if report.ranges), []),
+            "samples": next((report.samples for report in reports if report.samples), []),
+            "notes": list(dict.fromkeys(note for report in reports for note in report.notes)),
+        }
+    )
+    for report in reports:
+        for row in report.rows:
+            result.add(row)
+    return result
