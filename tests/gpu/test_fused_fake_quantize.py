@@ -170,44 +170,31 @@ def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
     torch.testing.assert_close(of_scale, same_of_scale, rtol=1e-2, atol=0.1)
 
 
-def no_gradients(unit):
-    return torch.no_grad()
-
-
-def switched_off(unit):
-    unit.output_site.quantizer.disable()
-
-
-def redundant(unit):
-    unit.output_site.redundant = True
-
-
-def kept(unit):
-    unit.output_site.keep = True
-
-
 def no_scale(unit):
     put_scale(unit.output_site.quantizer, None)
     unit.output_site.quantizer.register_buffer("_amax", torch.tensor(1.27, device=DEVICE))
 
 
-def another_activation(unit):
-    unit.act = nn.ReLU()
+CHANGES = {
+    "switched off": lambda unit: unit.output_site.quantizer.disable(),
+    "redundant": lambda unit: setattr(unit.output_site, "redundant", True),
+    "kept": lambda unit: setattr(unit.output_site, "keep", True),
+    "no scale": no_scale,
+    "another activation": lambda unit: setattr(unit, "act", nn.ReLU()),
+    "hooked": lambda unit: unit.output_site.quantizer.register_forward_pre_hook(lambda *_: None),
+}
 
 
-def hooked(unit):
-    unit.output_site.quantizer.register_forward_pre_hook(lambda *_: None)
-
-
-@pytest.mark.parametrize("change", [no_gradients, switched_off, redundant, kept, no_scale, another_activation, hooked])
+@pytest.mark.parametrize("change", ["no gradients", *CHANGES])
 def test_a_unit_does_one_after_the_other(unit, monkeypatch, change):
     images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    with change(unit) or torch.enable_grad(), counted(monkeypatch) as calls:
+    CHANGES.get(change, lambda _: None)(unit)
+    with torch.set_grad_enabled(change != "no gradients"), counted(monkeypatch) as calls:
         found, seen = unit(images), unit.output_site.kept
         activation = unit.act(unit.conv(images))
         assert torch.equal(found, unit.output_site(activation))
     assert not calls
-    assert seen is None if change is not kept else torch.equal(seen, activation)
+    assert seen is None if change != "kept" else torch.equal(seen, activation)
 
 
 def test_the_activation_is_not_kept(unit):

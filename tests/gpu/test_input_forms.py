@@ -19,10 +19,8 @@ from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
 from utils.runners.base import as_feed
-from utils.trt import tensorrt_api, timing
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.runner import Execution
 
 FORMS = {"float": FLOATS, "uint8": InputForm("uint8"), "uint8-nhwc": InputForm("uint8", "nhwc")}
 BATCH = 8
@@ -100,18 +98,3 @@ def test_letterboxing_there_gives_the_pixels_of_the_cpu(size):
     found, same = letterbox_on(image, (320, 320), torch.device("cuda:0"))
     assert (same, found.device.type) == (box, "cuda")
     assert (found.cpu().int() - expected.int()).abs().max() <= 1
-
-
-def test_times(built):
-    """Printed; what is asserted holds on any GPU: bytes are a quarter of floats, and uploading them takes less."""
-    api, device, running = tensorrt_api.load(), torch.device("cuda:0"), {}
-    for name, one in built.items():
-        running[name] = Execution(one.engine, api, device)
-        running[name].set_shapes({"images": one.form.own((BATCH, 3, 320, 320))})
-    found = timing.measure(running, timing.TimingConfig(50, 3, 3, cuda_graph=True, iterations=300))
-    for name, figures in found.items():
-        compute, latency = (figures.parts[part].median for part in ("compute", "latency"))
-        print(f"{name:12} {compute:.3f} ms, with copies {latency:.3f} ms, {figures.qps * BATCH:.0f} images/s")
-        running[name].close()
-    for name in list(FORMS)[1:]:
-        assert found[name].parts["h2d"].median < found["float"].parts["h2d"].median

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from utils.jobs import benchmark_networks
 from utils.jobs.open import open_runner
 from utils.trt import benchmark, tensorrt_api, timing
 from utils.trt.benchmark import Opening
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
@@ -97,34 +93,6 @@ def test_pytorch_beside_an_engine(demo_engine, graphs):
         with torch.inference_mode():
             expected = model(images)[0]
         assert (execution.buffers["output0"].float() - expected).abs().max() < 0.02
-
-
-@pytest.mark.parametrize("streams", [0, 2])
-def test_memory_is_pinned_while_an_engine_is_captured(demo_onnx, tmp_path, streams):
-    """As by the data loader's thread. CUDA refused it with the auxiliary streams that TensorRT 8.6 makes by itself."""
-    cache = demo_onnx.with_name("gpu-tests.timing.cache")
-    config = BuildConfig(batch=(1, 4, 8), timing_cache=cache, timing_iterations=1, optimization_level=2,
-                         max_aux_streams=streams, progress=False)  # fmt: skip
-    execution = Execution(build(demo_onnx, tmp_path / "a.engine", config).path, tensorrt_api.load(), DEVICE)
-    captured, pinned = threading.Event(), []
-
-    def pin():
-        while not captured.is_set():
-            pinned.append(len(torch.zeros(4096 + 4096 * (len(pinned) % 8)).pin_memory()))
-
-    with ThreadPoolExecutor(1) as pool:
-        pinning = pool.submit(pin)
-        try:
-            for number in range(40):
-                execution.set_shapes({"images": (4 + number % 2, 3, 320, 320)})
-                execution.graph().replay()
-        finally:
-            captured.set()
-        pinning.result()
-    print(f"{execution.streams} streams, pinned {len(pinned)} times")
-    assert bool(execution.streams) == bool(streams)
-    assert len(pinned) > 100
-    execution.close()
 
 
 @pytest.mark.parametrize("batch", [8, 32])

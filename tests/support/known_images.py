@@ -8,7 +8,6 @@ with pycocotools without any training.
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,13 +147,8 @@ class KnowingModel(nn.Module):
 
     def _answer(self, image: Tensor) -> Tensor:
         sample = self.samples[self.index(image)]
-        width, height = sample.size
-        ratio = self.imgsz / max(width, height)
-        new_width, new_height = int(width * ratio), int(height * ratio)
-        left = math.ceil((image.shape[2] - new_width) / 2 - 0.6)
-        top = math.ceil((image.shape[1] - new_height) / 2 - 0.6)
-        scale = np.array([new_width / width, new_height / height] * 2)
-        boxes = sample.answers[:, 1:5] * scale + np.array([left, top] * 2)
+        scale, offset = self.placed(sample, image.shape[1:])
+        boxes = sample.answers[:, 1:5] * np.tile(scale, 2) + np.tile(offset, 2)
         columns = torch.arange(len(boxes))
         out = torch.zeros(4 + len(self.names), self.anchors)
         out[:2, columns] = torch.from_numpy((boxes[:, :2] + boxes[:, 2:]) / 2).float().T
@@ -162,27 +156,37 @@ class KnowingModel(nn.Module):
         out[4 + torch.from_numpy(sample.answers[:, 0]).long(), columns] = torch.from_numpy(sample.answers[:, 5]).float()
         return out.to(image)
 
+    def placed(self, sample: Sample, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Where the image lies in an input of this height and width: scale and offset of x, y."""
+        size = np.array(sample.size)
+        new = (size * (self.imgsz / size.max())).astype(int)
+        return new / size, np.ceil((np.array([shape[1], shape[0]]) - new) / 2 - 0.6)
+
+    def squares(self) -> Tensor:
+        """Images of all samples, as large as the input, in the colours that they are known by."""
+        images = torch.empty(len(self.samples), 3, self.imgsz, self.imgsz)
+        for number in range(len(self.samples)):
+            images[number] = torch.tensor(colour(number)[::-1]).view(3, 1, 1) / 255
+        return images
+
+
+def indices(images: Tensor) -> Tensor:
+    """Which samples these are, `[B]`, by operators that can be exported."""
+    middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
+    red, green, blue = torch.floor_divide(torch.round(middle * 255) - 5, 16).unbind(1)
+    return (red * 256 + green * 16 + blue).long().clamp(min=0)
+
 
 class AnswerTable(nn.Module):
     """The answers of a `KnowingModel` to square images as one constant, which can be exported to ONNX."""
 
     def __init__(self, model: KnowingModel) -> None:
         super().__init__()
-        side = model.imgsz
-        images = torch.empty(len(model.samples), 3, side, side)
-        for number in range(len(model.samples)):
-            blue, green, red = colour(number)
-            images[number] = torch.tensor([red, green, blue]).view(3, 1, 1) / 255
-        self.side = side
-        self.names = model.names
-        self.stride = model.stride
-        self.register_buffer("table", model(images))
-        self.register_buffer("places", torch.tensor([256.0, 16.0, 1.0]))
+        self.side = model.imgsz
+        self.register_buffer("table", model(model.squares()))
 
     def forward(self, images: Tensor) -> Tensor:
-        middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
-        digits = torch.floor_divide(torch.round(middle * 255) - 5, 16)
-        answers = self.table[(digits * self.places).sum(1).long()]
+        answers = self.table[indices(images)]
         boxes = answers[:, :4] * (images.shape[3] / self.side)
         return torch.cat([boxes, answers[:, 4:]], 1).to(images.dtype)
 
@@ -196,8 +200,6 @@ def export_answers(
     names: dict[int, str] | None = None,
 ) -> Path:
     """Write the answers as an ONNX detector; `batch` and `size` are fixed where they are given."""
-    import onnx
-
     table = AnswerTable(model)
     side = size or model.imgsz
     images = torch.full((batch or 2, 3, side, side), 5 / 255, dtype=torch.float16 if half else torch.float32)
@@ -210,8 +212,14 @@ def export_answers(
             dynamic_axes={"images": axes, "output0": {0: "batch"} if batch is None else {}} if axes else None,
             dynamo=False,
         )  # fmt: skip
+    return with_metadata(path, names or model.names, task="detect")
+
+
+def with_metadata(path: Path, names: dict[int, str], **entries: str) -> Path:
+    """Add to an ONNX file what ours say of themselves."""
+    import onnx
+
     file = onnx.load(path)
-    for key, value in (("names", json.dumps(names or model.names)), ("stride", "32"), ("task", "detect")):
-        file.metadata_props.add(key=key, value=value)
+    onnx.helper.set_model_props(file, {"names": json.dumps(names), "stride": "32", **entries})
     onnx.save(file, path)
     return path

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import onnx
 import torch
-from known_images import MIXED, KnowingModel, Sample, coco_json, colour, write_set
+from known_images import MIXED, KnowingModel, Sample, coco_json, indices, with_metadata, write_set
 from torch import Tensor, nn
 
 PROTOTYPES = 32  # upstream's val.py assumes so many
@@ -109,21 +108,13 @@ class KnowingMasks(KnowingModel):
         coefficients = torch.from_numpy(rng.normal(0, 0.3, (PROTOTYPES, self.anchors))).float()
         coefficients[:, :PROTOTYPES] = torch.eye(PROTOTYPES, self.anchors)[:, :PROTOTYPES]
         prototypes = np.full((PROTOTYPES, shape[0] // STRIDE, shape[1] // STRIDE), -4.0)
-        scale, offset = self._placed(sample, shape)
+        scale, offset = self.placed(sample, shape)
         for place, answer in enumerate(sample.answers[:PROTOTYPES]):
             points = _fitted(rng, sample, answer) * scale + offset
             filled = cv2.fillPoly(np.zeros(shape, np.uint8), [points.astype(np.int32)], 1).astype(np.float64)
             blocks = cv2.resize(filled, prototypes.shape[:0:-1], interpolation=cv2.INTER_AREA)  # means, exactly
             prototypes[place] = blocks * 8 - 4 + rng.normal(0, 1, blocks.shape)
         return coefficients, torch.from_numpy(prototypes).float()
-
-    def _placed(self, sample: Sample, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Where the image lies in the input, as `KnowingModel` has it: scale and offset of x, y."""
-        width, height = sample.size
-        ratio = self.imgsz / max(width, height)
-        new = np.array([int(width * ratio), int(height * ratio)])
-        offset = np.ceil((np.array([shape[1], shape[0]]) - new) / 2 - 0.6)
-        return new / np.array([width, height]), offset
 
 
 def _fitted(rng: np.random.Generator, sample: OutlinedSample, answer: np.ndarray) -> np.ndarray:
@@ -141,19 +132,12 @@ class _Table(nn.Module):
 
     def __init__(self, model: KnowingMasks) -> None:
         super().__init__()
-        images = torch.empty(len(model.samples), 3, model.imgsz, model.imgsz)
-        for number in range(len(model.samples)):
-            blue, green, red = colour(number)
-            images[number] = torch.tensor([red, green, blue]).view(3, 1, 1) / 255
-        answers, (_, _, prototypes) = model(images)
+        answers, (_, _, prototypes) = model(model.squares())
         for name, value in (("answers", answers), ("prototypes", prototypes)):
             self.register_buffer(name, value)
-        self.register_buffer("places", torch.tensor([256.0, 16.0, 1.0]))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2].float()
-        digits = torch.floor_divide(torch.round(middle * 255) - 5, 16)
-        index = (digits * self.places).sum(1).long().clamp(min=0)
+        index = indices(images)
         return self.answers[index], self.prototypes[index]
 
 
@@ -166,9 +150,4 @@ def export_masks(model: KnowingMasks, path: Path, batch: int | None = None, task
             _Table(model), (torch.zeros(batch or 2, 3, model.imgsz, model.imgsz),), str(path), opset_version=17,
             input_names=["images"], output_names=["output0", "output1"], dynamic_axes=axes, dynamo=False,
         )  # fmt: skip
-    file = onnx.load(path)
-    entries = {"names": json.dumps(model.names), "stride": "32"} | ({"task": task} if task else {})
-    for key, value in entries.items():
-        file.metadata_props.add(key=key, value=value)
-    onnx.save(file, path)
-    return path
+    return with_metadata(path, model.names, **({"task": task} if task else {}))

@@ -93,15 +93,6 @@ def test_an_image_that_cannot_be_decoded_is_left_out_and_said(monkeypatch, tmp_p
     assert caplog.messages == [text]
 
 
-def test_an_error_of_another_kind_is_not_hidden():
-    class Wrong(Drawing):
-        def __getitem__(self, index: int):
-            raise AssertionError("label")
-
-    with pytest.raises(AssertionError, match="label"):
-        SeededImages(Wrong())[0]
-
-
 def test_who_else_draws_is_not_disturbed():
     images = SeededImages(Drawing())
     random.seed(1), np.random.seed(1)

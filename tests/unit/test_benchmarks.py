@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from benchmarks import accuracy, placement, steps
 from benchmarks.steps import Runner, Step, StepError
@@ -98,23 +97,6 @@ def test_mistakes_are_one_line(program, words, named, tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert named in done.stderr
-
-
-def test_training_is_upstreams_with_the_networks_rate(tmp_path):
-    (tmp_path / "hyp.yaml").write_text("lr0: 1.0\nmosaic: 0.5\n")
-    words = ["--data", "d.yaml", "--networks", "yolov9-m", "--hyp", str(tmp_path / "hyp.yaml"), "--gpus", "2"]
-    options = accuracy.AccuracyOptions.parsed(steps.parser_of(accuracy.AccuracyOptions, "").parse_args(words))
-    setup = steps.Setup(tmp_path, "", "weak", [], [])
-    folder = tmp_path / "yolov9-m"
-    folder.mkdir()
-    train, convert = accuracy.training_steps("yolov9-m", options, setup, Path("d.yaml"), folder)
-    text = " ".join(map(str, train.command))
-    assert "--nproc_per_node 2 scripts/run_upstream.py --fast train_dual.py" in text
-    assert "models/detect/yolov9-m.yaml" in text
-    assert "--batch-size 48 --epochs 20" in text
-    assert yaml.safe_load((folder / "hyp.yaml").read_text()) == {"lr0": 0.001, "warmup_bias_lr": 0.001, "mosaic": 0.5}
-    assert train.resume == (train.output, ["--resume", train.output])
-    assert (convert.command[0], convert.output) == ("reparameterization.py", folder / "float.pt")
 
 
 def entry(**result: object) -> dict[str, object]:

@@ -59,16 +59,9 @@ def written(folder: Path, code: str) -> Path:
 
 def ours_and_theirs(server: ForkServer, words: list[object], cwd: Path):
     """What is forked, and what is started."""
+    started = {"stdin": subprocess.DEVNULL, "start_new_session": True, "env": dict(os.environ)}
     command = [sys.executable, *map(str, words)]
-    return server.run(words, cwd), subprocess.run(
-        command,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        env=dict(os.environ),
-    )
+    return server.run(words, cwd), subprocess.run(command, cwd=cwd, capture_output=True, text=True, **started)
 
 
 @pytest.mark.parametrize("where", ["its folder", "elsewhere"])

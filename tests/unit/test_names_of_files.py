@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = sorted([*ROOT.glob("models/**/*.py"), *ROOT.glob("utils/**/*.py")])
 UPSTREAM = {"train.py", "train_dual.py", "val.py", "export.py", "models/common.py", "models/experimental.py",
-            "models/yolo.py", "utils/general.py", "utils/__init__.py"}  # fmt: skip
+            "models/yolo.py", "utils/general.py", "utils/__init__.py", "model.py"}  # fmt: skip
 NAME = re.compile(r"(?<![\w./*-])[\w/]+\.(?:py|sh)\b")
 
 
@@ -44,8 +44,7 @@ def test_files_that_are_named_exist(path):
 
 
 @pytest.mark.parametrize(
-    "source",
-    ['"""See `gone.py`."""\n', "x = 1  # as utils/gone.py does\n", 'def f():\n    """As in passes.py."""\n'],
+    "source", ['"""See `gone.py`."""\n', "x = 1  # as utils/gone.py does\n", 'def f():\n    """As in gone.py."""\n']
 )
 def test_a_name_of_no_file_is_seen(source):
     assert len(missing(source, ROOT / "utils")) == 1

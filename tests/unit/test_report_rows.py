@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import evaluate_file, samples
 from utils.jobs.evaluate import Measurer
 from utils.jobs.options import ValOptions
-from utils.jobs.report_rows import lost_by_qat, make_row, warn_of_a_cut_curve
+from utils.jobs.report_rows import lost_by_qat, make_row
 from utils.reports.page import merged
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
@@ -92,14 +91,6 @@ def test_nms_in_the_file_and_what_is_not_evaluated(known):
         assert make_row(runner, CONFIG, result, folder / "a.onnx", "ONNX", 1.0).ap_with == "NMS in the file"
     row = make_row(torch.device("cpu"), replace(CONFIG, limit=3), None, folder / "a.onnx", "PTQ", 1.0)
     assert (row.ap, row.ap_with, row.measured_on, row.device) == (None, "", "not evaluated", "CPU")
-
-
-def test_a_cut_curve_is_told(caplog):
-    with caplog.at_level(logging.WARNING):
-        warn_of_a_cut_curve(CONFIG)
-        assert caplog.text == ""
-        warn_of_a_cut_curve(replace(CONFIG, conf_thres=0.25))
-    assert "AP is only comparable at --conf-thres 0.001; this is 0.25" in caplog.text
 
 
 def test_samples_of_a_run_are_those_of_the_report_page(known):

@@ -51,7 +51,7 @@ class EvalConfig:
         pad: border in rectangular inference, in strides; upstream's val.py has 0.5.
         single_cls: all classes count as one.
         split: `val`, `test` or `train`.
-        save_txt, save_conf, save_json: write detections, see `predictions.py`; save_json also runs pycocotools.
+        save_txt, save_conf, save_json: write detections, see `results.py`; save_json also runs pycocotools.
         verbose: log a row for each class.
         limit: only so many images, evenly spread.
         upsample_masks: compare masks at the input's size, see `masks.py`.

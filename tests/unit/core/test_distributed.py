@@ -5,7 +5,6 @@ What processes do together is in tests/unit/evaluation/test_shares.py and tests/
 
 from __future__ import annotations
 
-import argparse
 import logging
 
 import pytest
@@ -15,6 +14,7 @@ from utils import cli
 from utils.core import device, distributed
 from utils.core.distributed import VARIABLES, World
 from utils.core.errors import InputError
+from utils.core.options import Options
 
 
 @pytest.fixture
@@ -85,21 +85,22 @@ def test_every_process_takes_the_gpu_of_its_own_number(monkeypatch):
 def test_other_programs_are_one_process_and_one_of_them_says_so(torchrun, capsys, rank):
     torchrun(rank, 2, rank)
     with pytest.raises(SystemExit) as end:
-        cli.run_program(argparse.ArgumentParser("export_qat.py"), lambda args: None, [])
+        cli.run_program("export_qat.py", (Options, lambda options: None), [])
     assert end.value.code == 2
-    expected = "" if rank else "error: export_qat.py is one process; start it without torchrun\n"
-    assert capsys.readouterr().err == expected
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 - rank
+    assert ("export_qat.py" in said) == (rank == 0)
 
 
 def test_other_ranks_say_their_number_and_only_what_is_wrong(torchrun, capsys):
     torchrun(1, 2, 1)
 
-    def work(_: argparse.Namespace) -> None:
+    def work(_: Options) -> None:
         logging.getLogger("utils.somewhere").info("told by rank 0")
         logging.getLogger("utils.somewhere").warning("odd")
         raise InputError("cannot be used")
 
-    assert cli.run_program(argparse.ArgumentParser("qat.py"), work, [], together=True) == 2
+    assert cli.run_program("qat.py", (Options, work), [], together=True) == 2
     said = capsys.readouterr()
     assert (said.out, said.err) == ("rank 1: odd\n", "rank 1: error: cannot be used\n")
     cli.setup_logging()

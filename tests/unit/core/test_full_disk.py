@@ -13,14 +13,11 @@ import resource
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from matplotlib.figure import Figure
 
 from utils.core import files
-from utils.core.errors import QatError
-from utils.jobs import visualize
 from utils.reports import figures, html
 from utils.reports.schema import Report
 from utils.trt.engine_file import EngineNote
@@ -97,23 +94,3 @@ def test_another_error_stays_what_it_is(tmp_path):
     with pytest.raises(FileNotFoundError) as missing, files.atomic_path(tmp_path / "a.txt"):
         (tmp_path / "none").read_text()
     assert missing.value.filename == str(tmp_path / "none")
-
-
-def test_a_video_that_opencv_could_not_write(tmp_path):
-    """It does not say so."""
-    import cv2
-
-    class Plain:
-        def draw(self, image):
-            return image, 0
-
-    noise = np.random.default_rng(0).integers(0, 255, (20, 96, 96, 3), dtype=np.uint8)
-    writer = cv2.VideoWriter(str(tmp_path / "in.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 25, (96, 96))
-    for frame in noise:
-        writer.write(frame)
-    writer.release()
-    visualize._video(Plain(), tmp_path / "in.mp4", tmp_path / "whole.mp4", progress=False)
-    assert visualize._frames_in(tmp_path / "whole.mp4") == 20
-    with small_files(), pytest.raises(QatError, match=r"out.mp4 could not be written whole; is there space left on"):
-        visualize._video(Plain(), tmp_path / "in.mp4", tmp_path / "out.mp4", progress=False)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["in.mp4", "whole.mp4"]

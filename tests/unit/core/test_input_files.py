@@ -10,6 +10,7 @@ import pytest
 from utils import cli
 from utils.core.errors import DataError, InputError
 from utils.core.input_files import check_file, check_files, read_json, read_yaml
+from utils.core.options import Options
 from utils.evaluation.data_yaml import load_data
 
 pytestmark = pytest.mark.timeout(60)
@@ -85,10 +86,8 @@ def test_yaml_is_read_as_ever(tmp_path):
 
 @pytest.mark.parametrize("kind", [PermissionError, IsADirectoryError, FileNotFoundError])
 def test_a_path_that_cannot_be_opened_is_bad_input(capsys, kind):
-    import argparse
-
-    def handler(_args):
+    def work(_options):
         raise kind(13, "cannot be had", "some/file")
 
-    assert cli.run_program(argparse.ArgumentParser("p"), handler, []) == 2
+    assert cli.run_program("p", (Options, work), []) == 2
     assert capsys.readouterr().err == "error: some/file: cannot be had\n"

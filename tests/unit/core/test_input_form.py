@@ -10,12 +10,7 @@ from utils.core.input_form import FLOATS, InputForm
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [
-        (FLOATS, "float32"),
-        (FLOATS, "float16"),
-        (InputForm("uint8"), "uint8"),
-        (InputForm("uint8", "nhwc"), "uint8"),
-    ],
+    [(FLOATS, "float32"), (FLOATS, "float16"), (InputForm("uint8"), "uint8"), (InputForm("uint8", "nhwc"), "uint8")],
 )
 def test_a_file_says_its_form(form, dtype):
     assert InputForm.of_file(form.metadata(), dtype, form.own((1, 3, 64, 96))) == form

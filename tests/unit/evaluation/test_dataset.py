@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -16,10 +13,8 @@ import pytest
 import torch
 from known_images import write_set
 
-from utils import upstream
-from utils.core.distributed import World
 from utils.core.errors import DataError
-from utils.evaluation.dataset import ImageDataset, SeededImages, ShapeBatches, load_data, make_loader
+from utils.evaluation.dataset import ImageDataset, ShapeBatches, load_data, make_loader
 from utils.evaluation.images import find_images
 
 
@@ -79,14 +74,6 @@ def test_workers_give_the_same_batches(folder):
         assert (alone.paths, alone.shapes) == (helped.paths, helped.shapes)
 
 
-def test_workers_leave_ctrl_c_to_the_main_process(folder):
-    batches = iter(make_loader(load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=2, workers=2))
-    first = next(batches)  # so that both have started
-    for worker in batches._workers:
-        os.kill(worker.pid, signal.SIGINT)
-    assert len(first) + sum(map(len, batches)) == 20  # nobody died of it
-
-
 def test_limit_takes_images_evenly_spread(folder):
     dataset = ImageDataset([str(folder / "images/val")], 3, 64, limit=3)
     assert [Path(image.path).stem[-2:] for image in dataset.images] == ["01", "10", "20"]
@@ -108,25 +95,6 @@ def test_keep_takes_only_the_images_that_it_holds_for(folder):
         ImageDataset([str(folder / "images/val")], 3, 64, keep=lambda _: False)
 
 
-def test_keep_reaches_upstreams_dataset(folder, monkeypatch):
-    given = {}
-    dataset = SimpleNamespace()
-    monkeypatch.setattr(upstream, "make_dataset", lambda *_, **more: given.update(more) or dataset)
-    monkeypatch.setattr(SeededImages, "__len__", lambda _: 1)
-    make_loader(
-        load_data(folder / "data.yaml"), "val", imgsz=64, batch_size=2, workers=0, augment=True, keep=str.isdigit
-    )
-    assert given["keep"] is str.isdigit
-
-
-def test_rect_and_shuffle_exclude_each_other(folder):
-    data = load_data(folder / "data.yaml")
-    with pytest.raises(ValueError, match="cannot shuffle"):
-        make_loader(data, "val", imgsz=64, batch_size=2, rect=True, shuffle=True)
-    with pytest.raises(ValueError, match="square, not limited"):
-        make_loader(data, "val", imgsz=64, batch_size=2, augment=True, limit=2)
-
-
 @pytest.mark.parametrize(("room", "workers"), [(2, 0), (3, 1), (100, 2)])
 def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, room, workers):
     data, size = load_data(folder / "data.yaml"), 8 * 3 * 64 * 64
@@ -137,18 +105,6 @@ def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, 
     loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
     assert loader.num_workers == workers
     assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_room_is_asked_for_the_largest_batch_that_all_processes_share(folder, monkeypatch, processes):
-    asked = []
-    monkeypatch.setattr("utils.evaluation.dataset.loading_processes", lambda *words: asked.append(words[1:]) or (0, 0))
-    monkeypatch.setattr("utils.core.distributed.world", lambda: World(0, processes))
-    data, options = load_data(folder / "data.yaml"), {"imgsz": 64, "batch_size": 1, "together": 16, "share": True}
-    images = max(len(indices) for indices in ShapeBatches([(64, 64)] * 20, 1, 16))
-    make_loader(data, "val", **options)
-    assert images > 1
-    assert asked == [(images * 3 * 64 * 64, 1)]
 
 
 def test_batches_that_are_given_together_come_after_a_first_one_alone():

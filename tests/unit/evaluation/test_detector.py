@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.evaluation.detector import in_images
 
@@ -14,28 +13,8 @@ SHAPES = [
 ]
 
 
-class Operators(TorchDispatchMode):
-    """Keeps the names of the operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 def test_boxes_are_in_the_pixels_of_their_own_images():
     box = torch.tensor([[10.0, 12.0, 30.0, 40.0, 0.9, 1.0]])
     found = in_images([box.repeat(2, 1), box[:0], box], SHAPES)
     assert [one[:, :4].tolist() for one in found] == [[[20, 10, 60, 66]] * 2, [], [[3, 5, 13, 19]]]
     assert all(torch.equal(one[:, 4:], box[:, 4:].expand(len(one), 2)) for one in found)
-
-
-def test_no_operator_wakes_all_threads_for_a_few_numbers():
-    """`repeat_interleave` on the CPU divides even 32 numbers among all threads, and waits for each of them."""
-    with Operators() as ran:
-        in_images([torch.rand(count, 6) for count in (3, 0, 2)], SHAPES)
-    assert "index" in ran.names
-    assert "repeat_interleave" not in ran.names

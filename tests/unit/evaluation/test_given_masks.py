@@ -135,11 +135,6 @@ def test_masks_on_the_grid_are_the_sums_of_prototypes():
     assert (pixels != masks.at_input_size().pixels(torch.tensor([0]), everything)).float().mean() < 0.02
 
 
-def test_memory_is_bounded():
-    given = GivenMasks.of(shares(), [torch.arange(5)], [BOXES], SIZE, upsampled=False)
-    assert given.at_a_time() == (32 << 20) // (4 * 12 * 16) // 3
-
-
 @pytest.mark.parametrize("count", [0, 99])
 def test_masks_that_are_no_square(count: int):
     with pytest.raises(InputError, match=rf"masks are \[1, 5, {count}\]; expected \[batch, detections, R \* R\]"):

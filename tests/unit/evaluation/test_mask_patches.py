@@ -89,12 +89,3 @@ def test_given_masks_are_stretched_over_their_boxes_or_the_input(framed):
         np.testing.assert_array_equal(patch.inside[certain], found[certain] > 0.5)
         assert certain.mean() > 0.99
         assert patch.inside.any()
-
-
-def test_one_mask_is_made_at_a_time():
-    masks = made([(0, 0, 100, 80), (5, 5, 60, 60)])
-    first = patches(masks, 0, torch.arange(2), ((96, 128), ((1.0, 1.0), (0.0, 0.0))))
-    next(first)
-    masks.coefficients[0][1] = -1e9  # before the second is asked for
-    masks.prototypes.abs_()
-    assert not next(first).inside.any()

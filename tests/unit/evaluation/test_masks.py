@@ -98,7 +98,9 @@ def truth_of(masks, rows, seed=1):
     return labels, PackedMasks.pack(np.stack(planes)), planes
 
 
-def test_overlaps_are_pycocotools(monkeypatch):
+@pytest.mark.parametrize("largest", [None, 1, 5000])  # bytes of masks at a time
+def test_overlaps_are_pycocotools(monkeypatch, largest):
+    monkeypatch.setitem(masks_module.LARGEST, "cpu", largest or masks_module.LARGEST["cpu"])
     found, rows, masks = detected()
     labels, truth, planes = truth_of(masks, rows)
     labels[2] = labels[2][:1].clone()  # detections of other classes are skipped there
@@ -120,38 +122,6 @@ def test_overlaps_are_pycocotools(monkeypatch):
         first += len(theirs)
     assert sum(float(overlap.sum()) for overlap in whole) > 3
     assert float(whole[2].sum()) > 0
-
-
-@pytest.mark.parametrize("limit", [1, 3, 200, 1000])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])  # the groups of either, here on the CPU
-def test_groups_do_not_matter(monkeypatch, limit, device):
-    _, rows, masks = detected(6)
-    labels, truth, _ = truth_of(masks, rows)
-    whole = mask_overlaps(masks, truth, rows, labels)
-    groups, made = masks_module._groups, []
-
-    def as_on(wanted, _, on):
-        for images, places in groups(wanted, limit, torch.device(device)):
-            made.append(places.shape)
-            yield images.to(on), places.to(on)
-
-    monkeypatch.setattr(masks_module, "_groups", as_on)
-    monkeypatch.setattr(masks_module, "_together", lambda parts, _: together(parts, torch.device("cpu")))
-    parts = mask_overlaps(masks, truth, rows, labels)
-    for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one, other, atol=0, rtol=0)
-    assert max(count * width for count, width in made) <= max(limit, 1)
-    assert (max(count for count, _ in made) > 1) == (device == "cuda" and limit > 3)
-
-
-together = masks_module._together
-
-
-def test_memory_is_bounded(monkeypatch):
-    _, _, masks = detected()
-    assert masks.at_a_time() == (32 << 20) // (4 * 12 * 16)
-    monkeypatch.setitem(masks_module.LARGEST, "cpu", 1)
-    assert masks.at_a_time() == 1
 
 
 def test_masks_of_another_size_are_refused():

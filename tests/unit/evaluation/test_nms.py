@@ -154,27 +154,6 @@ def test_images_with_few_and_with_many_candidates(max_det):
         assert [len(one) > 0 for one in found] == [True, False, *[True] * 7]
 
 
-def test_the_cpu_waits_a_few_times(monkeypatch):
-    """On a GPU each of these waits until all that was started has ended; so many, whatever the images hold."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Waits(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            kind = func.overloadpacket.__name__
-            by_mask = kind == "index" and any(one is not None and one.dtype == torch.bool for one in args[1])
-            self.count += kind in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount") or by_mask
-            return func(*args, **(kwargs or {}))
-
-    found = []
-    for batch in (2, 9):
-        with Waits() as waits:
-            suppress_together(predictions(batch=batch, anchors=150), 0.001, 0.7, 300, False)
-        found.append(waits.count)
-    assert found[0] == found[1] <= 12
-
-
 @pytest.mark.parametrize("pairs", [1, 50_000])
 def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatch, pairs):
     raw = predictions(batch=9)
@@ -183,13 +162,6 @@ def test_all_images_at_once_in_small_blocks_and_without_any_detection(monkeypatc
         found = suppress_together(raw, 0.01, iou, max_det, False)
         assert all(map(torch.equal, found, non_max_suppression(raw, 0.01, iou, max_det=max_det)))
     assert [one.shape for one in suppress_together(raw, 1.0, 0.5, 100, False)] == [(0, 6)] * 9
-
-
-def test_only_the_best_candidates_take_part_in_a_batch(monkeypatch):
-    raw = predictions()
-    monkeypatch.setattr(nms, "MAX_CANDIDATES", 50)
-    found = suppress_together(raw, 0.001, 0.9, 300, False)
-    assert all(map(torch.equal, found, non_max_suppression(raw, 0.001, 0.9, max_det=300)))
 
 
 def test_a_long_chain_of_boxes_that_decide_about_each_other():

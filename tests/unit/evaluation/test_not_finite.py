@@ -56,11 +56,10 @@ def test_outputs_that_are_no_numbers_are_counted_and_marked(data, caplog, bad):
     assert any("NaN or infinity for 2 of 5 images" in line for line in table(result, per_class=False))
 
 
-def test_numbers_are_not_marked(data, caplog):
-    with caplog.at_level(logging.WARNING), TorchRunner(Answers(0.0), "cpu") as runner:
+def test_numbers_are_not_marked(data):
+    with TorchRunner(Answers(0.0), "cpu") as runner:
         result = evaluate(runner, data, CONFIG, progress=False)
-    assert (result.not_finite, result.mark, caplog.text) == (0, "", "")
-    assert not any("NaN" in line for line in table(result, per_class=False))
+    assert (result.not_finite, result.mark) == (0, "")
 
 
 def test_a_report_marks_the_row_and_compares_it_with_nothing(data, tmp_path):

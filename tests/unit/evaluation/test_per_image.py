@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.core.tasks import Prediction
 from utils.evaluation.batch import Item, PerImage, collate
-from utils.evaluation.detector import in_images
 from utils.evaluation.loop import labels_in_images
 from utils.evaluation.metrics import Statistics
-from utils.evaluation.nms import suppress_together
 
 SHAPES = ((100, 200), ((0.5, 0.5), (0.0, 7.0)))
-
-
-class Made(TorchDispatchMode):
-    """Counts the tensors that operators give."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.count += len(result) if isinstance(result, (tuple, list)) else 1
-        return result
 
 
 def test_it_is_a_sequence_of_the_rows_of_each_image():
@@ -38,44 +23,6 @@ def test_it_is_a_sequence_of_the_rows_of_each_image():
     assert found.owners().tolist() == [0, 0, 0, 2]
     with pytest.raises(IndexError):
         found[3]
-
-
-def test_images_are_split_once_and_only_when_one_is_read(monkeypatch):
-    splits, split = [], torch.Tensor.split
-    monkeypatch.setattr(torch.Tensor, "split", lambda *words: splits.append(1) or split(*words))
-    found = PerImage(torch.rand(5, 6), [2, 3])
-    assert (len(found), len(found.owners()), splits) == (2, 5, [])
-    assert len(list(found)) == len(found[0]) == 2
-    assert splits == [1]
-
-
-def batch_of(count):
-    items = []
-    for index in range(count):
-        labels = torch.rand(1 + index % 3, 6) / 2
-        labels[:, 1] = index % 4
-        items.append(Item(torch.zeros(3, 64, 96, dtype=torch.uint8), labels, str(index), SHAPES))
-    return collate(items)
-
-
-@pytest.mark.parametrize("max_det", [300, 5])  # with few, most images are looked at again, with more candidates
-def test_the_tensors_of_a_batch_do_not_become_more_with_its_images(max_det):
-    torch.manual_seed(0)
-    counts = []
-    for images in (32, 128):
-        raw = torch.rand(1, 8, 40).repeat(images, 1, 1)
-        raw[:, :4] = raw[:, :4] * 30 + 20
-        raw, batch, statistics = Prediction.of_boxes(raw), batch_of(images), Statistics()
-        with torch.inference_mode(), Made() as made:
-            found = suppress_together(raw, 0.3, 0.2, max_det, False)
-            rows = in_images(found, batch.shapes)
-            labels = labels_in_images(batch, torch.device("cpu"))
-            before = made.count
-            statistics.add(rows, labels, batch.paths)
-        assert len(rows) == len(labels) == images
-        assert sum(rows.counts) > 2 * images
-        counts.append((before, made.count - before))
-    assert counts[0] == counts[1]
 
 
 def test_what_is_kept_of_an_image_takes_nothing_of_the_others_along():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
-from unittest.mock import MagicMock
 
 import pytest
-import torch
 from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
 
 from utils.evaluation import detector as detectors
@@ -65,22 +62,6 @@ def test_the_next_batch_is_started_before_nms_of_this_one(known, monkeypatch):
     result, journal = evaluated(known, replace(CONFIG, overlap=True), monkeypatch)
     assert journal == ["network 8", "network 8", "NMS", "network 4", "NMS", "NMS"]
     assert set(result.ms) == {"preprocess", "inference", "nms"}
-
-
-def test_images_on_the_cpu_for_a_network_on_a_gpu(known, monkeypatch):
-    """As a call takes them; only memory of the GPU has to be kept from being used again while it is read."""
-    data, model = known
-    for name in ("current_stream", "Event"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    with OneBuffer(model, "cpu") as runner:
-        detector = detectors.OverlappingDetector(runner, data)
-        detector._beside = MagicMock()
-        monkeypatch.setattr(detector, "_infer", lambda inputs, kept: {"output0": inputs})
-        started = detector.start(images)
-    assert (started.shape, len(started.marks)) == (images.shape, 3)
-    assert started.raw["output0"].shape == images.shape
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 64])

@@ -11,7 +11,6 @@ from known_images import MIXED, SQUARE, KnowingModel, numbers, write_set
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT
 from utils.evaluation.dataset import load_data
-from utils.evaluation.detector import Detector
 from utils.evaluation.input_plan import InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.evaluate_file import make_configs
@@ -85,7 +84,7 @@ def test_sizes_outside_the_profile_are_refused_at_once(known):
 
 def test_a_study_covers_the_sizes_of_the_profile(known):
     def sizes(runner, asked=None):
-        options = ValOptions("a.engine", task="study", imgsz=asked)
+        options = ValOptions(engine_file="a.engine", task="study", imgsz=asked)
         return [config.imgsz for config in make_configs(options, runner)]
 
     assert sizes(Profiled(known[0], (1, 320, 320), (8, 768, 896))) == [384, 512, 640, 768]
@@ -107,15 +106,6 @@ def test_rectangular_inference_needs_room_in_the_profile(tmp_path):
         evaluate(narrow, load_data(data), rect, progress=False)
     assert narrow.batches == []
     check_shapes(TorchRunner(model, "cpu"), [(640, 640)])  # no profile, no limit
-
-
-def test_an_engine_of_other_classes_without_names(known):
-    """Without a note beside it the number of classes is that of its output."""
-    runner = TorchRunner(known[0], "cpu")
-    runner.metadata = {}
-    runner.outputs = (TensorSpec("output0", (None, 84, None), "float32"),)
-    with pytest.raises(InputError, match="the network has 80 classes, and"):
-        Detector(runner, known[1])
 
 
 def test_where_the_time_goes(known):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from small_finetuners import CPU, constant, images, make, moved, parts, quantized, task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
-from torch import Tensor, nn
 
 from models.quantize import backend, finetune
 from models.quantize.finetune import DivergedError, Finetuner, highest_rate, learning_rate
@@ -69,15 +68,6 @@ def test_weights_biases_and_ranges_have_rates_of_their_own(teacher):
         steps[kind] = max(steps[kind], float((value.detach() - weights[name]).abs().max()))
     assert steps == pytest.approx({"weight": 1e-5, "bias": 7e-5}, rel=0.02)
     assert float((tuner.ranges.log_amax.detach() - ranges).abs().max()) == pytest.approx(3e-3, rel=0.02)
-
-
-def test_the_rate_is_that_of_each_step(teacher):
-    asked: list[int] = []
-    tuner = make(teacher)
-    before = parts(tuner)
-    tuner.run_epoch(images(3), lambda step: asked.append(step) or 0.0)
-    assert asked == [step for step in range(3) for _ in tuner.optimizer.param_groups]
-    assert not any(moved(one, other) for one, other in zip(before, parts(tuner), strict=True))
 
 
 @pytest.mark.parametrize("settings", [{}, {"supervision": "layers"}, {"ranges": "fixed"}])
@@ -171,21 +161,6 @@ def test_epochs_are_deterministic(teacher):
     assert not any(moved(one, other) for one, other in zip(parts(first), parts(second), strict=True))
 
 
-def test_gradients_are_clipped(teacher, monkeypatch):
-    seen = []
-    original = nn.utils.clip_grad_norm_
-
-    def clip(parameters: list, limit: float) -> Tensor:
-        seen.append((len(parameters), limit))
-        return original(parameters, limit)
-
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip)
-    tuner = make(teacher, grad_clip=0.25)
-    tuner.run_epoch(images(2), constant(1e-3))
-    count = len([p for p in tuner.whole.parameters() if p.requires_grad])
-    assert seen == [(count, 0.25)] * 2
-
-
 def test_a_loss_that_is_not_finite_is_named(teacher):
     tuner = make(teacher)
     with torch.no_grad():
@@ -207,47 +182,12 @@ def test_a_training_that_diverges_says_so_whatever_became_of_the_ranges(teacher)
     assert all(torch.equal(backend.get_amax(one), before[name]) for name, one in backend.quantizers(tuner.student))
 
 
-@pytest.mark.parametrize(("rate", "log_amax"), [(float("inf"), 0.0), (1e-3, 1e3)])
-def test_a_last_step_that_leads_nowhere_is_a_divergence_too(teacher, monkeypatch, rate, log_amax):
-    """Its loss was finite, and no step comes that would look at what it left, in weights or in ranges."""
-    tuner = make(teacher)
-    step = tuner._step
-
-    def then_move_ranges(batch: Tensor) -> Tensor:
-        loss = step(batch)
-        tuner.ranges.log_amax.data += log_amax
-        return loss
-
-    monkeypatch.setattr(tuner, "_step", then_move_ranges)
-    before = {name: backend.get_amax(one).clone() for name, one in backend.quantizers(tuner.student)}
-    with pytest.raises(DivergedError, match="weights or ranges are not finite after the last step"):
-        tuner.run_epoch(images(1), constant(rate))
-    assert all(torch.equal(backend.get_amax(one), before[name]) for name, one in backend.quantizers(tuner.student))
-
-
 def test_a_loss_on_held_out_images_that_is_not_finite_is_a_divergence(teacher):
     tuner = make(teacher)
     with torch.no_grad():
         tuner.student.model[2].cv1.conv.bias[0] = float("nan")
     with pytest.raises(DivergedError, match="the loss on held-out images is nan"):
         tuner.held_out_loss(images(1))
-
-
-def test_a_loss_is_not_below_zero():
-    assert finetune._finite(torch.tensor(-1e-9)) == 0.0
-
-
-def test_the_mean_loss_is_told_after_every_step(teacher):
-    told = []
-    result = make(teacher).run_epoch(images(3), constant(1e-4), on_step=told.append)
-    assert (len(told), told[-1], result.iterations) == (3, result.loss, 3)
-
-
-def test_no_images_is_an_error(teacher):
-    with pytest.raises(ValueError, match="no images to finetune"):
-        make(teacher).run_epoch([], constant(1e-3))
-    with pytest.raises(ValueError, match="no images to measure"):
-        make(teacher).held_out_loss([])
 
 
 def test_the_held_out_loss_is_the_task_loss_of_the_student_as_it_is_saved(teacher):
@@ -273,28 +213,11 @@ def test_a_finer_range_counts_less(teacher):
     assert 0 < near < 0.2 * far
 
 
-def test_settings_reach_the_optimizer(teacher):
-    settings = Finetune(bias_rate=2.0, range_rate=3.0)
-    tuner = Finetuner(quantized(teacher), teacher, settings, device=CPU)
-    assert [group["factor"] for group in tuner.optimizer.param_groups] == [1.0, 2.0, 3.0]
-    assert [{p.dim() for p in group["params"]} for group in tuner.optimizer.param_groups] == [{4}, {1}, {1}]
-
-
 def test_images_become_fractions():
     images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
     assert finetune.as_input(images, CPU).flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
     floats = torch.rand(1, 3, 2, 2)
     assert finetune.as_input(floats, CPU) is floats
-
-
-def test_seeding_covers_what_augmentation_draws_from():
-    import random
-
-    draws = []
-    for _ in range(2):
-        finetune.seed_everything(57)
-        draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-    assert draws[0] == draws[1]
 
 
 def test_five_percent_of_the_steps_rise_in_a_line_and_the_rest_fall_as_half_a_cosine():

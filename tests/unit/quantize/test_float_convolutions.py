@@ -32,39 +32,6 @@ def test_layers_that_nothing_reads_stay_in_float():
     assert not [tensor.name for tensor in plan.tensors if tensor.name.split(".")[1:2] in (["3"], ["4"], ["5"])]
 
 
-ALL = ["model.0.conv", "model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv", "model.5.conv",
-       "model.6"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("model.*", ALL),
-        ("model.2.*", ["model.2.cv1.conv", "model.2.cv2.conv"]),
-        ("model.2", ["model.2.cv1.conv", "model.2.cv2.conv"]),
-        ("model.2.cv1", ["model.2.cv1.conv"]),
-        ("*cv1", ["model.1.cv1.conv", "model.2.cv1.conv"]),
-        ("model.[56]", ["model.5.conv", "model.6"]),
-        ("model.?.cv?", ["model.1.cv1.conv", "model.1.cv2.conv", "model.2.cv1.conv", "model.2.cv2.conv"]),
-    ],
-)
-def test_patterns_name_subtrees_and_globs(pattern, names):
-    _, plan = placed(chain(), float=(pattern,))
-    assert sorted(plan.convolutions) == ALL
-    assert sorted(plan.float_convolutions) == names
-
-
-@pytest.mark.parametrize("pattern", ["cv1", "model.2.c", "*.cv", "Model.2", "model.3", "model.?.conv.weight"])
-def test_patterns_match_whole_paths_of_convolutions(pattern):
-    with pytest.raises(RecipeError, match="matches no convolution"):
-        placement.plan(chain(), Recipe(float=(pattern,)))
-
-
-def test_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(RecipeError, match=r"float holds 'model\.77', which matches no convolution"):
-        placement.plan(chain(), Recipe(float=("model.77",)))
-
-
 def test_head_options_keep_the_last_layer_or_its_plain_convolutions_in_float():
     for option in ("float", "last-conv-float"):  # the last layer of this one is a plain convolution
         _, plan = placed(chain(), head=option)

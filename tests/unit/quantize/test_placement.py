@@ -254,26 +254,6 @@ def test_unfused_network_is_refused():
         placement.plan(network, Recipe())
 
 
-def test_description_names_scales_and_float_parts():
-    _, plan = placed(chain(), float=("model.5",))
-    text = placement.describe(plan)
-    assert "6 of 7 convolutions in INT8" in text
-    assert "float: model.5.conv: the recipe's float pattern model.5" in text
-    assert "one scale: model.1.p, model.1.a, model.1.b, model.1.v" in text
-    lists = [line.split(": ")[1].split(", ") for line in text.splitlines() if line.startswith(("  one", "  own"))]
-    named = [name for names in lists for name in names]
-    assert sorted(named) == sorted(tensor.name for tensor in plan.tensors)
-    assert len(lists) == len(plan.scales)
-    assert "  own scale: images\n" in text
-
-
-def test_description_names_the_inputs_of_what_no_rule_describes():
-    _, plan = placed(Network([(-1, Conv(3, 4)), (-1, Unknown(4)), (-1, Conv(4, 4))]))
-    lines = placement.describe(plan).splitlines()
-    assert plan.fallback
-    assert {f"  own scale: {path}.input" for path in plan.fallback} <= set(lines)
-
-
 def test_bound_forward_of_upstreams_fuse_does_not_bypass_the_quantizers():
     network = chain()
     for module in network.modules():

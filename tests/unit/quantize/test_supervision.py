@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from models.quantize import backend, placement, supervision
 from models.quantize.fake_quantize import fake_quantize
 from models.quantize.recipe import Recipe
-from models.quantize.supervision import (
-    LayerTaps,
-    layer_loss,
-    mask_distance,
-    raw_head,
-    task_terms,
-    tensors_of,
-)
+from models.quantize.supervision import LayerTaps, layer_loss, mask_distance, raw_head, task_terms, tensors_of
 
 CLASSES, BINS = 3, 4
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -106,14 +99,6 @@ def test_a_level_without_objects_weighs_nothing():
     other[:, : 4 * BINS] = maps(3, sizes=(3,))[0][:, : 4 * BINS]
     alone, beside = task_loss([ours], [theirs], CLASSES), task_loss([ours, other], [theirs, empty], CLASSES)
     assert float(beside) == pytest.approx(float(alone), rel=1e-6)
-
-
-def test_an_image_without_objects_gives_a_finite_loss_and_gradient():
-    ours, theirs = [one.requires_grad_() for one in maps(0, certainty=-30)], maps(1, certainty=-200)
-    loss = task_loss(ours, theirs, CLASSES)
-    loss.backward()
-    assert 0 <= float(loss.detach()) < 1e-3
-    assert all(bool(one.grad.isfinite().all()) for one in ours)
 
 
 def test_a_class_that_is_only_the_students_counts_where_the_teacher_sees_nothing():
@@ -325,16 +310,6 @@ def test_supervised_layers_are_every_nth_the_last_before_the_head_and_the_head(c
     assert supervision.supervised_layers(count, stride) == expected
 
 
-def test_a_supervision_stride_below_one_is_refused():
-    with pytest.raises(ValueError, match="stride"):
-        supervision.supervised_layers(5, 0)
-
-
-def test_a_model_without_layers_is_refused():
-    with pytest.raises(TypeError, match="model"):
-        supervision.top_layers(nn.Conv2d(1, 1, 1))
-
-
 # the head and the taps
 
 
@@ -369,14 +344,6 @@ def test_taps_collect_lists_and_forget_them():
         gc.collect()
         assert watched() is None
     assert not any(layer._forward_hooks for layer in network.model)
-
-
-def test_taps_are_removed_when_the_forward_fails():
-    network = placed()
-    with pytest.raises(RuntimeError), LayerTaps(network, [0]):
-        network(torch.rand(1, 5, 8, 8))
-    assert not network.model[0]._forward_hooks
-    assert not network.model[0].output_site.keep
 
 
 def test_a_tap_takes_a_layers_result_before_its_own_quantizer():

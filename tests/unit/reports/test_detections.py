@@ -47,12 +47,6 @@ def test_unmatched_pairs_one_to_one_and_by_class():
     assert detections.unmatched([], [one]) == []
 
 
-def test_the_first_stage_is_compared_with_the_second_and_others_with_the_first():
-    sample = sample_of("x", float=[], PTQ=[], QAT=[])
-    pairs = {stage: detections.counterpart(sample, stage) for stage in ("float", "PTQ", "QAT", "truth")}
-    assert pairs == {"float": "PTQ", "PTQ": "float", "QAT": "float", "truth": None}
-
-
 def test_masks_are_filled_under_their_boxes_and_outlined(image):
     inside = np.zeros((60, 80), bool)
     inside[10:30, 8:24] = True
@@ -71,16 +65,6 @@ def test_masks_are_filled_under_their_boxes_and_outlined(image):
     rings = [patch.get_path().vertices for patch in axes.patches if isinstance(patch, PathPatch)]
     corners = {tuple(np.concatenate([ring.min(0), ring.max(0)])) for ring in rings}
     assert corners == {(8.5, 10.5, 23.5, 29.5), (11.5, 14.5, 20.5, 25.5), (20.5, 28.5, 29.5, 33.5)}
-
-
-def test_masks_of_large_images_are_filled_in_fewer_pixels():
-    (axes,) = figures.new_figure(3, 2, 1)[1]
-    large = box((0, 0, 9000, 6000), outline=("0,0 4499,0 4499,5999 0,5999",))
-    detections._draw_masks(axes, (6000, 9000), [large], ["#0072B2"])
-    covered = axes.images[0].get_array()[..., 3] > 0
-    assert covered.shape == (933, 1400)
-    assert abs(covered.mean() - 0.5) < 0.01
-    assert axes.images[0].get_extent() == [0, 9000, 6000, 0]
 
 
 def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tmp_path):

@@ -134,25 +134,6 @@ class TestProgram:
         assert "0.5000" in done.stdout
         assert "Title" in (tmp_path / "out" / "report.html").read_text()
 
-    def test_the_first_runs_folder_is_the_default(self, tmp_path):
-        Report(command="qat.py", rows=[make_row()]).save(tmp_path / "report.json")
-        assert self.make(tmp_path / "report.json").returncode == 0
-        assert (tmp_path / "report.html").is_file()
-
-    def test_bad_input_is_one_line_and_exit_code_2(self, tmp_path):
-        Report(command="qat.py").save(tmp_path / "report.json")
-        (tmp_path / "newer.json").write_text('{"schema_version": 3}')
-        for arguments in (
-            ["missing"],
-            [tmp_path, "--compare", "a.pt", "b.onnx"],
-            [tmp_path, "--compare", "a", "b", "--data", "no.yaml"],
-            [tmp_path / "newer.json"],
-        ):
-            done = self.make(*arguments)
-            assert done.returncode == 2
-            assert done.stderr.startswith("error: ")
-            assert done.stderr.count("\n") == 1
-
 
 def test_nothing_to_merge():
     with pytest.raises(ValueError, match="no report"):

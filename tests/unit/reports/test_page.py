@@ -89,16 +89,6 @@ def test_markup_in_names_is_shown_and_not_run(report):
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_only_pages_with_masks_speak_of_them(report, segmented):
-    assert "Masks are filled" not in page(report)
-    assert "P and R: precision" in page(report)
-    assert "P and R: precision" not in page(segmented)
-    mask = Box(xyxy=(5, 5, 25, 30), name="seven", outline=("6,6 20,6 20,28",))
-    report.samples = [Sample(image=report.samples[0].image, predictions={}, truth=[mask])]
-    assert "Masks are filled, and outlined, in the colour of their box." in page(report)
-
-
-@pytest.mark.usefixtures("unrendered")
 def test_a_missing_image_costs_its_drawing_only(report, image):
     image[0].unlink()
     text = page(report)

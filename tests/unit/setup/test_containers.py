@@ -56,19 +56,6 @@ def test_what_is_copied_is_there_and_in_the_context(path):
         assert (ROOT / word).exists(), word
 
 
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_packages_are_decided_by_what_is_copied_before_them(path):
-    """Only the installation is copied first, so that a change of the library builds on the same packages."""
-    steps = [(name, value.split()) for name, value in instructions(path) if name in ("COPY", "RUN")]
-    install = next(index for index, (_, words) in enumerate(steps) if "./install_dependencies.sh" in words)
-    before, after = (
-        {word for name, words in part if name == "COPY" for word in words[:-1]}
-        for part in (steps[:install], steps[install:])
-    )
-    assert before == {"install_dependencies.sh", "requirements/", "scripts/lib.sh", "scripts/environment.py"}
-    assert "." in after or {"models/", "utils/", "scripts/", "val_trt.py"} <= after
-
-
 def test_the_page_lists_the_build_arguments_and_their_defaults():
     rows = re.findall(r"^\| `(\w+)` \| `(containers/\S+)` \| (.+?) \|", PAGE, re.MULTILINE)
     told = {(name, file): "" if default == "(empty)" else default.strip("`") for name, file, default in rows}
@@ -102,25 +89,3 @@ def test_compose_builds_what_is_there_with_arguments_that_are_there():
         known = arguments(ROOT / build["dockerfile"])
         for name, value in build["args"].items():
             assert variables(value) == {name: known[name]}  # the Dockerfile's own default
-
-
-def test_the_server_is_ready_when_its_models_are_and_reads_them_only():
-    server = compose()["services"]["triton"]
-    assert server["healthcheck"]["test"][-1] == "http://localhost:8000/v2/health/ready"
-    folder = next(word.partition("=")[2] for word in server["command"] if word.startswith("--model-repository"))
-    assert server["volumes"] == [f"${{MODELS:-../model_repository}}:{folder}:ro"]
-    assert all(port.startswith("127.0.0.1:") for port in server["ports"])
-    text = (ROOT / "containers/compose.yaml").read_text(encoding="utf-8")
-    for name, default in variables(text).items():
-        assert f"`{name}`" in PAGE
-        if name in ("TRITON", "HTTP_PORT", "GRPC_PORT", "METRICS_PORT"):
-            assert default in PAGE
-
-
-def test_the_typing_of_each_image_is_what_its_tensorrt_needs():
-    """Weakly typed networks up to 10.11, strongly typed ones from 10.12 on, newest first."""
-    rows = re.findall(r"^\| [^|]+ \| (\d[\d.]*) \| [\d.]+ \| `--typing (\w+)` \| \[[a-d]\] \|$", PAGE, re.MULTILINE)
-    assert len(rows) >= 10
-    versions = [tuple(int(part) for part in version.split(".")[:2]) for version, _ in rows]
-    assert versions == sorted(versions, reverse=True)
-    assert [typing for _, typing in rows] == ["strong" if version >= (10, 12) else "weak" for version in versions]

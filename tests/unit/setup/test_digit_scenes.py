@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,14 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
 
-ROOT = Path(__file__).resolve().parents[3]
-DEMO = ROOT / "data" / "demo"
-
 
 @pytest.fixture(scope="module")
-def demo():
-    """The modules of data/demo, which is no package."""
-    sys.path[:0] = [str(DEMO), str(ROOT)]
-    try:
-        import digit_images
-        import digit_scenes
-        import make_digits
+def drawn(digits_on_path):
+    import digit_images
+    import digit_scenes
 
-        yield {"images": digit_images, "scenes": digit_scenes, "make": make_digits}
-    finally:
-        sys.path.remove(str(DEMO))
-        sys.path.remove(str(ROOT))
-
-
-@pytest.fixture(scope="module")
-def drawn(demo):
-    sources = demo["images"].read_sources("val")
-    return [demo["scenes"].draw_scene(np.random.default_rng([3, number]), sources) for number in range(30)]
+    sources = digit_images.read_sources("val")
+    return [digit_scenes.draw_scene(np.random.default_rng([3, number]), sources) for number in range(30)]
 
 
 def test_sizes_counts_and_classes(drawn) -> None:
@@ -68,33 +52,9 @@ def test_some_digits_cover_others_in_part(drawn) -> None:
     assert max(shared) > 0.25
 
 
-def test_the_box_goes_around_what_is_seen_and_hidden_digits_have_no_label(demo) -> None:
-    owner = np.full((640, 640), -1, np.int16)
-    owner[100:120, 100:140] = 0  # 800 pixels
-    owner[100:120, 100:116] = -1  # two fifths of them covered
-    owner[300:320, 300:340] = 1
-    owner[300:320, 300:324] = -1  # three fifths
-    owner[500:505, 500:505] = 2  # 5 pixels wide
-    boxes = [(100, 100, 140, 120), (300, 300, 340, 320), (500, 500, 505, 505)]
-    kept, seen = demo["scenes"]._seen(owner, boxes, [800, 800, 25])
-    assert kept == [0]
-    assert seen == [(116, 100, 140, 120)]
+def test_the_set_on_disk(digits_on_path, tmp_path: Path) -> None:
+    from make_digits import make
 
-
-def test_a_piece_that_covers_takes_the_pixels_from_the_digit(demo) -> None:
-    photographs = demo["images"].read_sources("val").photographs
-    for seed in range(20):
-        image = np.zeros((640, 640, 3), np.float32)
-        owner = np.full((640, 640), -1, np.int16)
-        owner[200:300, 200:280] = 0
-        demo["scenes"]._cover_some(np.random.default_rng(seed), image, owner, [(200, 200, 280, 300)], photographs)
-        changed = image.any(axis=2)
-        assert (owner[changed] == -1).all()
-        assert (owner[200:300, 200:280][~changed[200:300, 200:280]] == 0).all()
-
-
-def test_the_set_on_disk(demo, tmp_path: Path) -> None:
-    make = demo["make"].make
     folder = tmp_path / "digits"
     assert make(folder, 0, 3, 2, workers=1, size=640)
     coco = json.loads((folder / "annotations" / "instances_val.json").read_text())
@@ -110,11 +70,3 @@ def test_the_set_on_disk(demo, tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="another demo set"):
         make(folder, 0, 3, 2, workers=1)
-
-
-def test_polygons_are_drawn_for_the_small_set_only(demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = demo["make"]
-    assert (
-        program.run_program(program._parser(), program._run, ["--size", "640", "--segments", str(tmp_path / "x")]) == 2
-    )
-    assert "--segments goes with --size 320" in capsys.readouterr().err

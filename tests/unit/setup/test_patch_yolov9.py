@@ -291,16 +291,11 @@ def test_what_is_no_checkout(folder: str, patch: Patch, overlay: Path, monkeypat
         ({"data/demo": ""}, {}, "data/demo is a file"),
         ({}, {"data/demo": "../../elsewhere"}, "data/demo is a symbolic link"),
         ({}, {STATE: "../elsewhere"}, f"{STATE} is a symbolic link"),
-        ({}, {f"{STATE}/backup": "../../elsewhere"}, f"{STATE}/backup is a symbolic link"),
-        ({}, {f"{STATE}/new": "../../elsewhere"}, f"{STATE}/new is a symbolic link"),
-        ({}, {".yolov9_overlay_kept": "../elsewhere"}, ".yolov9_overlay_kept is a symbolic link"),
-        ({}, {f"{STATE}/manifest.json": "/dev/zero"}, "manifest.json"),
         ({"models/quantize.py": ""}, {}, "models/quantize.py"),  # Python would take the folder
         ({"utils/cli/__init__.py": ""}, {}, "utils/cli/__init__.py"),
         ({f"{STATE}/manifest.json": "{"}, {}, "manifest.json"),
-        ({f"{STATE}/manifest.json": "[" * 100_000}, {}, "manifest.json"),
         ({f"{STATE}/manifest.json": '{"files": {}}'}, {}, "manifest.json"),
-        ({f"{STATE}/manifest.json": '{"version": "1", "files": {"a": {"sha256": "1"}}}'}, {}, "manifest.json"),
+        ({f"{STATE}/manifest.json": '{"version": "1", "files": {"../victim": {"sha256": "1"}}}'}, {}, "manifest.json"),
     ],
 )
 def test_what_others_put_in_the_way(files, links, named: str, patch: Patch, checkout: Path):
@@ -310,26 +305,6 @@ def test_what_others_put_in_the_way(files, links, named: str, patch: Patch, chec
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).symlink_to(target)
     assert_refused(patch, write(checkout, files), named, options=("--force",))
-
-
-@pytest.mark.parametrize(
-    "name", ["../victim", "models/../../victim", "/victim", ".", "", "models//a", "a\0b", "\x1b[31m", ".GIT/config",
-             f"{STATE}/manifest.json"],
-)  # fmt: skip
-def test_a_record_that_names_what_is_no_file_of_the_overlay(name: str, patch: Patch, checkout: Path):
-    write(checkout.parent, {"victim": "mine"})
-    row = {"sha256": hashlib.sha256(b"mine").hexdigest(), "backup": False}
-    write(checkout, {f"{STATE}/manifest.json": json.dumps({"version": "1", "files": {name: row}})})
-    for options in ((), ("--revert",), ("--dry-run",)):
-        assert_refused(patch, checkout, "manifest.json", options=options)
-
-
-def test_bytecode_behind_a_link_stays(patch: Patch, checkout: Path):
-    patch()
-    write(checkout.parent, {"elsewhere/rules.pyc": ""})
-    (checkout / "models/quantize/__pycache__").symlink_to("../../../elsewhere")
-    assert patch("--revert")[0] == 0
-    assert (checkout.parent / "elsewhere/rules.pyc").exists()
 
 
 def test_a_manifest_line_without_files(patch: Patch, overlay: Path, checkout: Path):

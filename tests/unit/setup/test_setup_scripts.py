@@ -46,22 +46,6 @@ def test_every_requirement_has_a_lower_bound_and_the_tested_version_is_within(pa
         assert pin is None or pin.operator != "==" or requirement.specifier.contains(pin.version), requirement
 
 
-def test_what_must_not_be_needed():
-    needed = {path.stem: {requirement.name for requirement in requirements(path)} for path in REQUIREMENTS}
-    for stem, names in needed.items():
-        assert not names & {"pycuda", "onnx-graphsurgeon", "opencv-python"}
-        assert not names & {"pytorch-quantization"} or stem == "pytorch-quantization"
-
-
-def test_environment_py_knows_every_set_that_is_installed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import environment
-
-    assert {*environment.IMPORTS} <= {path.stem for path in REQUIREMENTS}
-    options = re.findall(r"^  --(runtime|dev|tensorrt)\b", (ROOT / "install_dependencies.sh").read_text(), re.MULTILINE)
-    assert {"quantize", *options} <= {*environment.IMPORTS}
-
-
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
 def test_is_valid_bash(script: str):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
@@ -80,13 +64,6 @@ def test_test_sh_refuses_what_it_does_not_know(tmp_path: Path):
     result = run("scripts/test.sh", "--everything", cwd=tmp_path)
     assert result.returncode == 2
     assert "unknown argument --everything" in result.stderr
-
-
-def test_a_part_keeps_its_exit_code_and_says_how_long_it_took():
-    source = f'. "{ROOT}/scripts/lib.sh"; run_part "the part" sh -c "exit 3"'
-    result = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=False)
-    assert result.returncode == 3
-    assert re.search(r"the part: failed after \d+ s \(exit code 3\)", result.stdout)
 
 
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
