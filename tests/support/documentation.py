@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+from benchmarks import steps
 from utils import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,7 @@ PYTHON_PROGRAMS = sorted(
     for pattern in ("*.py", "scripts/*.py", "benchmarks/*.py", "data/demo/*.py")
     for path in ROOT.glob(pattern)
     if 'if __name__ == "__main__"' in (text := path.read_text(encoding="utf-8"))
-    and ("run_program(" in text or "make_parser(" in text or path.name == "run_upstream.py")  # others serve our scripts
+    and ("run_program(" in text or "steps.main(" in text or path.name == "run_upstream.py")  # others serve our scripts
 )
 SHELL_PROGRAMS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -142,19 +143,22 @@ def _refusal(program: str, arguments: list[str]) -> str | None:
 
 @functools.cache
 def parser_of(program: str) -> argparse.ArgumentParser:
-    """The parser of a program: the one that `run_program` makes, or that of its `make_parser`."""
+    """The parser of a program: the one that `run_program` makes, or the frame of the benchmarks."""
     beside = str((ROOT / program).parent)
     if beside not in sys.path:  # a program finds what lies beside it
         sys.path.append(beside)
-    if "run_program(" not in (ROOT / program).read_text(encoding="utf-8"):
-        return runpy.run_path(str(ROOT / program), run_name="documented")["make_parser"]()
     made = []
 
     def only_the_parser(name: str, commands: object, argv: object = None, *, about: str = "", **_: object) -> int:
         made.append(cli.parsers(name, commands, about)[0])
         return 0
 
-    with mock.patch.object(cli, "run_program", only_the_parser), contextlib.suppress(SystemExit):
+    def of_a_benchmark(kind: object, about: str, run: object) -> int:
+        made.append(steps.parser_of(kind, about))
+        return 0
+
+    replaced = mock.patch.object(cli, "run_program", only_the_parser), mock.patch.object(steps, "main", of_a_benchmark)
+    with replaced[0], replaced[1], contextlib.suppress(SystemExit):
         runpy.run_path(str(ROOT / program), run_name="__main__")
     return made[0]
 

@@ -35,7 +35,7 @@ class Drawing:
 def passes(monkeypatch, tmp_path):
     """A function: workers, seeds of passes → for each pass, image → what was drawn for it, in the pass's order."""
     monkeypatch.setattr(upstream, "make_dataset", lambda *_, **__: Drawing())
-    monkeypatch.setattr(dataset_module, "_cores", lambda: 2)
+    monkeypatch.setattr(dataset_module, "cpu_cores", lambda: 2)
     monkeypatch.setattr(DataConfig, "paths", lambda *_: ["nowhere"])
     data = DataConfig(tmp_path / "data.yaml", tmp_path, {0: "a"}, {}, False)
 

@@ -21,6 +21,8 @@ class _Later(types.ModuleType):
         return bool(importlib.import_module(DYNAMO).is_compile_supported(device))
 
     def __getattr__(self, name: str) -> Any:  # anything else that a version of torchvision takes is imported at once
+        if name.startswith("__"):  # `inspect` looks at all modules while torchvision registers its operators
+            raise AttributeError(name)
         sys.modules.pop(DYNAMO, None)
         return getattr(importlib.import_module(DYNAMO), name)
 

@@ -18,7 +18,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from utils.core import files
-from utils.reports import figures, html
+from utils.core.errors import QatError
+from utils.reports import figures, page
 from utils.reports.schema import Report
 from utils.trt.engine_file import EngineNote
 
@@ -53,7 +54,7 @@ WRITERS = {
     "copy": copy,
     "a.png": lambda path: figures.save(Figure(figsize=(8, 8)), path),
     "report.json": Report(command="c", notes=[LONG]).save,
-    "report.html": lambda path: html.write_html(Report(command="c", notes=[LONG]), path),
+    "report.html": lambda path: page.write_html(Report(command="c", notes=[LONG]), path),
     "a.engine": lambda path: EngineNote(onnx=LONG).save(path),
 }
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -99,7 +100,7 @@ def test_keep_takes_only_the_images_that_it_holds_for(folder):
 def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, room, workers):
     data, size = load_data(folder / "data.yaml"), 8 * 3 * 64 * 64
     wanted = [batch.images for batch in make_loader(data, "val", imgsz=64, batch_size=8, workers=0)]
-    monkeypatch.setattr("utils.evaluation.dataset._cores", lambda: 2)
+    monkeypatch.setattr("utils.evaluation.dataset.cpu_cores", lambda: 2)
     free = SimpleNamespace(f_bavail=math.ceil(room * size / 0.8), f_frsize=1)
     monkeypatch.setattr("os.statvfs", lambda folder: free)
     loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)

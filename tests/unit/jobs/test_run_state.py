@@ -27,7 +27,7 @@ def state() -> RunState:
 
 def row(stage: str, ap: float | None = 0.5) -> dict:
     """A row of results, as a run keeps it."""
-    return make_row(stage, file="a.pt", ap=ap).to_dict()
+    return make_row(stage, file="a.pt", ap=ap).model_dump()
 
 
 def write(path: Path, age: float = 0.0) -> Path:
