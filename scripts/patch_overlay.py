@@ -128,7 +128,7 @@ def check_paths(checkout: Path, files: Files, record: Record) -> None:
     for path in files:
         parent, _, name = path.rpartition("/")
         other = f"{parent}.py" if name == "__init__.py" else f"{path.removesuffix('.py')}/__init__.py"
-        if path.endswith(".py") and other not in files and os.path.lexists(checkout / other):
+        if path.endswith(".py") and other not in {*files, *record["files"]} and os.path.lexists(checkout / other):
             raise Refusal(f"{checkout / other} and the overlay's {path} are the same module to Python; move it away")
 
 

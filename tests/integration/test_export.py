@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -361,15 +362,14 @@ def test_program_verifies(weights: dict[str, Path], tmp_path: Path, capsys: pyte
 def test_export_with_breaches_shows_the_table(
     weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """A plan that leaves out more than the recipe says is seen."""
-    original = placement.plan
+    """A convolution that placing forgets, though the recipe leaves it in INT8, is seen."""
+    original = placement.apply
 
-    def forgetful(*arguments):
-        plan = original(*arguments)
-        plan.convolutions["model.0.conv"] = "forgotten"
-        return plan
+    def forgetful(model, plan, *others):
+        original(model, replace(plan, convolutions={**plan.convolutions, "model.0.conv": "forgotten"}), *others)
+        model.quantization_plan = plan
 
-    monkeypatch.setattr(placement, "plan", forgetful)
+    monkeypatch.setattr(placement, "apply", forgetful)
     path = save_quantized(tmp_path / "forgetful.pt", weights["float"])
     code, out, _ = program(capsys, "--weights", path, "--imgsz", SIDE)
     assert code == 0
@@ -399,7 +399,7 @@ def test_program_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path,
         "--int8-weights does nothing to a float network": ["--weights", floating, "--int8-weights"],
         "--keep-layers does nothing to a float network": ["--weights", floating, "--keep-layers", "--half"],
         "--opset 25 is outside 13 to 20": ["--weights", floating, "--opset", 25],
-        "not 3 numbers": ["--weights", floating, "--imgsz", 1, 2, 3],
+        "--imgsz": ["--weights", floating, "--imgsz", 1, 2, 3],
         "detects 10 classes": ["--weights", floating, "--data", data],
         "not the name of an .onnx file": ["--weights", floating, "--output", tmp_path / "file.engine"],
         "is not an ONNX file": ["--verify", no_network],

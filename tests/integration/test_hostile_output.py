@@ -27,7 +27,7 @@ def test_into_head(index, redirect, checkout, demo_data, demo_weights, tmp_path)
     assert b"rror" not in result.stdout + result.stderr
     assert result.stdout.count(b"\n") == 1
     assert result.returncode == 141
-    assert not [path for path in tmp_path.rglob(".*") if path.suffix != ".lock"]
+    assert not [path for path in tmp_path.rglob(".*") if path.name != ".lock"]
 
 
 def test_in_a_locale_without_utf_8(checkout, demo_data, demo_weights, tmp_path):

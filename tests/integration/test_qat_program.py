@@ -306,7 +306,7 @@ class TestMistakes:
             ("quantize --hyp nowhere.yaml", "--hyp nowhere.yaml"),
             ("quantize --hyp hyp.yaml", "mosaic"),
             ("quantize --calib-method max --percentile 99", "--calib-method percentile"),
-            ("quantize --supervision task --supervision-stride 2", "--supervision-stride 2 does nothing"),
+            ("quantize --supervision task --supervision-stride 2", "--supervision-stride does nothing"),
             ("quantize --teacher nowhere.pt", "--teacher nowhere.pt"),
             ("quantize --teacher classes.pt", "has classes 11, and the network to quantize 10"),
             ("quantize --teacher shape.pt --supervision layers", "is a network of another shape"),

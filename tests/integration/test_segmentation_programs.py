@@ -70,12 +70,12 @@ def test_quantize_names_its_files_after_both_and_is_resumed(run, given, tmp_path
     weights = tmp_path / "exp/weights"
     assert (weights / f"ptq_ap_{ptq.ap:.4f}_mask_{ptq.mask_ap:.4f}_seg.pt").is_file()
     (entry,) = report.history
-    name = f"qat_ep_0_ap_{entry['ap']:.4f}_mask_{entry['mask_ap']:.4f}_seg.pt"
+    name = f"qat_ep_0_ap_{entry.ap:.4f}_mask_{entry.mask_ap:.4f}_seg.pt"
     assert (weights / name).is_file()
     assert "the run is finished" in run("qat.py", "quantize", "--resume", tmp_path / "exp")
     run("qat.py", "eval", "--weights", weights / name, "--data", given / "data.yaml", *WORDS,
         "--project", tmp_path / "eval")  # fmt: skip
-    assert Report.load(tmp_path / "eval/exp/report.json").rows[0].mask_ap == pytest.approx(entry["mask_ap"], abs=1e-6)
+    assert Report.load(tmp_path / "eval/exp/report.json").rows[0].mask_ap == pytest.approx(entry.mask_ap, abs=1e-6)
 
 
 def test_sensitive_goes_by_the_mean_of_both(run, given, tmp_path):

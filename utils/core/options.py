@@ -115,8 +115,9 @@ class Options(StrictModel):
 
     @classmethod
     def flag(cls, name: str) -> str:
-        """The first flag of a field: '--batch-size'."""
-        return flags_of(name, cls.model_fields[name])[0]
+        """The first long flag of a field: '--batch-size'."""
+        flags = flags_of(name, cls.model_fields[name])
+        return next((flag for flag in flags if flag.startswith("--")), flags[0])
 
     def given(self, *names: str) -> list[str]:
         """The flags of those of these options that were given."""

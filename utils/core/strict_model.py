@@ -60,6 +60,8 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
         return f"the key {key} is missing"
     expected = re.sub(r"^(Value error, )?((Input|String|List|Tuple|Keys) should (be|have) )?", "", first["msg"])
     expected = expected.replace("a valid tuple", "a list")
+    if kind == "too_long":
+        expected = f"at most {first['ctx']['max_length']} values"
     if kind == "model_type":
         expected = f"a mapping with the keys {', '.join(holders[-1].model_fields)}"
     value = "empty" if first["input"] is None else shown(first["input"])  # as YAML writes it

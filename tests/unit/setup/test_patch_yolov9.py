@@ -186,12 +186,13 @@ def test_files_of_others_come_back(patch: Patch, overlay: Path, checkout: Path):
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path, unfinished: bool):
     before = tree(checkout)
-    files = {"qat.py": "of 1.0\n", "utils/gone/in_2.py": "of 1.0\n", "utils/cli.py": OVERLAY["utils/cli.py"]}
+    files = {"qat.py": "of 1.0\n", "utils/gone/in_2.py": "of 1.0\n", "utils/cli.py": OVERLAY["utils/cli.py"],
+             "utils/cli/__init__.py": "a folder in 1.0\n"}  # fmt: skip
     write(checkout, files)
     rows = {
         name: {"sha256": hashlib.sha256(text.encode()).hexdigest(), "backup": False} for name, text in files.items()
     }
-    record = {"version": "1.0.0", "files": rows, "folders": ["utils/gone"]}
+    record = {"version": "1.0.0", "files": rows, "folders": ["utils/gone", "utils/cli"]}
     if unfinished:
         record["unfinished"] = True
         rows["qat.py"]["before"] = ["0" * 64]
@@ -201,7 +202,7 @@ def test_a_checkout_that_1_0_has_patched(patch: Patch, checkout: Path, unfinishe
     assert tree(checkout) == before
     shutil.rmtree(checkout)
     of_1.rename(checkout)
-    assert "3 added, 1 replaced, 1 removed" in patch()[1]
+    assert "3 added, 1 replaced, 2 removed" in patch()[1]
     assert patch("--revert")[0] == 0
     assert tree(checkout) == before
 
