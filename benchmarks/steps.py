@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.options import ImageSize, Options, add_options, option
 
 logger = logging.getLogger("benchmarks")
@@ -172,8 +172,7 @@ def folder_name(step: str) -> str:
 
 def write_json(content: Any, path: Path) -> None:
     """Write JSON; a crash leaves no half file."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def input_file(path: str, option: str) -> Path:

@@ -72,7 +72,10 @@ class ReportOptions(DeviceOptions):
 def main(options: ReportOptions) -> None:
     """Make the report, and log its table."""
     if options.environment:
-        print_environment(options)
+        options.reject_others(["environment", "runs"], "with --environment, which makes no report")
+        from utils.jobs import environment
+
+        print(printable(environment.describe(options.runs)))
         return
     if not options.runs:
         raise InputError("give run folders, or their report.json; or --environment")
@@ -107,14 +110,6 @@ def main(options: ReportOptions) -> None:
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
-
-
-def print_environment(options: ReportOptions) -> None:
-    """Print what a bug report needs to know of this machine, and of the files given as RUN."""
-    options.reject_others(["environment", "runs"], "with --environment, which makes no report")
-    from utils.jobs import environment
-
-    print(printable(environment.describe(options.runs)))
 
 
 def compare(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:

@@ -7,7 +7,7 @@
 #   PYTHON           interpreter that quantizes and exports (default: python3)
 #   ENGINE_PYTHON    interpreter that has TensorRT, pytest and torch (default: PYTHON)
 #   YOLOV9_CHECKOUT  patched checkout (default: build/yolov9, as scripts/test.sh makes it)
-#   BENCHMARK_REPORT, BENCHMARK_PROFILE  files for the evaluation loop's numbers (JSON), and for its profile by operator
+#   BENCHMARK_REPORT                     a file for the evaluation loop's numbers (JSON)
 # Files lie in build/gpu and are used again. Exit code: pytest's.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh

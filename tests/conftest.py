@@ -34,7 +34,7 @@ LONGEST = """
     segmenters quickstart hostile_resume hostile_files setup_on_upstream hostile_recipes
     check_masks val_trt segmentation_networks fused_network hostile_output
     benchmark_programs fork_server install_dependencies engine_programs
-    benchmark calibration segmentation_loop patch_yolov9 page pages_in_a_browser finetune fused_cuda loop
+    benchmark calibration segmentation_loop patch_yolov9 page finetune fused_cuda loop
     upstream_shims overwriting build_apart tune
 """
 

@@ -24,7 +24,7 @@ def install() -> None:
     _pillow_getsize()
     if "pkg_resources" not in sys.modules:  # where it still exists, importing it warns and takes a second
         sys.modules["pkg_resources"] = _pkg_resources()
-    if not _importable("IPython"):
+    if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
         _ipython()
     import utils.core.light_torchvision  # noqa: F401  # before upstream imports torchvision
 
@@ -131,10 +131,6 @@ def prefer_speed() -> None:
 
     general.init_seeds = seeds_alone
     yolo.DetectionModel.forward = channels_last
-
-
-def _importable(name: str) -> bool:
-    return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 def _numpy_trapz() -> None:

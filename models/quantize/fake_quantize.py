@@ -87,7 +87,7 @@ def trained_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType = INT8) ->
 def trained_silu_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType = INT8) -> Tensor:
     """SiLU and then `trained_fake_quantize` as one operation, which keeps `x` for backward and not its SiLU.
 
-    Only where `fused_cuda.usable(x, silu=True)`. SiLU is computed in float32 and not rounded in between, so results are
+    Only where `fused_cuda.usable(x)`. SiLU is computed in float32 and not rounded in between, so results are
     those of a float32 network, also for `x` in half precision.
     """
     return fused_cuda.silu_fake_quantize(x, scale, kind, _type_of_result(x))

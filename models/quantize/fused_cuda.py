@@ -10,9 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -28,30 +26,9 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32)
 BLOCKS = (256, 1024, 4096)  # elements that one program computes
 
 
-@dataclass(frozen=True)
-class _Switches:
-    quantize: bool = True
-    silu: bool = True
-
-
-class _Now:
-    switches = _Switches()
-
-
-@contextmanager
-def switched(*, quantize: bool = True, silu: bool = True) -> Iterator[None]:
-    """Within it, leave out all kernels (`quantize=False`) or the one with SiLU: for measurements and tests."""
-    before, _Now.switches = _Now.switches, replace(_Now.switches, quantize=quantize, silu=silu and quantize)
-    try:
-        yield
-    finally:
-        _Now.switches = before
-
-
-def usable(x: Tensor, *, silu: bool = False) -> bool:
+def usable(x: Tensor) -> bool:
     """Whether the kernels can compute on this tensor."""
-    wanted = _Now.switches.silu if silu else _Now.switches.quantize
-    return wanted and x.dtype in TYPES and works_on(x.device)
+    return x.dtype in TYPES and works_on(x.device)
 
 
 def works_on(device: torch.device) -> bool:

@@ -60,7 +60,7 @@ def takes_silu(quantizer: Any, x: Tensor) -> bool:
         and "trained_scale" in quantizer.__dict__
         and not (quantizer._forward_hooks or quantizer._forward_pre_hooks)
         and torch.is_grad_enabled()
-        and fused_cuda.usable(x, silu=True)
+        and fused_cuda.usable(x)
     )
 
 

@@ -17,7 +17,6 @@ import torch
 TARGET = 5.0  # times the images/s of the plain loop
 COPIES = 40  # of each image: the set is small, and starting the worker processes would be all that is seen
 PLAIN = 400  # images for the plain loop
-PROFILED = 1280  # images, batches of 32: what the loop's process starts is the same in each batch
 
 
 def plain_loop(runner, data, count):
@@ -49,28 +48,6 @@ def plain_loop(runner, data, count):
     return len(images) / (time.perf_counter() - began), ap
 
 
-def profile(runner, data, path):
-    """Write what the loop's process starts, and how long the CPU and the GPU are busy with it, to `path`.
-
-    Names of operators, their numbers and their times: first those that cost the CPU most, waiting included, then the
-    GPU. Starting an operator takes longer under the profiler than without.
-    """
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    from utils.evaluation.loop import EvalConfig, evaluate
-
-    on_gpu = runner.device.type == "cuda"
-    with profiler(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu], acc_events=True) as found:
-        result = evaluate(runner, data, EvalConfig(imgsz=320, limit=PROFILED), progress=False)
-    events = found.key_averages()
-    tables = [events.table(sort_by="self_cpu_time_total", row_limit=50, max_name_column_width=60)]
-    if on_gpu:
-        tables.append(events.table(sort_by="self_device_time_total", row_limit=50, max_name_column_width=60))
-    head = f"{result.measured_on}; {result.images} images; seconds: {result.parts}"
-    Path(path).write_text("\n\n".join([head, *tables]) + "\n")
-
-
 @pytest.fixture
 def many(demo_data, tmp_path):
     """The demo set's images, several times each."""
@@ -93,8 +70,6 @@ def test_the_loop_is_bound_by_the_engine_or_by_decoding(demo_engine, demo_data, 
         evaluate(runner, demo_data, config, progress=False)  # warm
         result = evaluate(runner, many, config, progress=False)
         whole = evaluate(runner, demo_data, config, progress=False)
-        if os.environ.get("BENCHMARK_PROFILE"):
-            profile(runner, many, os.environ["BENCHMARK_PROFILE"])
         plain_loop(runner, demo_data, 20)  # warm
         plain, plain_ap = plain_loop(runner, demo_data, PLAIN)
         rest = evaluate(runner, demo_data, EvalConfig(imgsz=320, limit=PLAIN), progress=False)

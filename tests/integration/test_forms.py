@@ -301,22 +301,6 @@ def test_a_training_network_exports_its_main_branch_only(weights: dict[str, Path
     assert (auxiliary - expected).abs().max() > 1
 
 
-def test_deepstream_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path, program: Program):
-    cases: dict[str, list[object]] = {
-        "--dynamic asks for a dynamic batch size and --batch 4 for a static one": ["--dynamic", "--batch", 4],
-        "--size": ["--size", 1, 2, 3],
-        "--opset 12 is outside 13 to 20": ["--opset", 12],
-        "not the name of an .onnx file": ["--output", tmp_path / "net.engine"],
-        "does not exist": ["--weights", tmp_path / "none.pt"],
-    }
-    for message, words in cases.items():
-        code, out, err = program(export_yoloV9.main, "--weights", weights["float"], *words)
-        assert (code, len(err), out) == (2, 1, []), message
-        assert err[0].startswith("error: ")
-        assert message in err[0]
-    assert not list(tmp_path.iterdir())
-
-
 # --- docs/export.md ---------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from random_networks import TINY, random_network, save_float, save_quantized
 # Outputs, gradients of weights and of scales of one step, by torch's operators and by the interpreted kernels.
 WHOLE_NETWORK = '''
 import sys
+from unittest import mock
 import numpy as np
 import torch
 from models.quantize import checkpoint, fused_cuda
@@ -34,7 +35,7 @@ found = []
 for fused in (False, True):
     student.zero_grad(set_to_none=True)
     ranges.log_amax.grad = None
-    with fused_cuda.switched(quantize=fused):
+    with mock.patch.object(fused_cuda, "usable", fused_cuda.usable if fused else lambda x: False):
         ranges.put_in()
         maps = student(images)
         sum((one * torch.linspace(-1, 1, one.numel()).reshape(one.shape)).sum() for one in maps).backward()

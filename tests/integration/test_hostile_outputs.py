@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -73,14 +72,3 @@ def test_training_images_that_cannot_be_read_are_not_called_missing(network: Pat
     assert "3 images can be " in err
     assert str(tmp_path / "images/0.png") in err
     assert "empty" not in err
-
-
-def test_a_recipe_and_parameters_that_are_pipes_are_not_waited_for(
-    network: Path, demo_data: Path, tmp_path: Path, capsys
-):
-
-    os.mkfifo(tmp_path / "pipe.yaml")
-    for option in ("--recipe", "--hyp"):
-        assert quantize(network, demo_data, tmp_path / "runs", option, str(tmp_path / "pipe.yaml")) == 2
-        assert f"{option} {tmp_path / 'pipe.yaml'} is not a regular file" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()

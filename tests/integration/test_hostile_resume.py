@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 import qat
-import val_trt
 from models.quantize.finetune import DivergedError, Finetuner
 from utils.core.run_folder import held
 from utils.evaluation.data_yaml import load_data
@@ -117,25 +116,6 @@ class TestTwoAtOnce:
         text = one_line(capsys.readouterr().err)
         assert f"{tmp_path / 'exp'} is in use" in text
         assert "choose another --name" in text
-
-    @pytest.mark.parametrize("words", [(), ("--source",)])
-    def test_val_trt_does_not_either(self, words, data, small_weights, tmp_path, capsys):
-        (tmp_path / "exp").mkdir()
-        command = [
-            "--engine-file",
-            small_weights,
-            "--data",
-            data,
-            "--project",
-            tmp_path,
-            "--exist-ok",
-            "--device",
-            "cpu",
-        ]
-        command += [*words, data.parent / "images/val"] if words else []
-        with held(tmp_path / "exp"):
-            assert val_trt.main([*map(str, command)]) == 2
-        assert "is in use" in one_line(capsys.readouterr().err)
 
     @pytest.mark.parametrize("command", STATES)
     def test_a_run_that_lives_is_not_resumed(self, command, start, tmp_path, capsys):

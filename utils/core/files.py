@@ -74,6 +74,12 @@ def _temporary(path: Path) -> Path:
             return temporary
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def save_torch(content: Any, path: str | Path) -> None:
     """`torch.save` to `path`: a reader sees the old file or the whole new one.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.core.errors import DataError, DependencyError, QatError
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.input_files import read_json
 from utils.evaluation.data_yaml import DataConfig
 
@@ -155,8 +155,7 @@ class CocoEvaluation:
 
     def save(self, path: Path) -> None:
         """Write all results; `path` appears only when it is complete."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.results), encoding="utf-8")
+        write_text(path, json.dumps(self.results))
 
     def evaluate(self, paths: Sequence[str], iou_type: str, heading: str = "") -> dict[str, float] | None:
         """Compute pycocotools' 12 statistics on images at `paths`; None, and a line in the log, if it cannot run.

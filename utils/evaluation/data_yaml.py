@@ -32,12 +32,9 @@ def _by_id(names: Any) -> Any:
     return {number: str(names[number]) for number in range(len(names))}
 
 
-def _entries(split: Any) -> Any:
-    return split if isinstance(split, list) else [split] if split else []
-
-
 FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-Split = Annotated[list[Annotated[FilePath, Field(min_length=1)]], BeforeValidator(_entries)]
+ONE_OR_MORE = BeforeValidator(lambda split: split if isinstance(split, list) else [split] if split else [])
+Split = Annotated[list[Annotated[FilePath, Field(min_length=1)]], ONE_OR_MORE]
 
 
 class DataYaml(StrictModel, extra="ignore"):  # upstream's files have `download` too, others `roboflow` and the like

@@ -14,7 +14,7 @@ import torch
 
 from utils.core import distributed
 from utils.core.device import sent
-from utils.core.files import atomic_path, distinct_names, refuse_overwrite
+from utils.core.files import distinct_names, refuse_overwrite, write_text
 from utils.core.tasks import AP_CONFIDENCE, DETECT, SEGMENT, Prediction, Task
 from utils.evaluation.batch import PerImage
 from utils.evaluation.coco import CocoEvaluation
@@ -226,8 +226,7 @@ class TextWriter:
             values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
             lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
         if lines:
-            with atomic_path(self._files[path]) as temporary:
-                temporary.write_text("".join(lines), encoding="utf-8")
+            write_text(self._files[path], "".join(lines))
 
 
 def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> Statistics:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core import text_tables
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.text_tables import Column, aligned, code, columns
 from utils.trt import benchmark
 from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, Row
@@ -180,8 +180,7 @@ def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Pa
              folder / "benchmark.json": json.dumps(content, indent=2) + "\n",
              folder / "benchmark.csv": table.getvalue()}  # fmt: skip
     for path, body in files.items():
-        with atomic_path(path) as temporary:
-            temporary.write_text(body, encoding="utf-8")
+        write_text(path, body)
     return [*files, figures.save(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
 
 

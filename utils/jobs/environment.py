@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import platform
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from models.quantize import __version__
 from utils.core.errors import QatError
+from utils.core.files import file_hash
 from utils.core.input_files import check_file
 from utils.core.shown import shown
 from utils.jobs.dependencies import ENGINES
@@ -45,7 +45,7 @@ def describe(files: Iterable[str | Path] = ()) -> str:
 def _describe_file(file: str | Path) -> str:
     """Size, digest and metadata; of a path its last name only, and no class names, which are nobody's business."""
     path = check_file(file, "expected a .onnx, .engine, .plan or .pt")
-    lines = [f"{path.name}: {path.stat().st_size:,} bytes, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"]
+    lines = [f"{path.name}: {path.stat().st_size:,} bytes, SHA-256 {file_hash(path)}"]
     try:
         for name, value in _metadata(path).items():
             if name != "names" and value not in ("", None, {}, ()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from utils.core.device import select_device
 from utils.core.errors import InputError
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.run_folder import new_run
 from utils.core.tasks import AP_CONFIDENCE, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.evaluation.data_yaml import load_data
@@ -112,6 +112,5 @@ def write_study(file: Path, results: Sequence[EvalResult]) -> None:
     for r in results:
         row = (r.precision, r.recall, r.ap50, r.ap, 0, 0, 0, r.ms["preprocess"], r.ms["inference"], r.ms["nms"])
         lines += " ".join(f"{value:10.4g}" for value in row) + "\n"
-    with atomic_path(file) as temporary:
-        temporary.write_text(lines, encoding="utf-8")
+    write_text(file, lines)
     logger.info("study: %s", file)

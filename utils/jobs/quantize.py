@@ -34,7 +34,7 @@ from models.quantize.recipe import AUTO, Finetune, Recipe
 from utils import upstream
 from utils.core import distributed
 from utils.core.errors import InputError
-from utils.core.files import atomic_path, copy_file, file_hash
+from utils.core.files import copy_file, file_hash, write_text
 from utils.core.run_folder import held, new_run
 from utils.core.score import Score
 from utils.evaluation.fingerprint import check_unchanged
@@ -127,11 +127,10 @@ class Session:
         return report
 
     def _evaluate_origin(self) -> None:
-        if "float" in self._state.rows or self._options.no_eval_origin:
-            return
-        began = time.perf_counter()
-        result = self._measurer.measure(self._teacher, "the float model")
-        self._save(self._measurer.row("float", self._options.weights, result, time.perf_counter() - began))
+        if "float" not in self._state.rows and not self._options.no_eval_origin:
+            began = time.perf_counter()
+            result = self._measurer.measure(self._teacher, "the float model")
+            self._save(self._measurer.row("float", self._options.weights, result, time.perf_counter() - began))
 
     def _calibrated(self) -> nn.Module:
         """The student as of now: freshly calibrated and evaluated, or as an earlier process left it."""
@@ -157,8 +156,7 @@ class Session:
         student.to(device)  # the quantizers are new
         if distributed.is_main():
             text, path = placement.describe(plan), self._folder / "placement.txt"
-            with atomic_path(path) as temporary:
-                temporary.write_text(text + "\n", encoding="utf-8")
+            write_text(path, text + "\n")
             logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
         if self._recipe.calibration.method == AUTO:
             found = calibrate.sweep(student, self._inputs, self._recipe, self._options)

@@ -125,14 +125,13 @@ class RunState:
         content = unmarked(checkpoints.read(path, remedy=START_AGAIN), STATE_VERSION, path)
         best = content.pop("best")
         state = cls(**content, best=best and Best.from_dict(best))
-        state._check_files(weights_folder(folder))
+        for name in (state.checkpoint, state.best and state.best.file):
+            if name and not (weights_folder(folder) / name).is_file():
+                raise CheckpointError(
+                    f"{weights_folder(folder) / name} is gone, and the run continues from it; {START_AGAIN}"
+                )
         state._remove_leftovers(weights_folder(folder))
         return state
-
-    def _check_files(self, folder: Path) -> None:
-        for name in (self.checkpoint, self.best and self.best.file):
-            if name and not (folder / name).is_file():
-                raise CheckpointError(f"{folder / name} is gone, and the run continues from it; start a new run")
 
     def _remove_leftovers(self, folder: Path) -> None:
         """Delete checkpoints younger than the state that it does not name, and half-written temporary files."""

@@ -208,13 +208,6 @@ def _image(artist: Artist, file: Path, target: Path) -> Path:
     return target
 
 
-def _frames_in(file: Path) -> int:
-    """As a video's own index says it; 0 where there is none."""
-    with contextlib.suppress(DataError), open_video(file) as video:
-        return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
-    return 0
-
-
 def writable_rate(rate: float) -> float:
     """Frames a second as MPEG-4 can hold them, a ratio of numbers up to 65,535; 25 where the video says nothing.
 
@@ -241,7 +234,10 @@ def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
             writer.release()
             if not count:
                 raise DataError(f"{file} cannot be decoded")
-            if _frames_in(temporary) < count:  # OpenCV says nothing when it cannot write
+            whole = 0
+            with contextlib.suppress(DataError), open_video(temporary) as video:
+                whole = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+            if whole < count:  # OpenCV says nothing when it cannot write
                 raise QatError(f"{target} could not be written whole; is there space left on the disk?")
     logger.info("%s: %d frames", target, count)
     return target

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.input_files import is_regular
 from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
 from utils.onnx_graph.output_formats import NmsSettings
@@ -231,8 +231,7 @@ def write(onnx: Path, labels: str, config: str) -> tuple[Path, Path]:
     written = paths(onnx)
     record = RECORD.format(config=_hash(config.encode()), name=LABELS, labels=_hash(labels.encode()))
     for path, text in zip(written, (labels, config + record), strict=True):
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, text)
     return written
 
 

@@ -90,7 +90,11 @@ def export_forms(
     plan: Any = getattr(model, "quantization_plan", None)
     quantized = plan is not None
     config = config.resolved(quantized)
-    _check_size(model, config)
+    stride = int(model.stride.max())
+    if any(size % stride for size in config.imgsz):
+        raise InputError(
+            f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the network's stride"
+        )
     graph = cleanup.clean_up(trace(model, config))
     calls = qdq_passes.take_numbers(graph)
     if config.simplify:
@@ -236,14 +240,6 @@ def _unmerged() -> Iterator[None]:
         yield
     finally:
         setattr(torch._C, name, merge)
-
-
-def _check_size(model: Any, config: ExportConfig) -> None:
-    stride = int(model.stride.max())
-    if any(size % stride for size in config.imgsz):
-        raise InputError(
-            f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the network's stride"
-        )
 
 
 def _metadata(config: ExportConfig) -> dict[str, str]:

@@ -95,12 +95,13 @@ def separate_first(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     """
     context = Context(model)
     found = (_convolution(quantizer, context) for quantizer in context.activations)
-    cuts = [cut for cut in found if cut is not None and _reads_image(cut, context.view)]
-    cuts = [
-        replace(cut, bounds=[*range(0, cut.bounds[-1] + 1, INT8_VECTOR)])
-        for cut in cuts
-        if cut.bounds[-1] > INT8_VECTOR and cut.bounds[-1] % INT8_VECTOR == 0
-    ]
+    view, cuts = context.view, []
+    for cut in filter(None, found):
+        dequantizer = view.producer(cut.nodes[0].input[0])
+        quantizer = dequantizer and view.producer(dequantizer.input[0])
+        of_image = quantizer and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs
+        if of_image and cut.bounds[-1] > INT8_VECTOR and cut.bounds[-1] % INT8_VECTOR == 0:
+            cuts.append(replace(cut, bounds=[*range(0, cut.bounds[-1] + 1, INT8_VECTOR)]))
     result = ModelProto()
     result.CopyFrom(model)
     made: dict[str, list[NodeProto]] = {}
@@ -108,7 +109,7 @@ def separate_first(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     for cut in cuts:
         whole, quantizer = cut.nodes[-2].input[0], cut.nodes[-2].name
         renamed[whole] = f"{whole}.joined"
-        nodes, joined = _parts(cut, result, context.view), []
+        nodes, joined = _parts(cut, result, view), []
         for index, bounds in enumerate(pairwise(cut.bounds)):
             added = _copied(cut, index, result)
             copies[added[-2].name] = (quantizer, slice(*bounds))
@@ -153,12 +154,6 @@ def _origins(cuts: Sequence[_Cut]) -> dict[str, tuple[str, slice]]:
         for cut in cuts
         for index, bounds in enumerate(pairwise(cut.bounds))
     }
-
-
-def _reads_image(cut: _Cut, view: GraphView) -> bool:
-    dequantizer = view.producer(cut.nodes[0].input[0])
-    quantizer = dequantizer and view.producer(dequantizer.input[0])
-    return bool(quantizer and quantizer.op_type == QUANTIZE and quantizer.input[0] in view.inputs)
 
 
 def _find(quantizer: NodeProto, context: Context) -> _Cut | None:

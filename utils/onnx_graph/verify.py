@@ -350,13 +350,10 @@ def decoding(graph: Context) -> Check:
             quantized = graph.dequantizer(node.input[0]) or graph.dequantizer(node.input[1])
             yield node.name, "DFL's convolution is quantized" if quantized else None
     for node in graph.activations:
-        if node.input[0] in graph.decoding and not _around_decoder(graph, node):
+        consumers = graph.view.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
+        around_decoder = any(consumer.output[0] in graph.decoders for consumer in consumers)
+        if node.input[0] in graph.decoding and not around_decoder:
             yield node.name, "it quantizes boxes or scores"
-
-
-def _around_decoder(graph: Context, node: NodeProto) -> bool:
-    consumers = graph.view.consumers_through(node.output[0], frozenset({DEQUANTIZE}))
-    return any(consumer.output[0] in graph.decoders for consumer in consumers)
 
 
 def float_islands(graph: Context) -> Check:

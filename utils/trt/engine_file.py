@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.shown import shown
 from utils.trt.build_config import BuildConfig
 from utils.trt.decision import Decision
@@ -86,8 +86,7 @@ class EngineNote:
 
     def save(self, engine: Path) -> None:
         """Write the note beside an engine."""
-        with atomic_path(note_path(engine)) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_text(note_path(engine), json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, engine: Path) -> EngineNote:

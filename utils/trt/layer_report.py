@@ -10,7 +10,7 @@ from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DependencyError, InputError, QatError
-from utils.core.files import atomic_path
+from utils.core.files import atomic_path, write_text
 from utils.core.text_tables import Column, aligned
 from utils.trt import inspector
 from utils.trt.inspector import PRECISIONS, Layer, Summary
@@ -61,8 +61,7 @@ def _tensor(tensor: inspector.Tensor) -> dict[str, Any]:
 
 def save(layers: Sequence[Layer], path: Path) -> Path:
     """Write `rows` as JSON."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(rows(layers), indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(rows(layers), indent=1) + "\n")
     return path
 
 

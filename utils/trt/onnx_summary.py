@@ -156,17 +156,13 @@ def _behind(softmax: Any, consumers: dict[str, list[Any]], weights: dict[str, li
         whole = NOT_FLOAT.get(node.op_type, set())
         for name in (name for index, name in enumerate(node.output) if index not in whole):
             for consumer in consumers[name]:
-                if consumer.op_type == "QuantizeLinear" or _channels(consumer, weights) > SIDES:
+                wide = consumer.op_type == "Conv" and weights.get(consumer.input[1], [0])[0] > SIDES
+                if consumer.op_type == "QuantizeLinear" or wide:
                     return None
                 if consumer.op_type not in BEYOND and consumer.name not in found:
                     found.add(consumer.name)
                     queue.append(consumer)
     return found
-
-
-def _channels(node: Any, weights: dict[str, list[int]]) -> int:
-    """That a convolution gives; 0 of another node."""
-    return weights.get(node.input[1], [0])[0] if node.op_type == "Conv" else 0
 
 
 def _scaled_before_quantizer(graph: Any, image: str) -> bool:

@@ -110,7 +110,7 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api, process: Build
             raise first.outcome.as_error(f"{onnx}, as asked for: {first.error}{more}")
         _keep(engine, best, candidates, config, complete=False)
         control = attempt(base)
-        longest = max(limit_of_later(control.outcome.seconds), 3 * first.outcome.seconds)
+        longest = max(LEAST_LIMIT, 4 * control.outcome.seconds, 3 * first.outcome.seconds)
         for level in levels:
             group = []
             for number in streams:
@@ -160,11 +160,6 @@ TICK = 0.5  # seconds between two looks at a build that runs
 PLAN_IS_THERE = "plan"
 Work = Callable[[Path, Path, BuildConfig, Callable[[], None]], object]
 LEAST_LIMIT = 120.0  # seconds that any build may take: one of GELAN-C with a timing cache takes 20 to 50
-
-
-def limit_of_later(seconds: float) -> float:
-    """Seconds that a build may take after one that took so many, and that left its kernels in the timing cache."""
-    return max(LEAST_LIMIT, 4 * seconds)
 
 
 @dataclass(frozen=True)

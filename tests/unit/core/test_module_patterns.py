@@ -13,7 +13,7 @@ from torch import nn
 
 from models.quantize import placement
 from models.quantize.recipe import Recipe
-from utils.core.errors import InputError, RecipeError
+from utils.core.errors import RecipeError
 from utils.core.module_patterns import first_match, matches, spellings
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.verify import Report, verify
@@ -43,18 +43,6 @@ NOTHING = ["cv1", "MODEL.0", "model.1.cv", "model.77", "model.2.add", "model.2.c
            "model.?.?", "?", "model.[", ".conv"]  # fmt: skip
 
 # the same for `qdq_graph.good_graph`; the old verifier exempted what lies below each module that a pattern matches
-GRAPH = {
-    "*cv2": {"model.3.m.cv2.conv"},
-    "model.?": {"model.0.conv"},
-    "model.3.cv?": {"model.3.cv1.conv"},
-    "model.3.?": set(),
-    "model.3.m.cv?": {"model.3.m.cv1.conv", "model.3.m.cv2.conv"},
-    "model.5.cv?": set(),
-    "model.5.cv2": {"model.5.cv2.0.0.conv", "model.5.cv2.0.1.conv"},
-    "model.1": {"model.1.cv1.conv"},
-    "model.1.cv1.conv": {"model.1.cv1.conv"},
-    "*.0.conv": {"model.0.conv", "model.5.cv2.0.0.conv", "model.5.cv3.0.0.conv"},
-}
 CONVOLUTIONS = [
     "model.0.conv", "model.1.cv1.conv", "model.3.cv1.conv", "model.3.m.cv1.conv", "model.3.m.cv2.conv",
     "model.5.cv2.0.0.conv", "model.5.cv2.0.1.conv", "model.5.cv3.0.0.conv", "model.5.cv3.0.1.conv",
@@ -93,11 +81,6 @@ def test_spellings_and_the_first_match():
 def named(modules: Iterable[str]) -> onnx.ModelProto:
     """The good graph as an exporter writes it that names the modules."""
     return set_metadata(GOOD, {"float_modules": json.dumps(list(modules))})
-
-
-@pytest.mark.parametrize("pattern", GRAPH)
-def test_what_patterns_match_in_the_verified_graph(pattern: str):
-    assert {path for path in CONVOLUTIONS if matches(pattern, path)} == GRAPH[pattern]
 
 
 @pytest.mark.parametrize("path", CONVOLUTIONS)
@@ -140,11 +123,3 @@ def test_an_operator_is_in_float_with_the_convolutions_around_it():
         "convolutions",
         "float island",
     }
-
-
-@pytest.mark.parametrize("text", ["model.0", "1", "[[1]]", "[" * 100_000])
-def test_metadata_that_is_not_the_exporters_is_one_line(text: str):
-    with pytest.raises(InputError, match="float_modules") as error:
-        verify(set_metadata(GOOD, {"float_modules": text}))
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 400

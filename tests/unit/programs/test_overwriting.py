@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 from known_images import write_set
 
-from utils.cli import run_program
 from utils.core import files
 from utils.core.errors import InputError
 from utils.core.files import distinct_names, folder_name, refuse_overwrite, refuse_overwrite_in
-from utils.core.options import DeviceOptions
 from utils.onnx_graph import deepstream
 from utils.reports.schema import Report
 
@@ -114,16 +112,6 @@ def allowed(onnx, labels):
     deepstream.check_labels(onnx, labels)
 
 
-def test_our_own_files_are_replaced(onnx):
-    allowed(onnx, "cat\n")
-    labels, config = deepstream.write(onnx, "cat\n", "[property]\n")
-    assert labels.read_text() == "cat\n"
-    assert config.read_text().startswith("[property]\n# export_yoloV9.py wrote this file (sha256 ")
-    allowed(onnx, "dog\n")
-    deepstream.write(onnx, "dog\n", "[property]\nother=1\n")
-    assert labels.read_text() == "dog\n"
-
-
 def test_labels_of_others_stay_unless_they_are_the_same(onnx):
     labels, config = deepstream.paths(onnx)
     labels.write_text("mine\n")
@@ -159,10 +147,6 @@ def test_a_name_that_would_add_lines_to_the_configuration(tmp_path):
 
 
 # arguments
-
-
-def test_some_arguments_may_be_empty():
-    assert run_program("p", (DeviceOptions, lambda options: 0), ["--device", ""]) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -54,30 +53,6 @@ def test_what_is_copied_is_there_and_in_the_context(path):
     assert ran
     for word in ran:
         assert (ROOT / word).exists(), word
-
-
-def test_the_page_lists_the_build_arguments_and_their_defaults():
-    rows = re.findall(r"^\| `(\w+)` \| `(containers/\S+)` \| (.+?) \|", PAGE, re.MULTILINE)
-    told = {(name, file): "" if default == "(empty)" else default.strip("`") for name, file, default in rows}
-    assert told == {(n, f): v for f, p in zip(NAMES, DOCKERFILES, strict=True) for n, v in arguments(p).items()}
-
-
-def test_commands_of_the_page_name_files_and_arguments_that_are_there():
-    commands = [shlex.split(line) for line in re.findall(r"^docker .+$", PAGE, re.MULTILINE)]
-    builds = [words for words in commands if words[1] == "build"]
-    assert len(builds) >= 4
-    for words in builds:
-        file = words[words.index("-f") + 1]
-        given = {words[i + 1].partition("=")[0] for i, word in enumerate(words) if word == "--build-arg"}
-        assert file in NAMES
-        assert given <= set(arguments(ROOT / file))
-        assert words[-1] == "."
-    services = [word for words in commands if words[1] == "compose" for word in words if word in compose()["services"]]
-    assert {"triton", "work", "run"} == set(services)
-    for words in commands:
-        for word in words:
-            if word.startswith("/opt/overlay/"):
-                assert (ROOT / word.removeprefix("/opt/overlay/")).is_file(), word
 
 
 def test_compose_builds_what_is_there_with_arguments_that_are_there():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core import distributed
 from utils.core.errors import CheckpointError
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.score import Difference, Resampled, difference_error
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
@@ -64,7 +64,7 @@ class AnalysisState:
     def save(self, folder: Path) -> None:
         """Write the state, in the main process; a reader sees the old one or the new one."""
         if distributed.is_main():
-            _write(folder / STATE_FILE, json.dumps(marked(asdict(self), STATE_VERSION)))
+            write_text(folder / STATE_FILE, json.dumps(marked(asdict(self), STATE_VERSION)))
 
     @classmethod
     def load(cls, folder: Path) -> AnalysisState:
@@ -147,19 +147,14 @@ def summary(
 def save(content: Mapping[str, Any], folder: Path) -> None:
     """Write the chart and the JSON; where the JSON lies, all is written."""
     figures.save(chart(content), folder / CHART_FILE)
-    _write(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_text(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:
     """A recipe's YAML, with a comment that says why it is what it is."""
     import yaml
 
-    _write(path, f"# {why}\n" + yaml.safe_dump(dict(recipe), sort_keys=False))
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, f"# {why}\n" + yaml.safe_dump(dict(recipe), sort_keys=False))
 
 
 def lines(content: Mapping[str, Any], folder: Path) -> list[str]:
