@@ -12,15 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT = (
-    "import sys, importlib.abc\n"
-    "class Blocked(importlib.abc.MetaPathFinder):\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name.split('.')[0] in ('IPython', 'pkg_resources'):\n"
-    "            raise ModuleNotFoundError(name)\n"
-    "sys.meta_path.insert(0, Blocked())\n"
-    "from utils import upstream_shims\n"
-    "upstream_shims._importable = lambda name: False\n"
-    "upstream_shims.install()\n"
+    "from unittest import mock\nfrom utils import upstream_shims\n"
+    "with mock.patch('importlib.util.find_spec', return_value=None):\n    upstream_shims.install()\n"
 )
 
 
