@@ -33,7 +33,7 @@ main() {
   results=() failed=0
   if wanted lint; then lint; fi
   if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
-  if wanted golden; then run_pytest golden "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden"; fi
+  if wanted golden; then run_pytest golden "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden" --dist=worksteal; fi
   if wanted integration; then run_pytest integration "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
   if [ ${#parts[@]} = 4 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
   say "results, after $((SECONDS - started)) s"

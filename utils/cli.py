@@ -75,7 +75,7 @@ def run_program(
     who, debug = f"rank {world.rank}: " if world.rank else "", arguments.debug
     setup_logging(debug, world.rank)
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
-    _answer_signals()
+    answered = _answer_signals()
     try:
         code = leaf(kind.parsed(arguments)) or 0
         sys.stdout.flush()
@@ -94,6 +94,9 @@ def run_program(
             raise
         print(f"{who}error: {printable(_one_line(error))}", file=sys.stderr)
         return error.exit_code if isinstance(error, QatError) else 2 if _is_a_paths(error) else 1
+    finally:
+        for number in answered:
+            signal.signal(number, signal.SIG_DFL)  # an exception while the interpreter ends would be a traceback
 
 
 def setup_logging(verbose: bool = False, rank: int = 0) -> None:
@@ -134,8 +137,13 @@ def command_line() -> str:
     return shlex.join(["python", shown, *_words])
 
 
-def _answer_signals() -> None:
-    """Let SIGTERM and SIGHUP raise as Ctrl-C does; processes that are forked from here leave both to this one."""
+def _answer_signals() -> list[signal.Signals]:
+    """Let SIGTERM and SIGHUP raise as Ctrl-C does; processes that are forked from here leave both to this one.
+
+    Returns:
+        Those that are answered from now on.
+    """
+    answered = []
 
     def terminate(*_: object) -> NoReturn:
         raise Terminated
@@ -148,7 +156,9 @@ def _answer_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 signal.signal(number, terminate)
+                answered.append(number)
         os.register_at_fork(after_in_child=in_child)
+    return answered
 
 
 def parsers(
