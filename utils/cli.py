@@ -138,11 +138,7 @@ def command_line() -> str:
 
 
 def _answer_signals() -> list[signal.Signals]:
-    """Let SIGTERM and SIGHUP raise as Ctrl-C does; processes that are forked from here leave both to this one.
-
-    Returns:
-        Those that are answered from now on.
-    """
+    """Let SIGTERM and SIGHUP raise as Ctrl-C does, but not in forked processes; returns those that do from now on."""
     answered = []
 
     def terminate(*_: object) -> NoReturn:

@@ -150,11 +150,6 @@ class TestNothingIsLeftOut:
         assert resume("quantize", tmp_path / "exp") == 0
         assert [note for note in report_of(tmp_path / "exp")["notes"] if "the loss is nan" in note]
 
-    def test_the_command_of_a_run_that_was_killed_before_its_first_report(self, start, tmp_path):
-        killed(lambda: start("quantize", *QUICK), COLLECT)
-        assert resume("quantize", tmp_path / "exp") == 0
-        assert "--ptq-only" in report_of(tmp_path / "exp")["command"]
-
 
 @pytest.mark.usefixtures("blank_plots")
 class TestAnotherRunInTheSameFolder:

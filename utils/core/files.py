@@ -171,12 +171,6 @@ def refuse_overwrite(
             raise InputError(f"{output} {same}is read and would be overwritten; {advice}")
 
 
-def run_files(folder: str | Path, *patterns: str) -> Iterator[Path]:
-    """The files of a run folder, as far as they exist, that a program writes under these names (globs)."""
-    for pattern in patterns:
-        yield from Path(folder).glob(pattern)
-
-
 def refuse_overwrite_in(
     project: str | Path, name: str, exist_ok: bool, patterns: Iterable[str], inputs: Iterable[str | Path | None]
 ) -> None:
@@ -186,7 +180,9 @@ def refuse_overwrite_in(
     """
     if exist_ok:
         refuse_overwrite(
-            dict.fromkeys(run_files(Path(project) / name, *patterns)), inputs, "choose another --name or --project"
+            dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern)),
+            inputs,
+            "choose another --name or --project",
         )
 
 

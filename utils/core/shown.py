@@ -1,7 +1,4 @@
-"""A value in a message: the one way in which errors name what they found.
-
-This module imports neither torch nor anything else that is slow.
-"""
+"""A value in a message: the one way in which errors name what they found; imports nothing that is slow."""
 
 from __future__ import annotations
 

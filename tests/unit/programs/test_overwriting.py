@@ -57,11 +57,6 @@ def test_a_file_system_that_ignores_case(here, monkeypatch):
         refuse_overwrite(["MINE.ONNX"], ["mine.onnx"])
 
 
-def test_two_outputs_of_one_name(here):
-    with pytest.raises(InputError, match="would be written to one file"):
-        refuse_overwrite(["a.engine", "A.engine"], [])
-
-
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_an_output_that_is_no_file(here, make):
     make("a.onnx")
