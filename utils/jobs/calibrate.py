@@ -19,7 +19,7 @@ from models.quantize import calibration, placement
 from models.quantize.finetune import as_input, seed_everything
 from models.quantize.recipe import Calibration, Recipe
 from utils.core import distributed
-from utils.core.files import atomic_path
+from utils.core.files import write_text
 from utils.core.run_folder import new_run
 from utils.core.score import Difference, difference_error
 from utils.core.strict_model import plain
@@ -98,8 +98,8 @@ def run(options: CalibrateOptions, command: str) -> Sweep:
         if distributed.is_main():
             chosen = recipe.replace(calibration=found.chosen)
             report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
-            with atomic_path(folder / "calibration.json") as temporary:  # last: where it lies, all is written
-                temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            # last: where it lies, all is written
+            write_text(folder / "calibration.json", json.dumps(content, indent=2) + "\n")
     logger.info("\n%s\n", "\n".join(found.lines()))
     logger.info("python qat.py quantize --recipe %s applies it", shlex.quote(str(folder / report.RECIPE_FILE)))
     return found
