@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FORMATS = ("onnx", "onnx_end2end")
 OF_NMS = ("nms", "topk_all", "iou_thres", "conf_thres", "class_agnostic")
 OF_MASKS = ("mask_resolution", "pooler_scale", "sampling_ratio")
-OF_QUANTIZERS = ("int8_weights", "keep_layers")
+OF_QUANTIZERS = ("int8_weights", "no_int8_rewrites")
 NMS = "NMS in the file"
 
 
@@ -69,10 +69,10 @@ class ExportOptions(NmsOptions, InputOptions):
     int8_weights: bool = option(
         False, "store quantized weights as INT8: a quarter of the size, for ONNX Runtime and TensorRT 10 and later"
     )
-    keep_layers: bool = option(
+    no_int8_rewrites: bool = option(
         False, "without what is there for the speed of INT8 kernels on GPUs: parts of Concats and Splits in whole "
         "blocks of 32 channels, the halves of an ELAN block's first convolution one by one, average pools as "
-        "convolutions, a first convolution of 64 channels as two",
+        "convolutions, a first convolution of 64 channels as two", "--no-int8-rewrites", "--keep-layers",
     )  # fmt: skip
     input_layout: Literal["nchw", "nhwc"] = option(
         "nchw", "images [B, 3, H, W] (default), or of uint8 [B, H, W, 3], as decoders and cameras give them"
@@ -112,7 +112,7 @@ def export(options: ExportOptions) -> int:
         return verify(options.verify)
     names = list(dict.fromkeys(name.lower() for name in options.include))
     check_options(options, names)
-    from utils.core.input_form import InputForm
+    from utils.core.input_spec import InputSpec
     from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
     from utils.onnx_graph import output_formats
     from utils.onnx_graph.export_config import ExportConfig
@@ -121,7 +121,7 @@ def export(options: ExportOptions) -> int:
         imgsz=height_width(options.imgsz), batch_size=options.batch_size, dynamic=options.dynamic,
         simplify=options.simplify, typing=options.typing or ("strong" if options.half else "auto"),
         opset=options.opset, inplace=options.inplace, int8_weights=options.int8_weights,
-        for_int8_kernels=not options.keep_layers, input=InputForm(options.input, options.input_layout),
+        for_int8_kernels=not options.no_int8_rewrites, input=InputSpec(options.input, options.input_layout),
     )  # fmt: skip
     nms = output_formats.NmsSettings(**options.nms_settings(), agnostic=options.class_agnostic)
     resolution = output_formats.RESOLUTION if options.mask_resolution is None else options.mask_resolution

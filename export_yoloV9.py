@@ -57,7 +57,7 @@ def export(options: DeepStreamOptions) -> None:
         )
     check_files(weights=options.weights)
     need("torch", "onnx", *["onnxruntime"] * (options.check > 0), *["onnxslim"] * options.simplify)
-    from utils.core.input_form import InputForm
+    from utils.core.input_spec import InputSpec
     from utils.jobs.export import export_checkpoint, output_files, refuse_flags_of_masks
     from utils.onnx_graph import deepstream, output_formats
     from utils.onnx_graph.export_config import ExportConfig
@@ -65,7 +65,7 @@ def export(options: DeepStreamOptions) -> None:
     batch = options.batch or 1
     config = ExportConfig(
         imgsz=height_width(options.imgsz), batch_size=batch, dynamic="batch" if options.dynamic else "none",
-        simplify=options.simplify, typing="auto", opset=options.opset, input=InputForm(options.input),
+        simplify=options.simplify, typing="auto", opset=options.opset, input=InputSpec(options.input),
     )  # fmt: skip
     nms = output_formats.NmsSettings(**options.nms_settings())
     files = output_files(options.weights, options.output, [output_formats.deepstream(nms)])

@@ -54,7 +54,7 @@ def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
     old one and a little more, as if each had been calibrated by itself.
 
     Args:
-        model: a quantized file whose convolutions are whole (export_qat.py --keep-layers).
+        model: a quantized file whose convolutions are whole (export_qat.py --no-int8-rewrites).
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -120,7 +120,7 @@ def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: P
     for source, name, further in (
         (weights, f"{folder.name}-fp16", []),
         (quantized, f"{folder.name}-int8", []),
-        (quantized, "whole", ["--keep-layers"]),
+        (quantized, "whole", ["--no-int8-rewrites"]),
     ):
         file = folder / f"{name}.onnx"
         command = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), "--include", "onnx", *further]

@@ -104,7 +104,7 @@ def main(options: BenchmarkOptions) -> int:
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check
-    from utils.trt.decision import check_target
+    from utils.trt.build_preflight import check_target
     from utils.trt.timing import TimingConfig
 
     entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, others)]

@@ -139,8 +139,8 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
     if found.problem:
         raise QatError(
             f"{engine} does not compute what {options.onnx} computes: {found.problem}; see what AP val_trt.py finds "
-            "before you use it, or build with another --optimization-level, or from a file exported with --keep-layers "
-            "(--check 0 leaves this comparison out)"
+            "before you use it, or build with another --optimization-level, or from a file exported with "
+            "--no-int8-rewrites (--check 0 leaves this comparison out)"
         )
 
 

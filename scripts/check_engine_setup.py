@@ -27,7 +27,7 @@ def main(options: CheckOptions) -> None:
     """Check, and print the typing."""
     from utils.evaluation.data_yaml import load_data
     from utils.trt import tensorrt_api
-    from utils.trt.decision import check_target
+    from utils.trt.build_preflight import check_target
     from utils.trt.layer_report import graphviz
 
     load_data(options.data).paths("val")

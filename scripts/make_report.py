@@ -35,7 +35,7 @@ from utils.core.input_files import check_file, check_files
 from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction, ImageSize, option
 from utils.core.run_folder import held
 from utils.core.shown import printable
-from utils.core.tasks import EVERYDAY_CONFIDENCE
+from utils.core.tasks import DISPLAY_CONF
 from utils.jobs.dependencies import need, need_for
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ReportOptions(DeviceOptions):
     data: str | None = option(None, "the dataset's YAML, whose val images are shown", group="images", metavar="FILE")
     samples: Annotated[int, Field(ge=1, le=100)] = option(4, "images", group="images", metavar="N")
     imgsz: ImageSize = option(640, "input size", *IMAGE_SIZE_FLAGS, group="images", metavar="PX")
-    conf_thres: Fraction = option(EVERYDAY_CONFIDENCE, "lowest score shown", group="images", metavar="F")
+    conf_thres: Fraction = option(DISPLAY_CONF, "lowest score shown", group="images", metavar="F")
 
 
 def main(options: ReportOptions) -> None:

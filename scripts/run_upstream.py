@@ -10,7 +10,7 @@ With --fast before the program's name, maps are in channels-last layout, upstrea
 deterministic algorithms, and cuDNN measures which of its algorithms is fastest.
 
 Upstream's programs stop on torch >= 2.6 (their checkpoints), NumPy >= 2.4 (np.trapz) and setuptools >= 82
-(pkg_resources); utils/upstream_shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
+(pkg_resources); utils/upstream/shims.py supplies what is gone. Checkpoints are loaded without running code of theirs,
 and label caches are neither read nor written (SECURITY.md).
 """
 
@@ -51,21 +51,23 @@ def main() -> int:
     if not script.is_file():
         print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
         return 2
-    from utils import upstream, upstream_import, upstream_shims
+    from utils import upstream
     from utils.core.errors import InputError
+    from utils.upstream import shims
+    from utils.upstream.checkout import import_upstream
 
     try:
-        upstream_import.ensure()
+        import_upstream()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     logging.getLogger("yolov5").setLevel(logging.INFO)
-    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    shims.load_safely_by_default(upstream.read_checkpoint)
     if fast:
-        upstream_shims.prefer_speed()
+        shims.prefer_speed()
     if script.parent.name == "panoptic":
         with contextlib.suppress(ImportError):  # the program says what is missing
-            upstream_shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
+            shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
     sys.argv = [str(script), *map(_known, options)]
 
     try:

@@ -35,7 +35,7 @@ LONGEST = """
     check_masks val_trt segmentation_networks fused_network hostile_output
     benchmark_programs fork_server install_dependencies engine_programs
     benchmark calibration segmentation_loop patch_yolov9 page finetune fused_cuda loop
-    upstream_shims overwriting build_apart tune
+    shims overwriting build_apart tune
 """
 
 

@@ -15,7 +15,7 @@ reports, are in `utils/jobs/`.
     fused_kernels.py   its kernels, in Triton
     calibration.py     statistics once, then max | percentile | mse | entropy from the same pass; ranges, for reports
     finetune.py        QAT: the float network supervises the quantized one; ranges as parameters, the rates
-    supervision.py     what they are compared by: the task loss, the layer loss, taps of layers; also of
+    distillation.py     what they are compared by: the task loss, the layer loss, taps of layers; also of
                        a batch that several processes share
     step_graph.py      a step's kernels, recorded and replayed
     checkpoint.py      recipe + state on disk; loading never runs code from the file

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.quantize import backend
+from models.quantize.distillation import placeholder
 from models.quantize.modules import QuantConv2d
 from models.quantize.placement import quantizers_off
 from models.quantize.recipe import Calibration
-from models.quantize.supervision import placeholder
 from utils.core import distributed
-from utils.core.device import full_float32
+from utils.core.device import disable_tf32
 from utils.core.errors import InputError, QatError
 from utils.core.number_types import INT8
 
@@ -154,7 +154,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor], limit: int, *, progress
     ]
     seen = 0
     try:
-        with quantizers_off(model), torch.inference_mode(), full_float32():
+        with quantizers_off(model), torch.inference_mode(), disable_tf32():
             for images in tqdm(
                 itertools.islice(batches, limit), total=limit, desc="calibration", unit="batch",
                 disable=not (progress and distributed.is_main()),

@@ -19,9 +19,9 @@ from models.quantize.recipe import Recipe
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
-from utils.core.input_form import LARGEST_SIDE
+from utils.core.input_spec import LARGEST_SIDE
 from utils.core.shown import shown
-from utils.upstream_description import HEADS, check_head
+from utils.upstream.description import HEADS, check_description, check_head
 
 FORMAT = "yolov9-quantized"
 FORMAT_VERSION = 1
@@ -108,10 +108,10 @@ def load(path: str | Path, heads: Sequence[str] = HEADS) -> QuantizedCheckpoint:
 
 def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str]) -> QuantizedCheckpoint:
     """The network that the content describes, with its quantizers, weights and ranges."""
-    from utils import upstream, upstream_description
+    from utils import upstream
 
     nc, state = int(content["nc"]), content[STATE]
-    recipe, yaml = Recipe.from_stored(content["recipe"]), upstream_description.check(content["yaml"])
+    recipe, yaml = Recipe.from_stored(content["recipe"]), check_description(content["yaml"])
     model = upstream.build_model(yaml, nc)
     head = type(model.model[-1]).__name__
     if head not in heads:

@@ -1,7 +1,7 @@
 """Quantization-aware training: the float network teaches the network with fake quantizers.
 
 No labels are used. Student and teacher see the same images, and the student's weights and ranges move so that its
-detections come closer to the teacher's (`supervision.py`). Gradients pass the rounding straight through, and reach the
+detections come closer to the teacher's (`distillation.py`). Gradients pass the rounding straight through, and reach the
 ranges as in LSQ (`fake_quantize.py`, `LearnedRanges`).
 
     tuner = Finetuner(student, teacher, Recipe().finetune, device=device)
@@ -26,11 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from models.quantize import backend
-from models.quantize.fake_quantize import float16_scale
-from models.quantize.quantizer import put_scale
-from models.quantize.recipe import Finetune
-from models.quantize.step_graph import StepGraph
-from models.quantize.supervision import (
+from models.quantize.distillation import (
     SMALLEST_WEIGHT,
     LayerTaps,
     add_gradients,
@@ -43,8 +39,12 @@ from models.quantize.supervision import (
     tensors_of,
     top_layers,
 )
+from models.quantize.fake_quantize import float16_scale
+from models.quantize.quantizer import put_scale
+from models.quantize.recipe import Finetune
+from models.quantize.step_graph import StepGraph
 from utils.core import distributed
-from utils.core.device import full_float32
+from utils.core.device import disable_tf32
 from utils.core.number_types import INT8
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
@@ -240,7 +240,7 @@ class Finetuner:
         """
         distance, weight, count = (torch.zeros((), device=self.device) for _ in range(3))
         classes = self._classes()
-        with raw_head(self.student), raw_head(self.teacher), torch.no_grad(), full_float32():
+        with raw_head(self.student), raw_head(self.teacher), torch.no_grad(), disable_tf32():
             for images in batches:
                 if len(images):
                     x = as_input(images, self.device)

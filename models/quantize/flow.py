@@ -45,7 +45,7 @@ def export_mode() -> Iterator[None]:
 def exporting() -> bool:
     """Whether torch's exporter is tracing the network.
 
-    Then redundant sites quantize too, so that the graph holds every Q/DQ pair, and operations are written in the form
+    Then redundant points quantize too, so that the graph holds every Q/DQ pair, and operations are written in the form
     that suits a graph.
     """
     return _export.active or torch.onnx.is_in_onnx_export()

@@ -16,10 +16,10 @@ from models.quantize.flow import OPERATIONS, Step, exporting, parse
 from models.quantize.quantizer import silu_rounded_by, takes_silu
 
 
-class Site:
+class QuantPoint:
     """Where a tensor is quantized: right after it is computed, once, for all its consumers.
 
-    The quantizer belongs to the network (several sites share one); a site only refers to it.
+    The quantizer belongs to the network (several points share one); a point only refers to it.
 
     Args:
         quantizer: shared by all tensors of one scale.
@@ -46,102 +46,102 @@ class Site:
         return not (self.redundant or self.keep) and takes_silu(self.quantizer, x)
 
     def after_silu(self, x: Tensor) -> Tensor:
-        """What this site makes of SiLU of `x`, in one pass over memory."""
+        """What this point makes of SiLU of `x`, in one pass over memory."""
         return silu_rounded_by(self.quantizer, x)
 
 
 class QuantConv2d(nn.Conv2d):
     """A convolution whose weight, and where asked its input and result, are quantized.
 
-    `input_site` is set where the input has no quantized producer: the image, or a module that no rule describes.
+    `input_point` is set where the input has no quantized producer: the image, or a module that no rule describes.
     """
 
     weight_quantizer: nn.Module
-    input_site: Site | None
-    output_site: Site | None
+    input_point: QuantPoint | None
+    output_point: QuantPoint | None
 
     @classmethod
-    def take_over(cls, original: nn.Conv2d, weight_quantizer: nn.Module | None) -> QuantConv2d:
+    def from_float(cls, original: nn.Conv2d, weight_quantizer: nn.Module | None) -> QuantConv2d:
         """A stand-in with the parameters of `original`; without a weight quantizer it stays a float convolution."""
         stand_in = _take_over(cls, original)
-        stand_in.input_site = stand_in.output_site = None
+        stand_in.input_point = stand_in.output_point = None
         if weight_quantizer is not None:
             stand_in.weight_quantizer = weight_quantizer
         return stand_in
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve `[B, C_in, H, W]`."""
-        if self.input_site is not None:
-            x = self.input_site(x)
+        if self.input_point is not None:
+            x = self.input_point(x)
         weight = self.weight_quantizer(self.weight) if "weight_quantizer" in self._modules else self.weight
         x = self._conv_forward(x, weight, self.bias)
-        return x if self.output_site is None else self.output_site(x)
+        return x if self.output_point is None else self.output_point(x)
 
 
-class ConvUnit(nn.Module):
-    """Convolution and activation (upstream's Conv, DWConv or RepConvN after fusing), then the site of its result."""
+class ConvBlock(nn.Module):
+    """Convolution and activation (upstream's Conv, DWConv or RepConvN after fusing), then the point of its result."""
 
     conv: nn.Module
     act: nn.Module
-    output_site: Site | None
+    output_point: QuantPoint | None
 
     @classmethod
-    def take_over(cls, original: nn.Module) -> ConvUnit:
+    def from_float(cls, original: nn.Module) -> ConvBlock:
         """A stand-in with the submodules of `original`."""
         stand_in = _take_over(cls, original)
-        stand_in.output_site = None
+        stand_in.output_point = None
         return stand_in
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, C_in, H, W]` → `[B, C_out, H', W']`."""
-        x, site = self.conv(x), self.output_site
-        if site is not None and type(self.act) is nn.SiLU and site.takes_silu(x):
-            return site.after_silu(x)
+        x, point = self.conv(x), self.output_point
+        if point is not None and type(self.act) is nn.SiLU and point.takes_silu(x):
+            return point.after_silu(x)
         x = self.act(x)
-        return x if site is None else site(x)
+        return x if point is None else point(x)
 
 
-class MoveUnit(nn.Module):
-    """A module that only moves values (MaxPool2d, Upsample), and the site of its result.
+class PassThrough(nn.Module):
+    """A module that only moves values (MaxPool2d, Upsample), and the point of its result.
 
-    `input_site` is set where it reads the image.
+    `input_point` is set where it reads the image.
     """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.input_site: Site | None = None
-        self.output_site: Site | None = None
+        self.input_point: QuantPoint | None = None
+        self.output_point: QuantPoint | None = None
         for name in ("i", "f", "type", "np"):  # what upstream's loop over layers reads
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the module between its sites."""
-        x = self.inner(x if self.input_site is None else self.input_site(x))
-        return x if self.output_site is None else self.output_site(x)
+        """Apply the module between its points."""
+        x = self.inner(x if self.input_point is None else self.input_point(x))
+        return x if self.output_point is None else self.output_point(x)
 
 
 class FlowModule(nn.Module):
-    """Runs the statements of a rule on tensors. `input_site` is set where an operation of its own reads the image."""
+    """Runs the statements of a rule on tensors. `input_point` is set where an operation of its own reads the image."""
 
     steps: tuple[Step, ...]
-    sites: dict[str, Site]
-    input_site: Site | None
+    points: dict[str, QuantPoint]
+    input_point: QuantPoint | None
 
     @classmethod
-    def take_over(cls, original: nn.Module, statements: Sequence[str]) -> FlowModule:
+    def from_float(cls, original: nn.Module, statements: Sequence[str]) -> FlowModule:
         """A stand-in with the submodules and attributes of `original`."""
         stand_in = _take_over(cls, original)
         stand_in.steps = parse(tuple(statements))
-        stand_in.sites = {}
-        stand_in.input_site = None
+        stand_in.points = {}
+        stand_in.input_point = None
         return stand_in
 
     def forward(self, x: Any) -> Any:
         """Run the statements; `x` is a tensor, or a list of them where the layer reads several."""
-        if self.input_site is not None:
-            x = [self.input_site(one) for one in x] if isinstance(x, list) else self.input_site(x)
+        if self.input_point is not None:
+            x = [self.input_point(one) for one in x] if isinstance(x, list) else self.input_point(x)
         values: dict[str, Any] = {"x": x}
         for step in self.steps:
             function = OPERATIONS[step.call] if step.is_operation else self.get_submodule(step.call)
@@ -155,8 +155,8 @@ class FlowModule(nn.Module):
     def _at_site(self, name: str, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return [self._at_site(f"{name}[{index}]", item) for index, item in enumerate(value)]
-        site = self.sites.get(name)
-        return value if site is None else site(value)
+        point = self.points.get(name)
+        return value if point is None else point(value)
 
 
 def _take_over(cls: Any, original: nn.Module) -> Any:

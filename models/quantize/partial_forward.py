@@ -20,9 +20,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.quantize import backend
-from models.quantize.modules import Site
+from models.quantize.modules import QuantPoint
 from models.quantize.placement import Plan
-from utils.core.device import full_float32
+from utils.core.device import disable_tf32
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 
 
@@ -113,7 +113,7 @@ class Layerwise:
     def __enter__(self) -> Layerwise:
         self._on = self.everything
         self._stack = ExitStack()
-        self._stack.enter_context(full_float32())
+        self._stack.enter_context(disable_tf32())
         for name in filter(self._switches.__contains__, self._result):
             self._switches[name].turn(False)
         return self
@@ -180,7 +180,7 @@ class Layerwise:
         return [before if source == -1 else results[source] for source in layer.f]
 
     def _rounded(self, name: str, value: Any, state: State) -> Any:
-        return self._switches[name].site(value) if name in state.tensors and name in self._switches else value
+        return self._switches[name].point(value) if name in state.tensors and name in self._switches else value
 
     def _inside(self, index: int) -> State:
         """The quantizers that act while a layer runs."""
@@ -206,9 +206,9 @@ class Layerwise:
 
 @dataclass(frozen=True)
 class _Switch:
-    """The site of one tensor: `turn` puts it in or takes it out; `at` are the paths of the modules that it acts in."""
+    """The point of one tensor: `turn` puts it in or takes it out; `at` are the paths of the modules that it acts in."""
 
-    site: Site
+    point: QuantPoint
     at: tuple[str, ...]
     turn: Callable[[bool], None]
 
@@ -223,11 +223,11 @@ def _switches(model: Any) -> dict[str, _Switch]:
             continue
         owner = model.get_submodule(tensor.owner)
         if tensor.variable:
-            site = owner.sites[tensor.variable]
-            found[tensor.name] = _Switch(site, (tensor.owner,), _entry(owner.sites, tensor.variable, site))
+            point = owner.points[tensor.variable]
+            found[tensor.name] = _Switch(point, (tensor.owner,), _entry(owner.points, tensor.variable, point))
         else:
-            site = owner.output_site
-            found[tensor.name] = _Switch(site, (tensor.owner,), _attributes([owner], "output_site", site))
+            point = owner.output_point
+            found[tensor.name] = _Switch(point, (tensor.owner,), _attributes([owner], "output_point", point))
     for path in plan.fallback:
         found[fallback_input(path)] = _input_switch(model, (path,))
     return found
@@ -235,23 +235,23 @@ def _switches(model: Any) -> dict[str, _Switch]:
 
 def _input_switch(model: Any, paths: tuple[str, ...]) -> _Switch:
     consumers: list[Any] = [model.get_submodule(path) for path in paths]
-    site: Site = consumers[0].input_site  # placement.apply gives one to each of them
-    return _Switch(site, paths, _attributes(consumers, "input_site", site))
+    point: QuantPoint = consumers[0].input_point  # placement.apply gives one to each of them
+    return _Switch(point, paths, _attributes(consumers, "input_point", point))
 
 
-def _attributes(owners: list[nn.Module], name: str, site: Site) -> Callable[[bool], None]:
+def _attributes(owners: list[nn.Module], name: str, point: QuantPoint) -> Callable[[bool], None]:
     def turn(on: bool) -> None:
         for owner in owners:
-            setattr(owner, name, site if on else None)
+            setattr(owner, name, point if on else None)
 
     return turn
 
 
-def _entry(sites: dict[str, Site], name: str, site: Site) -> Callable[[bool], None]:
+def _entry(points: dict[str, QuantPoint], name: str, point: QuantPoint) -> Callable[[bool], None]:
     def turn(on: bool) -> None:
         if on:
-            sites[name] = site
+            points[name] = point
         else:
-            sites.pop(name, None)
+            points.pop(name, None)
 
     return turn

@@ -143,26 +143,26 @@ def apply(model: nn.Module, plan: Plan, library: str = "torch") -> None:
     scales = nn.ModuleDict({scale_key(name): backend.create(library=library) for name in plan.scales})
     for path, module in list(model.named_modules()):
         if _is_unit(module):
-            _replace(model, path, modules.ConvUnit.take_over(module))
+            _replace(model, path, modules.ConvBlock.from_float(module))
     for path, statements in plan.flows.items():
-        _replace(model, path, modules.FlowModule.take_over(model.get_submodule(path), statements))
+        _replace(model, path, modules.FlowModule.from_float(model.get_submodule(path), statements))
     for path, state in plan.convolutions.items():
         conv = model.get_submodule(path)
         weight = None
         if state == "int8":
             weight = backend.create(conv.out_channels, library)
             backend.set_amax(weight, conv.weight.detach().abs().amax((1, 2, 3), keepdim=True))
-        _replace(model, path, modules.QuantConv2d.take_over(conv, weight))
+        _replace(model, path, modules.QuantConv2d.from_float(conv, weight))
     for tensor in plan.tensors:
-        site = modules.Site(scales[scale_key(tensor.scale)], tensor.redundant)
+        point = modules.QuantPoint(scales[scale_key(tensor.scale)], tensor.redundant)
         if tensor.owner:
-            _place(model, tensor, site)
+            _place(model, tensor, point)
     for path in plan.image_consumers:
-        model.get_submodule(path).input_site = modules.Site(scales[scale_key(IMAGES)])
+        model.get_submodule(path).input_point = modules.QuantPoint(scales[scale_key(IMAGES)])
     for path in plan.fallback:
         name = scale_key(f"{path}.input")
         scales[name] = backend.create(library=library)
-        model.get_submodule(path).input_site = modules.Site(scales[name])
+        model.get_submodule(path).input_point = modules.QuantPoint(scales[name])
     model.activation_quantizers = scales
     model.quantization_plan = plan
     for path, name in plan.unknown.items():
@@ -359,15 +359,15 @@ def _is_image(value: Value) -> bool:
     return not value.owner
 
 
-def _place(model: nn.Module, tensor: QuantizedTensor, site: modules.Site) -> None:
+def _place(model: nn.Module, tensor: QuantizedTensor, point: modules.QuantPoint) -> None:
     owner = model.get_submodule(tensor.owner)
     if tensor.variable:
-        owner.sites[tensor.variable] = site
+        owner.points[tensor.variable] = point
         return
-    if not isinstance(owner, (modules.QuantConv2d, modules.ConvUnit, modules.MoveUnit)):
-        owner = modules.MoveUnit(owner)
+    if not isinstance(owner, (modules.QuantConv2d, modules.ConvBlock, modules.PassThrough)):
+        owner = modules.PassThrough(owner)
         _replace(model, tensor.owner, owner)
-    owner.output_site = site
+    owner.output_point = point
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -75,7 +75,7 @@ class Finetune(StrictModel):
     range_rate: Factor = 500.0  # times lr, of the logarithm of amax
     train: Train = "all"
     ranges: Literal["learned", "fixed"] = "learned"  # of activations
-    supervision: Supervision = "task"  # see supervision.py
+    supervision: Supervision = "task"  # see distillation.py
     supervision_stride: Stride = 1  # by layers: every n-th is compared
     held_out: int = Field(default=200, ge=1, le=100_000_000)  # images that choose the best state, at most a tenth
     grad_clip: Factor = 10.0  # largest gradient norm

@@ -9,10 +9,11 @@ import pytest
 import torch
 from qat_runs import write_small_set
 
-from utils import upstream, upstream_import
+from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
+from utils.upstream.checkout import import_upstream
 
 
 def network(weights: Path) -> Any:
@@ -31,7 +32,7 @@ def of_upstream(program: Any, create_dataloader: Any, model: Any, data: Any, rec
 
 @pytest.mark.parametrize("rect", [False, True])
 def test_boxes(demo_data: Path, demo_weights: Path, tmp_path: Path, rect: bool) -> None:
-    upstream_import.ensure()
+    import_upstream()
     import val
 
     from utils.dataloaders import create_dataloader
@@ -49,7 +50,7 @@ def test_boxes(demo_data: Path, demo_weights: Path, tmp_path: Path, rect: bool) 
 
 
 def test_masks(checkout: Path, start: Any, tmp_path: Path) -> None:
-    upstream_import.ensure()
+    import_upstream()
     import segment.val
 
     from utils.segment.dataloaders import create_dataloader

@@ -17,7 +17,7 @@ from torch import nn
 
 from models.quantize import fused_cuda
 from models.quantize.fake_quantize import _TrainedFakeQuantize, float16_scale, trained_fake_quantize
-from models.quantize.modules import ConvUnit, Site
+from models.quantize.modules import ConvBlock, QuantPoint
 from models.quantize.quantizer import TensorQuantizer, put_scale
 from utils.core.number_types import INT8
 
@@ -139,9 +139,9 @@ class Unit(nn.Module):
 @pytest.fixture
 def unit():
     torch.manual_seed(0)
-    unit = ConvUnit.take_over(Unit().to(DEVICE))
-    unit.output_site = Site(TensorQuantizer())
-    put_scale(unit.output_site.quantizer, float16_scale(torch.tensor(0.01)).to(DEVICE).requires_grad_())
+    unit = ConvBlock.from_float(Unit().to(DEVICE))
+    unit.output_point = QuantPoint(TensorQuantizer())
+    put_scale(unit.output_point.quantizer, float16_scale(torch.tensor(0.01)).to(DEVICE).requires_grad_())
     return unit
 
 
@@ -154,7 +154,7 @@ def counted(monkeypatch):
 
 def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
     images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    scale = unit.output_site.quantizer.__dict__["trained_scale"]
+    scale = unit.output_point.quantizer.__dict__["trained_scale"]
     found = []
     for silu in (True, False):
         unit.conv.weight.grad = scale.grad = None
@@ -173,17 +173,17 @@ def test_a_unit_in_training_does_both_at_once(unit, monkeypatch):
 
 
 def no_scale(unit):
-    put_scale(unit.output_site.quantizer, None)
-    unit.output_site.quantizer.register_buffer("_amax", torch.tensor(1.27, device=DEVICE))
+    put_scale(unit.output_point.quantizer, None)
+    unit.output_point.quantizer.register_buffer("_amax", torch.tensor(1.27, device=DEVICE))
 
 
 CHANGES = {
-    "switched off": lambda unit: unit.output_site.quantizer.disable(),
-    "redundant": lambda unit: setattr(unit.output_site, "redundant", True),
-    "kept": lambda unit: setattr(unit.output_site, "keep", True),
+    "switched off": lambda unit: unit.output_point.quantizer.disable(),
+    "redundant": lambda unit: setattr(unit.output_point, "redundant", True),
+    "kept": lambda unit: setattr(unit.output_point, "keep", True),
     "no scale": no_scale,
     "another activation": lambda unit: setattr(unit, "act", nn.ReLU()),
-    "hooked": lambda unit: unit.output_site.quantizer.register_forward_pre_hook(lambda *_: None),
+    "hooked": lambda unit: unit.output_point.quantizer.register_forward_pre_hook(lambda *_: None),
 }
 
 
@@ -192,9 +192,9 @@ def test_a_unit_does_one_after_the_other(unit, monkeypatch, change):
     images = torch.rand(2, 3, 9, 11, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     CHANGES.get(change, lambda _: None)(unit)
     with torch.set_grad_enabled(change != "no gradients"), counted(monkeypatch) as calls:
-        found, seen = unit(images), unit.output_site.kept
+        found, seen = unit(images), unit.output_point.kept
         activation = unit.act(unit.conv(images))
-        assert torch.equal(found, unit.output_site(activation))
+        assert torch.equal(found, unit.output_point(activation))
     assert not calls
     assert seen is None if change != "kept" else torch.equal(seen, activation)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from utils.core.errors import InputError
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 from utils.evaluation.letterbox import letterbox_on
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
@@ -22,7 +22,7 @@ from utils.runners.base import as_feed
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
 
-FORMS = {"float": FLOATS, "uint8": InputForm("uint8"), "uint8-nhwc": InputForm("uint8", "nhwc")}
+FORMS = {"float": FLOATS, "uint8": InputSpec("uint8"), "uint8-nhwc": InputSpec("uint8", "nhwc")}
 BATCH = 8
 
 
@@ -31,7 +31,7 @@ class Built:
     name: str
     engine: Path
     onnx: Path
-    form: InputForm
+    form: InputSpec
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_results_are_onnx_runtimes(name, built):
     """At every batch size, with feeds in pageable and pinned memory and on the GPU, with and without a graph."""
     one = built[name]
     with open_runner(one.engine, "cuda:0") as runner, open_runner(one.onnx, "cpu") as reference:
-        assert (runner.input_form, runner.inputs[0].dtype) == (one.form, reference.inputs[0].dtype)
+        assert (runner.input_spec, runner.inputs[0].dtype) == (one.form, reference.inputs[0].dtype)
         for batch in (BATCH, BATCH, 1, 3, BATCH):
             generator = torch.Generator().manual_seed(batch)
             pixels = torch.randint(0, 256, (batch, 3, 320, 320), dtype=torch.uint8, generator=generator)

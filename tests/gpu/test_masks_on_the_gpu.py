@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from utils.evaluation import masks as masks_module
-from utils.evaluation.mask_truth import PackedMasks
+from utils.evaluation.gt_masks import PackedMasks
 from utils.evaluation.masks import Masks, mask_overlaps
 
 LABELS = 7

@@ -14,7 +14,7 @@ import yaml
 from known_images import MIXED, SQUARE, KnowingModel, write_set
 from qat_runs import write_small_set
 
-from utils import upstream, upstream_import
+from utils import upstream
 from utils.core.tasks import Prediction
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.images import find_images
@@ -23,6 +23,7 @@ from utils.evaluation.metrics import match, score
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
 from utils.runners.pytorch import TorchRunner
+from utils.upstream.checkout import CHECKOUT, import_upstream
 
 NAMES = ("cat", "dog", "owl")
 
@@ -30,7 +31,7 @@ NAMES = ("cat", "dog", "owl")
 @pytest.fixture(scope="session")
 def val_program():
     """Upstream's val.py as a module."""
-    upstream_import.ensure()
+    import_upstream()
     import val
 
     return val
@@ -77,7 +78,7 @@ def test_images_and_labels_are_upstreams_to_the_bit(tmp_path, rect, imgsz):
         noise = cv2.resize(rng.integers(0, 255, (9, 9, 3), np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
         cv2.imwrite(str(sample.path), noise)
     data = load_data(tmp_path / "data.yaml")
-    upstream_import.ensure()
+    import_upstream()
     theirs = {
         path: (image, labels[labels[:, 0] == index, 1:], shape)
         for images, labels, paths, shapes in upstream_loader(list(data.paths("val")), imgsz, 32, rect)
@@ -106,7 +107,7 @@ def raw_predictions(classes, seed=0):
 @pytest.mark.parametrize(("conf", "iou"), [(0.001, 0.7), (0.25, 0.45)])
 @pytest.mark.parametrize("agnostic", [False, True])
 def test_nms_is_upstreams(classes, conf, iou, agnostic):
-    upstream_import.ensure()
+    import_upstream()
     from utils.general import non_max_suppression as reference
 
     raw = raw_predictions(classes)
@@ -142,7 +143,7 @@ def test_scores_are_upstreams(seed):
     confidence = rng.permutation(np.linspace(0.001, 0.999, count))
     correct = rng.random((count, 1)) < confidence[:, None] * np.linspace(0.9, 0.1, 10)
     labels = rng.integers(10, size=1200)  # two classes without detections
-    upstream_import.ensure()
+    import_upstream()
     from utils.metrics import ap_per_class
 
     _, _, precision, recall, _, ap, ids = ap_per_class(
@@ -263,7 +264,7 @@ def test_a_float_checkpoint_opens_as_a_runner(mixed_demo, demo_model, demo_weigh
 
 
 def test_augmented_training_images_come_from_upstream(demo_data):
-    hyp = yaml.safe_load((upstream_import.CHECKOUT / "data/demo/hyp.digits.yaml").read_text())
+    hyp = yaml.safe_load((CHECKOUT / "data/demo/hyp.digits.yaml").read_text())
     data = load_data(demo_data)
     loader = make_loader(data, "val", imgsz=320, batch_size=4, workers=0, shuffle=True, augment=True, hyp=hyp)
     batch = next(iter(loader))

@@ -24,7 +24,7 @@ from utils.jobs.open import Network, load_network, open_runner
 from utils.onnx_graph import export
 from utils.onnx_graph.export import ExportResult, export_onnx
 from utils.onnx_graph.export_config import ExportConfig
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify_file
 from utils.onnx_graph.view import metadata_of
 
@@ -102,7 +102,7 @@ def test_files_compute_what_torch_computes(kind: str, options: dict, networks: d
 def test_both_typings_hold_the_same_integers(typing: str, networks: dict[str, Network], tmp_path: Path):
     """Scales are float16 numbers, so that FP16 keeps them, and weights stay whole multiples of theirs."""
     config = ExportConfig((SIDE, SIDE), 1, typing=typing, int8_weights=True, for_int8_kernels=False)
-    context = Context(onnx.load(export_onnx(networks["quantized"].model, config, tmp_path / "file.onnx", {}).path))
+    context = QdqGraph(onnx.load(export_onnx(networks["quantized"].model, config, tmp_path / "file.onnx", {}).path))
     modules = dict(networks["quantized"].model.named_modules())
     assert context.convolutions
     for conv in context.convolutions:
@@ -133,7 +133,7 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
     for result in (plain, other):
         graph = onnx.load(result.path)
         agreement = compare(network.model, graph, random_images(), result.quantizers)
-        assert agreement.tensors == len(Context(graph).activations)
+        assert agreement.tensors == len(QdqGraph(graph).activations)
         assert agreement.steps <= 1
         assert agreement.fraction < 1e-4
         assert agreement.output < 1e-3
@@ -154,7 +154,7 @@ def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str,
 def test_weights_are_the_integers_of_the_torch_network(networks: dict[str, Network], exported):
     """Also where a weight lies between two levels, as half of the largest one does."""
     network = networks["quantized"]
-    context = Context(onnx.load(exported("quantized", for_int8_kernels=False).path))
+    context = QdqGraph(onnx.load(exported("quantized", for_int8_kernels=False).path))
     modules = dict(network.model.named_modules())
     for conv in context.convolutions:
         module = modules[context.path(conv)]
@@ -387,7 +387,7 @@ def test_program_refuses_with_one_line(weights: dict[str, Path], tmp_path: Path,
         "--half asks for FP16 and --typing weak": ["--weights", quantized, "--half", "--typing", "weak"],
         "--typing strong takes --opset 19": ["--weights", quantized, "--typing", "strong", "--opset", 17],
         "--int8-weights does nothing to a float network": ["--weights", floating, "--int8-weights"],
-        "--keep-layers does nothing to a float network": ["--weights", floating, "--keep-layers", "--half"],
+        "--no-int8-rewrites does nothing to a float network": ["--weights", floating, "--no-int8-rewrites", "--half"],
         "detects 10 classes": ["--weights", floating, "--data", data],
         "not the name of an .onnx file": ["--weights", floating, "--output", tmp_path / "file.engine"],
         "nothing to verify": ["--verify", plain],

@@ -13,7 +13,7 @@ from qat_runs import write_small_set
 from random_networks import random_network, save_float
 
 from utils.core.errors import QatError
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.jobs import compare_outputs
 from utils.jobs.open import load_network
 from utils.onnx_graph import output_formats
@@ -99,7 +99,7 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
 def test_the_first_convolution_is_in_parts_for_tensorrt_8(best, tmp_path, typing, kind):
     """Two of 32 channels, and two that copy them."""
     network = load_network(best, torch.device("cpu"))
-    config = ExportConfig((128, 128), typing=typing, input=InputForm(kind))
+    config = ExportConfig((128, 128), typing=typing, input=InputSpec(kind))
     result = export_onnx(network.model, config, tmp_path / "a.onnx", network.metadata())
     assert result.report.ok
     nodes = onnx.load(result.path).graph.node

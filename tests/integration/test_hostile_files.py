@@ -26,14 +26,15 @@ import qat
 import reparameterization
 from models.quantize import checkpoint, placement
 from models.quantize.recipe import Recipe
-from utils import upstream, upstream_description
+from utils import upstream
 from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images, label_file
+from utils.upstream.description import ACTIVATIONS
 
 IMPORTS = (
-    "from utils import upstream, upstream_import\nupstream_import.ensure()\n"
+    "from utils import upstream\nfrom utils.upstream.checkout import import_upstream\nimport_upstream()\n"
     "import onnx, matplotlib.pyplot, torch.utils.data"
 )
 COMMAND = "touch mark"
@@ -143,7 +144,7 @@ def test_the_lists_are_what_upstreams_networks_are_made_of(checkout, monkeypatch
         made = upstream.build_model(tiny_with(head)).model[-1]
         assert [key for key, one in vars(made).items() if callable(one)] == [checkpoints.KEPT_AS]
         assert made.detect is classes[f"models.yolo.{below}"].forward
-    for text in upstream_description.ACTIVATIONS:
+    for text in ACTIVATIONS:
         assert isinstance(eval(text, {"nn": nn}), nn.Module)
 
 

@@ -19,7 +19,7 @@ from utils.jobs.evaluate import Measurer
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import metadata_of
 
@@ -54,7 +54,7 @@ def exported(tiny: Path, recipe: Recipe, tmp_path: Path) -> tuple[Network, onnx.
 
 def findings_without_quantizer(model: onnx.ModelProto, conv: onnx.NodeProto) -> list[tuple[str, str]]:
     """What the verifier says when a convolution's weight has lost its Q/DQ."""
-    view = Context(model).view
+    view = QdqGraph(model).view
     quantizer = view.producer(view.producer(conv.input[1]).input[0])
     broken = onnx.ModelProto()
     broken.CopyFrom(model)
@@ -71,7 +71,7 @@ def test_q_dq_taken_off_a_convolution_that_is_not_in_float_is_found(pattern: str
     assert json.loads(metadata_of(model)["float_modules"]) == list(network.model.quantization_plan.float_convolutions)
     assert verify(model).ok, verify(model).findings
     assert verify(model).counts["float_convolutions"] == len(floats)
-    context = Context(model)
+    context = QdqGraph(model)
     quantized = [node for node in context.convolutions if context.path(node) not in floats]
     assert len(quantized) > 20
     for conv in quantized:

@@ -22,7 +22,7 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.evaluation.dataset import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import export
@@ -68,7 +68,7 @@ def exported(program: Program, weights: Path, folder: Path, form: str, *words: o
 def results(path: Path, pixels: torch.Tensor) -> dict[str, np.ndarray]:
     with OnnxRuntimeRunner(path, threads=1) as runner:
         spec = runner.inputs[0]
-        feed = as_feed(pixels, runner.input_form, spec.dtype)
+        feed = as_feed(pixels, runner.input_spec, spec.dtype)
         return {name: value.numpy() for name, value in runner.infer({spec.name: feed}).items()}
 
 
@@ -112,7 +112,7 @@ def quantized_demo(demo_weights: Path, demo_data: Path, tmp_path_factory: pytest
 def in_form(path: Path, form: str) -> Path:
     """A file that takes floats, made to take another form; as the exporter does it, without another trace."""
     original, target = onnx.load(path), path.with_name(f"{form}.onnx")
-    kinds = {"nhwc": InputForm("uint8", "nhwc"), "uint8": InputForm("uint8")}
+    kinds = {"nhwc": InputSpec("uint8", "nhwc"), "uint8": InputSpec("uint8")}
     graph = attach_input(original, kinds[form])
     onnx.save(set_metadata(graph, {**metadata_of(original), **kinds[form].metadata()}), target)
     return target

@@ -18,13 +18,14 @@ import yaml
 import qat
 from models.quantize import checkpoint
 from models.quantize.finetune import DivergedError, Finetuner
-from utils import upstream, upstream_import
+from utils import upstream
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.images import find_images
 from utils.evaluation.results import EvalResult
 from utils.jobs import evaluate
 from utils.jobs.inputs import Augmentation
 from utils.reports.schema import Row
+from utils.upstream.checkout import CHECKOUT
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from qat_runs import checkpoints, quantize, report_of, write_small_set
@@ -277,7 +278,7 @@ class TestMistakes:
     @pytest.fixture(scope="class")
     def files(self, tmp_path_factory, data, demo_weights, finished) -> dict[str, Path]:
         folder = tmp_path_factory.mktemp("files")
-        config = yaml.safe_load((Path(upstream_import.CHECKOUT) / "data/demo/gelan-digits.yaml").read_text())
+        config = yaml.safe_load((Path(CHECKOUT) / "data/demo/gelan-digits.yaml").read_text())
         sources, count, _, arguments = config["head"][-1]
         config["head"][-1] = [[*sources, *sources], count, "DualDDetect", arguments]
         torch.save({"model": upstream.build_model(config, 10).half(), "ema": None}, folder / "auxiliary.pt")

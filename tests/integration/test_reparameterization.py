@@ -15,8 +15,9 @@ from torch import nn
 
 import reparameterization
 from models import reparam
-from utils import upstream, upstream_shims
+from utils import upstream
 from utils.core.errors import CheckpointError, InputError, QatError
+from utils.upstream import shims
 
 NAMES = ("t", "s", "m", "c", "e")
 MASKS = "c-dseg"
@@ -147,7 +148,7 @@ def test_upstreams_own_loader_takes_the_file(small: dict[str, Path], monkeypatch
     from models.yolo import DetectionModel
 
     monkeypatch.setattr(torch, "load", torch.load)
-    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    shims.load_safely_by_default(upstream.read_checkpoint)
     model = attempt_load(str(small["converted"]), device=torch.device("cpu"))
     with torch.no_grad():
         expected = upstream.load_float(small["training"], auxiliary=True).model(X)[0][1]
@@ -294,7 +295,7 @@ def test_upstreams_own_loader_and_trainer_take_the_network_with_masks(
     from models.yolo import SegmentationModel
 
     monkeypatch.setattr(torch, "load", torch.load)
-    upstream_shims.load_safely_by_default(upstream.read_checkpoint)
+    shims.load_safely_by_default(upstream.read_checkpoint)
     model = attempt_load(str(masks["converted"]), device=torch.device("cpu"))
     with torch.no_grad():
         expected, (_, _, prototypes) = upstream.load_training(masks["training"]).model(X)

@@ -25,7 +25,7 @@ from utils.onnx_graph import output_formats
 from utils.onnx_graph.export import ExportResult, export_forms, export_onnx
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
-from utils.onnx_graph.view import Tail
+from utils.onnx_graph.view import GraphAppender
 from utils.trt import tensorrt_api
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import BuildResult, build
@@ -151,7 +151,7 @@ def mask_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResu
     return found
 
 
-def top_k(model: onnx.ModelProto, tail: Tail, boxes: str, scores: str, settings: NmsSettings) -> None:
+def top_k(model: onnx.ModelProto, tail: GraphAppender, boxes: str, scores: str, settings: NmsSettings) -> None:
     """In the plugin's place: what stands behind it still has to find the anchors again."""
     anchors = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
     output_formats._standard(tail, boxes, scores, 10, anchors, replace(settings, kind="none"))

@@ -8,10 +8,10 @@ import torch
 from known_images import MIXED, SQUARE
 from known_masks import KnowingMasks, write_outlined_set
 
-from utils import upstream_import
 from utils.evaluation.dataset import load_data, make_loader
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
+from utils.upstream.checkout import import_upstream
 
 NAMES = ("cat", "dog", "owl")
 # sizes that are resized by one ratio: of others upstream takes the height's for both axes, which moves clipped boxes
@@ -21,7 +21,7 @@ EXACT = ((64, 64), (64, 48), (48, 64), (64, 32), (128, 96), (16, 64))
 @pytest.fixture(scope="session")
 def val_program():
     """Upstream's segment/val.py as a module."""
-    upstream_import.ensure()
+    import_upstream()
     import segment.val
 
     return segment.val
@@ -58,7 +58,7 @@ def test_the_truth_is_upstreams_to_the_bit(tmp_path, rect, imgsz):
     """Resized to the grid as upstream's val.py does it."""
     write_outlined_set(tmp_path, 40, MIXED)
     data = load_data(tmp_path / "data.yaml")
-    upstream_import.ensure()
+    import_upstream()
     theirs = {}
     for images, labels, paths, _, masks in upstream_loader(list(data.paths("val")), imgsz, 32, rect):
         grid = [side // 4 for side in images.shape[2:]]

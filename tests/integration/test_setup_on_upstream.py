@@ -48,7 +48,7 @@ def test_patch_and_revert_leave_git_status_clean(pristine: Path):
     assert all(line.startswith("?? ") for line in changes), "no file of upstream's may change"
     program = "import models.yolo, utils.dataloaders, models.quantize, utils.upstream"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    program = "from utils import upstream_import; upstream_import.ensure(); " + program
+    program = "from utils.upstream.checkout import import_upstream; import_upstream(); " + program
     subprocess.run([sys.executable, "-c", program], cwd=pristine, env=environment, check=True)
     assert list(pristine.rglob("__pycache__"))
     assert run("patch_yolov9.sh", pristine, "--revert").returncode == 0

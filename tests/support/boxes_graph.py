@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.onnx_graph import cleanup, input_forms
-from utils.onnx_graph.output_formats import Form, plain
+from utils.onnx_graph.output_formats import OutputFormat, plain
 
 HEIGHT, WIDTH, CELL = 64, 96, 8
 NAMES = ("cat", 'a "dog"\\', "uhu ü")
@@ -24,12 +24,12 @@ MASKS = 4
 
 
 def write_boxes(
-    path: Path, form: Form | None = None, *, batch: int | str = "batch", masks: bool = False,
-    classes: Sequence[str] = NAMES, takes: InputForm | None = None, quantized: bool = False,
+    path: Path, form: OutputFormat | None = None, *, batch: int | str = "batch", masks: bool = False,
+    classes: Sequence[str] = NAMES, takes: InputSpec | None = None, quantized: bool = False,
     **metadata: str,
 ) -> Path:  # fmt: skip
     """Write the file, in a form of output and of input."""
-    form, takes = form or plain(), takes or InputForm()
+    form, takes = form or plain(), takes or InputSpec()
     graph = boxes_graph(len(classes), batch, MASKS if masks else 0, quantized=quantized)
     about = {
         "names": json.dumps(dict(enumerate(classes))), "stride": "8", "imgsz": json.dumps([HEIGHT, WIDTH]),

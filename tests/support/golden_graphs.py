@@ -16,7 +16,7 @@ import onnx
 from graph_signature import signature
 from known_networks import quantized
 
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.onnx_graph import export, output_formats
 from utils.onnx_graph.export_config import ExportConfig
 
@@ -36,7 +36,7 @@ def check_graphs(name: str, typing: Any, folder: Path, monkeypatch: Any) -> None
     traced = export.trace(model, config.resolved(True))
     monkeypatch.setattr(export, "trace", lambda *_: onnx.ModelProto.FromString(traced.SerializeToString()))
     export.export_forms(model, config, {folder / f"{form}.onnx": made for form, made in FORMS.items()}, {})
-    as_bytes = replace(config, input=InputForm("uint8", "nhwc"))
+    as_bytes = replace(config, input=InputSpec("uint8", "nhwc"))
     export.export_forms(model, as_bytes, {folder / "uint8.onnx": FORMS["plain"]}, {})
     found = {path.stem: signature(onnx.load(path)) for path in sorted(folder.glob("*.onnx"))}
     golden = GOLDEN / f"graphs-{typing}.json"

@@ -109,8 +109,9 @@ def upstream_yaml(checkout: Path) -> Callable[[str], Path]:
 # What programs import, now and then in the middle of their work: torch's optimizers import its compiler.
 WARM = """
 import torch._dynamo
-from utils import upstream, upstream_import
-upstream_import.ensure()
+from utils import upstream
+from utils.upstream.checkout import import_upstream
+import_upstream()
 upstream.load_float("data/demo/gelan-digits.pt")
 from models.quantize import backend
 backend.create()

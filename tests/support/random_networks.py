@@ -16,7 +16,7 @@ from models.quantize import checkpoint, placement
 from models.quantize.calibration import calibrate
 from models.quantize.recipe import Recipe
 from utils import upstream
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import QdqGraph
 
 __all__ = ["TINY", "convolutions_in", "narrow", "random_network", "save_float", "save_quantized", "tiny_with"]
 
@@ -111,7 +111,7 @@ def convolutions_in(path: Path) -> set[str]:
 
     Average pools that became convolutions are left out.
     """
-    context = Context(onnx.load(path))
+    context = QdqGraph(onnx.load(path))
     paths = [context.path(node) for node in context.convolutions if "AveragePool" not in node.name]
     assert len(paths) == len(set(paths))
     return {re.sub(r"\.conv\.\d+$", ".conv", path) for path in paths}

@@ -11,9 +11,9 @@ from small_networks import Network
 from torch import Tensor
 
 from models.quantize import backend, calibration, placement
+from models.quantize.distillation import SMALLEST_WEIGHT, task_terms
 from models.quantize.finetune import Finetuner
 from models.quantize.recipe import Calibration, Finetune, Recipe
-from models.quantize.supervision import SMALLEST_WEIGHT, task_terms
 
 CPU = torch.device("cpu")
 

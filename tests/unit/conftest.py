@@ -26,7 +26,7 @@ UNMEASURED = (
     *("test_architecture.py", "test_engine_programs.py", "test_fork_server.py"),
     *("test_fused_cuda.py"),
     *("test_overwriting.py", "test_run_folder.py", "test_segmentation_loop.py", "test_shares.py"),
-    *("test_shared_batch.py", "test_upstream_shims.py"),
+    *("test_shared_batch.py", "test_shims.py"),
 )
 
 

@@ -23,8 +23,7 @@ PROGRAMS = ["qat.py", "qat.py quantize", "qat.py sensitive", "qat.py calibrate",
 ROOMS = sorted({path.parent.relative_to(ROOT).as_posix() for path in LIBRARY} - {"models", "utils"})
 FLOORS = (  # the first prefix that fits
     ("utils.core", 0),
-    ("utils.upstream", 1), ("utils.upstream_shims", 1), ("utils.upstream_description", 1),
-    ("utils.upstream_import", 1),
+    ("utils.upstream", 1),
     ("utils.runners", 1),
     ("models", 2), ("utils.evaluation", 2), ("utils.onnx_graph", 2), ("utils.trt", 2), ("utils.reports", 2),
     ("utils.serving", 2),
@@ -68,7 +67,7 @@ def doors(source: str) -> set[str]:
 
 
 ALLOWED = {
-    "upstream": {"utils/upstream.py", "utils/upstream_import.py", "utils/upstream_shims.py"},
+    "upstream": {f"utils/upstream/{name}.py" for name in ("checkout", "dataset", "network", "shims")},
     "quantizer library": {"models/quantize/backend.py"},
     "TensorRT": set(),  # utils/trt/tensorrt_api.py imports it by name, which this walk does not see
 }
@@ -128,8 +127,7 @@ def floor(module: str) -> int:
 
 def room(module: str) -> str:
     """The folder, or the file beside the folders, that a module belongs to."""
-    name = ".".join(module.split(".")[:2])
-    return "utils.upstream" if name.startswith("utils.upstream") else name
+    return ".".join(module.split(".")[:2])
 
 
 def arrows_up(module: str, source: str) -> list[str]:

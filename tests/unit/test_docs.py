@@ -102,7 +102,7 @@ def test_what_is_not_so_is_found(text, problem):
         bash("scripts/benchmark_trt.sh a.onnx 640 --baseline b.onnx --duration 1"),
         bash("python export_qat.py --weights yolov9-c.pt\npython qat.py eval --weights qat_best_yolov9-c.pt"),
         bash("./scripts/test.sh --unit -- -k recipe -x"),
-        "`python qat.py sensitive`, `val_trt.py --source`, `scripts/val_trt.sh`, `--keep-layers`, `train.py`",
+        "`python qat.py sensitive`, `val_trt.py --source`, `scripts/val_trt.sh`, `--no-int8-rewrites`, `train.py`",
         "# Its `own` heading, too\n[a](#its-own-heading-too) [b](docs/placement.md#typing) [c](https://example.org/gone)",
         "```\npython qat.py --what-it-printed\n```",
     ],

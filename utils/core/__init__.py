@@ -15,7 +15,7 @@ log_levels.py       how much a part of the program says
 distributed.py      several processes that work on one job
 device.py           the device that networks run on, and in which precision
 tasks.py            what differs between detection and other tasks: outputs, their rows, confidence and NMS IoU
-input_form.py       in which form a network takes images
+input_spec.py       in which form a network takes images
 number_types.py     the integers that quantizers round to
 module_patterns.py  the one matcher of module patterns
 score.py            AP of boxes and masks, what networks are compared by, standard errors of AP and its differences

@@ -74,7 +74,7 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 @contextmanager
-def full_float32() -> Iterator[None]:
+def disable_tf32() -> Iterator[None]:
     """Within it a GPU computes float32 convolutions and products in float32.
 
     PyTorch's default lets convolutions round their inputs to TF32's 10 bits of mantissa

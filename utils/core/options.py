@@ -27,9 +27,9 @@ from pydantic.fields import FieldInfo
 
 from utils.core.errors import InputError
 from utils.core.files import folder_name
-from utils.core.input_form import LARGEST_BATCH, LARGEST_SIDE
+from utils.core.input_spec import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.strict_model import StrictModel, first_problem
-from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 
 Kind = TypeVar("Kind", bound="Options")
 __all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing
@@ -171,11 +171,9 @@ class NmsOptions(Options):
         group="NMS in the file",
     )  # fmt: skip
     topk_all: int | None = option(None, "detections an image (default: 100)", group="NMS in the file", metavar="N")
-    iou_thres: Fraction | None = option(
-        None, f"overlap (default: {EVERYDAY_NMS_IOU})", group="NMS in the file", metavar="P"
-    )
+    iou_thres: Fraction | None = option(None, f"overlap (default: {DISPLAY_IOU})", group="NMS in the file", metavar="P")
     conf_thres: Fraction | None = option(
-        None, f"confidence threshold (default: {EVERYDAY_CONFIDENCE})", group="NMS in the file", metavar="P"
+        None, f"confidence threshold (default: {DISPLAY_CONF})", group="NMS in the file", metavar="P"
     )
 
     def nms_settings(self) -> dict[str, Any]:

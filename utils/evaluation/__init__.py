@@ -2,10 +2,10 @@
 
 data_yaml.py    data.yaml → DataConfig
 images.py       a split's image files, their sizes and labels, found, read and checked
-fingerprint.py  has a dataset changed since a run began?
+dataset_hash.py  has a dataset changed since a run began?
 sources.py      images and videos that a user names, to draw on
 letterbox.py    letterboxing, there and back, by OpenCV or with torch's operators
-mask_truth.py   polygons as masks, packed to bits
+gt_masks.py   polygons as masks, packed to bits
 batch.py        images with their labels, as the loader gives them
 dataset.py      all together: batches, read ahead by worker processes, shared by several programs
 input_plan.py   what a network wants to be given, and what it gives
@@ -17,5 +17,5 @@ bootstrap.py    AP on resamplings of the images: standard errors
 coco.py         predictions as COCO JSON, pycocotools
 loop.py         evaluate(runner, data, config) → EvalResult
 results.py      what an evaluation found, and how it is printed
-proxy.py        distance of predictions without labels and without NMS
+prediction_distance.py        distance of predictions without labels and without NMS
 """

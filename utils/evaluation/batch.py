@@ -13,15 +13,15 @@ from torch.utils.data import default_collate
 
 from utils.core.device import sent
 from utils.core.light_torchvision import torchvision
+from utils.evaluation.gt_masks import PackedMasks
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.mask_truth import PackedMasks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class PerImage(Sequence["Tensor"]):
+class RaggedBatch(Sequence["Tensor"]):
     """As a sequence, the rows of each image, `[n of the image, ...]`: views, which are made when the first is read.
 
     To start an operator on a GPU takes the CPU as long for the rows of one image as for those of a hundred. So what is
@@ -36,7 +36,7 @@ class PerImage(Sequence["Tensor"]):
     counts: list[int]
 
     @classmethod
-    def of(cls, images: Sequence[Tensor]) -> PerImage:
+    def of(cls, images: Sequence[Tensor]) -> RaggedBatch:
         """The rows of one image or more, which are put together unless they are already."""
         return images if isinstance(images, cls) else cls(torch.cat(list(images)), [len(one) for one in images])
 
@@ -96,7 +96,7 @@ class Batch:
     paths: tuple[str, ...] = ()
     shapes: tuple[Any, ...] = ()
     masks: PackedMasks | None = None
-    truth: PerImage | None = None
+    truth: RaggedBatch | None = None
 
     @classmethod
     def empty(cls) -> Batch:
@@ -108,7 +108,7 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The same in pinned memory; torch's loader asks for it where there is a GPU."""
-        truth = None if self.truth is None else PerImage(self.truth.flat.pin_memory(), self.truth.counts)
+        truth = None if self.truth is None else RaggedBatch(self.truth.flat.pin_memory(), self.truth.counts)
         return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory(), truth=truth)
 
 
@@ -122,13 +122,13 @@ def collate(items: Sequence[Any]) -> Batch:
         rows[:, 0] = position
     pixels = default_collate(images)  # in a loading process right into the memory that it shares
     packed = None if masks[0] is None else PackedMasks.together(masks)
-    together = PerImage.of(labels)
+    together = RaggedBatch.of(labels)
     truth = None if None in shapes else _in_originals(together, pixels.shape[2:], shapes)
     return Batch(pixels, together.flat, tuple(paths), tuple(shapes), packed, truth)
 
 
-def _in_originals(labels: PerImage, size: Sequence[int], shapes: Sequence[Any]) -> PerImage:
+def _in_originals(labels: RaggedBatch, size: Sequence[int], shapes: Sequence[Any]) -> RaggedBatch:
     """Labels `[m, 6]` as in an `Item`, for inputs of `size` (height, width), as those of `Batch.truth`."""
     rows = labels.flat
     boxes = torchvision.ops.box_convert(rows[:, 2:] * rows.new_tensor([*size[::-1]] * 2), "cxcywh", "xyxy")
-    return PerImage(torch.cat([rows[:, 1:2], boxes_to_image(boxes, labels.owners(), shapes)], 1), labels.counts)
+    return RaggedBatch(torch.cat([rows[:, 1:2], boxes_to_image(boxes, labels.owners(), shapes)], 1), labels.counts)

@@ -25,9 +25,9 @@ from utils.core.device import cpu_cores
 from utils.core.errors import DataError
 from utils.evaluation.batch import Batch, Item, collate
 from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.evaluation.gt_masks import packed_truth
 from utils.evaluation.images import ImageFile, decode, find_images, read_images
 from utils.evaluation.letterbox import Letterbox, boxes_to_input, letterboxed_planes, rectangular_shapes
-from utils.evaluation.mask_truth import packed_truth
 
 if TYPE_CHECKING:
     from torch import Tensor

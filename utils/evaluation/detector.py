@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError
-from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, Layout, Prediction
-from utils.evaluation.batch import Batch, PerImage
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, Layout, Prediction
+from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
 from utils.evaluation.masks import AnyMasks, GivenMasks, Masks
@@ -38,7 +38,7 @@ class Found:
         masks: of these; None for detection.
     """
 
-    rows: PerImage
+    rows: RaggedBatch
     masks: AnyMasks | None = None
 
 
@@ -50,8 +50,8 @@ class Detector:
         runner: Runner,
         data: DataConfig | None,
         *,
-        conf_thres: float = EVERYDAY_CONFIDENCE,
-        iou_thres: float = EVERYDAY_NMS_IOU,
+        conf_thres: float = DISPLAY_CONF,
+        iou_thres: float = DISPLAY_IOU,
         max_det: int = 300,
         single_cls: bool = False,
         upsample_masks: bool = False,
@@ -65,7 +65,7 @@ class Detector:
             raise InputError("the network's output has DeepStream's form; give a file of export_qat.py's")
         self.device = runner.device
         self._runner = runner
-        self._input, self._form = image_input(runner), runner.input_form
+        self._input, self._form = image_input(runner), runner.input_spec
         self._batch = batch_range(runner)
         self._task = runner.task
         self._suppressed = has_nms(runner)
@@ -186,7 +186,7 @@ class Detector:
         table = {"": packed_detections(raw)}
         return {**table, self._masks: raw[self._masks]} if self._masks else table
 
-    def _best(self, raw: Tensor) -> tuple[PerImage, PerImage]:
+    def _best(self, raw: Tensor) -> tuple[RaggedBatch, RaggedBatch]:
         """Those of a table of detections `[B, K, 6]` that the thresholds let through, best first.
 
         Returns:
@@ -197,7 +197,7 @@ class Detector:
         valid = raw[..., 4] > self._thresholds[0]
         valid &= valid.cumsum(1) <= self._max_det
         counts = valid.sum(1).tolist()
-        return PerImage(order[valid], counts), PerImage(raw[valid], counts)
+        return RaggedBatch(order[valid], counts), RaggedBatch(raw[valid], counts)
 
     def _check_classes(self) -> None:
         """Compare the network's classes with the dataset's, as far as the file says them before it has run."""
@@ -249,14 +249,14 @@ class Detector:
         return now
 
 
-def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> PerImage:
+def in_images(found: Sequence[Tensor], shapes: Sequence[Any], *, single_cls: bool = False) -> RaggedBatch:
     """Detections of NMS, in the input's pixels for each image, as `[n, 6]` in the pixels of the originals."""
-    found = PerImage.of(found)
+    found = RaggedBatch.of(found)
     boxes = boxes_to_image(found.flat[:, :4], found.owners(), shapes)
     rows = torch.cat([boxes, found.flat[:, 4:6]], 1)
     if single_cls:
         rows[:, 5] = 0
-    return PerImage(rows, found.counts)
+    return RaggedBatch(rows, found.counts)
 
 
 def _few(names: Any) -> str:

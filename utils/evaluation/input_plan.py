@@ -13,7 +13,7 @@ import torch
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECTIONS
-from utils.evaluation.mask_truth import USUAL_STRIDE
+from utils.evaluation.gt_masks import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from utils.runners.base import Runner, TensorSpec
@@ -97,13 +97,13 @@ def _dynamic_size(runner: Runner, imgsz: int | None) -> tuple[int, int]:
 def _limits(runner: Runner) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Smallest and largest batch, channels, height and width of an engine; nothing for a file without limits."""
     low, high = runner.limits.get(image_input(runner).name, ((), ()))
-    return (runner.input_form.nchw(low), runner.input_form.nchw(high)) if low else ((), ())
+    return (runner.input_spec.nchw(low), runner.input_spec.nchw(high)) if low else ((), ())
 
 
 def fixed_sizes(runner: Runner) -> tuple[int | None, ...]:
     """Batch, channels, height and width, None where several sizes go: an engine's profile may allow only one."""
     low, high = _limits(runner)
-    shape = runner.input_form.nchw(image_input(runner).shape)
+    shape = runner.input_spec.nchw(image_input(runner).shape)
     if not low:
         return shape
     return tuple(a if size is None and a == b else size for size, a, b in zip(shape, low, high, strict=True))
@@ -144,7 +144,7 @@ def image_input(runner: Runner) -> TensorSpec:
         InputError: it has several, or one that is no batch of colour images.
     """
     spec = runner.inputs[0]
-    if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_form.nchw(spec.shape)[1] not in (3, None):
+    if len(runner.inputs) != 1 or len(spec.shape) != 4 or runner.input_spec.nchw(spec.shape)[1] not in (3, None):
         found = ", ".join(map(str, runner.inputs))
         raise InputError(f"the network takes {found}; expected one input [batch, 3, height, width]")
     if spec.dtype not in ("float32", "float16", "uint8"):
@@ -205,7 +205,7 @@ def mask_stride(runner: Runner, imgsz: tuple[int, int], *, upsampled: bool = Fal
     height, width = shape[2:]
     if height is None or width is None:
         spec = image_input(runner)
-        shape = runner.input_form.own((batch_range(runner)[0], 3, *imgsz))
+        shape = runner.input_spec.own((batch_range(runner)[0], 3, *imgsz))
         black = torch.full(shape, 0, dtype=getattr(torch, spec.dtype))
         height, width = runner.infer({spec.name: black})[name].shape[2:]
     strides = {side / max(cells, 1) for side, cells in zip(imgsz, (height, width), strict=True)}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.core.device import full_float32, sent
+from utils.core.device import disable_tf32, sent
 
 FILL = 114  # the grey that upstream trains with
 
@@ -116,7 +116,7 @@ def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device
     if (height, width) != box.original:
         rows = _weights(box.original[0], height, device)
         columns = _weights(box.original[1], width, device)
-        with full_float32():
+        with disable_tf32():
             resized = rows @ pixels.float() @ columns.T
         pixels = resized.round_().clamp_(0, 255).byte()
     result = torch.full((1, 3, *shape), FILL, dtype=torch.uint8, device=device)

@@ -16,7 +16,7 @@ from utils.core import distributed
 from utils.core.device import sent
 from utils.core.files import distinct_names, refuse_overwrite, write_text
 from utils.core.tasks import AP_CONFIDENCE, DETECT, SEGMENT, Prediction, Task
-from utils.evaluation.batch import PerImage
+from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.coco import CocoEvaluation
 from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, in_order, make_loader
 from utils.evaluation.detector import Detector, Found, OverlappingDetector, awaited, detections, in_images, on_device
@@ -283,7 +283,7 @@ def add_found(statistics: Statistics, found: Found, batch: Batch) -> None:
     statistics.add(found.rows, labels, batch.paths, overlaps)
 
 
-def labels_in_images(batch: Batch, device: torch.device) -> PerImage:
+def labels_in_images(batch: Batch, device: torch.device) -> RaggedBatch:
     """A batch's labels for each image: class, xyxy in the original's pixels, `[m, 5]` on `device`.
 
     Raises:
@@ -291,4 +291,4 @@ def labels_in_images(batch: Batch, device: torch.device) -> PerImage:
     """
     if batch.truth is None:
         raise ValueError("images that are put together of several have no originals, in which labels could lie")
-    return PerImage(sent(batch.truth.flat, device), batch.truth.counts)
+    return RaggedBatch(sent(batch.truth.flat, device), batch.truth.counts)

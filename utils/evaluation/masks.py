@@ -23,16 +23,16 @@ import torch
 from torch.nn.functional import grid_sample, interpolate
 from torch.nn.utils.rnn import pad_sequence
 
-from utils.core.device import full_float32
+from utils.core.device import disable_tf32
 from utils.core.errors import InputError
+from utils.evaluation.gt_masks import USUAL_STRIDE
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.mask_truth import USUAL_STRIDE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
-    from utils.evaluation.mask_truth import PackedMasks
+    from utils.evaluation.gt_masks import PackedMasks
 
 LARGEST = {"cuda": 256 << 20, "cpu": 32 << 20}  # bytes of sums at a time
 
@@ -144,7 +144,7 @@ class Masks(AnyMasks):
     def pixels(self, images: Tensor, rows: Tensor) -> Tensor:
         """Masks of some detections of several images: bool `[G, N, *grid]`, see `AnyMasks.pixels`."""
         prototypes = self.prototypes[images].float()
-        with full_float32():
+        with disable_tf32():
             sums = _chosen(self.coefficients, images, rows) @ prototypes.flatten(2)
         sums = sums.unflatten(2, prototypes.shape[2:])
         if not self.upsampled:
@@ -155,7 +155,7 @@ class Masks(AnyMasks):
     def share(self, image: int, number: int) -> tuple[Tensor, tuple[float, ...]]:
         """The sigmoid of one detection's sum, float32 `[h, w]`, and over which pixels of the input it lies, xyxy."""
         prototypes = self.prototypes[image].float()
-        with full_float32():
+        with disable_tf32():
             sums = self.coefficients[image][number] @ prototypes.flatten(1)
         return sums.sigmoid_().unflatten(0, prototypes.shape[1:]), (0.0, 0.0, float(self.size[1]), float(self.size[0]))
 

@@ -19,14 +19,16 @@ from torch import Tensor
 from utils.core.device import sent
 from utils.core.errors import DataError
 from utils.core.score import Resampled, Score
-from utils.evaluation.batch import PerImage
+from utils.evaluation.batch import RaggedBatch
 from utils.evaluation.bootstrap import Outcomes, resample
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _EPSILON = 1e-16
 
 
-def match(detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None) -> PerImage:
+def match(
+    detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequence[Tensor] | None = None
+) -> RaggedBatch:
     """Which detections are correct, at each IoU threshold, for a batch of images at once.
 
     A detection stands for the label of its class that it overlaps most; the best-scored detection that stands for a
@@ -40,12 +42,12 @@ def match(detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequ
     Returns:
         For each image bool `[n, 10]`.
     """
-    detections = PerImage.of(detections)
+    detections = RaggedBatch.of(detections)
     place, found = _padded(detections, -1.0)  # [B, N, 6]
-    _, truth = _padded(PerImage.of(labels), -2.0)  # [B, M, 5]; no class is -1 or -2
+    _, truth = _padded(RaggedBatch.of(labels), -2.0)  # [B, M, 5]; no class is -1 or -2
     if not found.shape[1] or not truth.shape[1]:
         wrong = found.new_zeros((len(place), len(IOU_THRESHOLDS)), dtype=torch.bool)
-        return PerImage(wrong, detections.counts)
+        return RaggedBatch(wrong, detections.counts)
     if overlaps is None:
         overlap = pairwise_iou(truth[..., 1:], found[..., :4])  # [B, M, N]
     else:
@@ -60,10 +62,10 @@ def match(detections: Sequence[Tensor], labels: Sequence[Tensor], overlaps: Sequ
     first = rank.new_full((len(found), truth.shape[1], len(IOU_THRESHOLDS)), found.shape[1])
     first = first.scatter_reduce(1, label, rank.where(enough, found.shape[1]), "amin")  # [B, M, 10]
     correct = enough & (first.gather(1, label) == rank)
-    return PerImage(correct.flatten(0, 1)[place], detections.counts)
+    return RaggedBatch(correct.flatten(0, 1)[place], detections.counts)
 
 
-def _padded(rows: PerImage, filling: float) -> tuple[Tensor, Tensor]:
+def _padded(rows: RaggedBatch, filling: float) -> tuple[Tensor, Tensor]:
     """Rows of several images, `[n, C]` each, in one table, in a few steps however many images there are.
 
     Returns:
@@ -215,12 +217,12 @@ class Statistics:
         correct_masks: as `correct`, by masks; None where there are none.
     """
 
-    correct: list[PerImage] = field(default_factory=list)
-    detections: list[PerImage] = field(default_factory=list)
-    labels: list[PerImage] = field(default_factory=list)
+    correct: list[RaggedBatch] = field(default_factory=list)
+    detections: list[RaggedBatch] = field(default_factory=list)
+    labels: list[RaggedBatch] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"images": 0.0, "metrics": 0.0})
-    correct_masks: list[PerImage] | None = None
+    correct_masks: list[RaggedBatch] | None = None
 
     def add(
         self, found: Sequence[Tensor], labels: Sequence[Tensor], paths: Sequence[str],
@@ -230,18 +232,18 @@ class Statistics:
 
         `mask_overlaps` are IoU of their masks, `[m, n]`.
         """
-        found, labels = PerImage.of(found), PerImage.of(labels)
+        found, labels = RaggedBatch.of(found), RaggedBatch.of(labels)
         self.correct.append(match(found, labels))
         if mask_overlaps is not None:
             self.correct_masks = [*(self.correct_masks or ()), match(found, labels, mask_overlaps)]
-        self.detections.append(PerImage(found.flat[:, 4:6].contiguous(), found.counts))
-        self.labels.append(PerImage(labels.flat[:, 0].contiguous(), labels.counts))
+        self.detections.append(RaggedBatch(found.flat[:, 4:6].contiguous(), found.counts))
+        self.labels.append(RaggedBatch(labels.flat[:, 0].contiguous(), labels.counts))
         self.paths += paths
 
     def extend(self, part: Mapping[str, list[Any]]) -> None:
         """Take in what `to_plain` of another gave."""
         for name, rows in part.items():
-            more = rows if name == "paths" or not rows else [PerImage.of(rows)]
+            more = rows if name == "paths" or not rows else [RaggedBatch.of(rows)]
             setattr(self, name, [*(getattr(self, name) or ()), *more])
 
     def to_plain(self) -> dict[str, list[Any]]:
@@ -265,7 +267,7 @@ class Statistics:
             return boxes
         return Resampled.of(boxes.images, ((a + b) / 2 for a, b in zip(boxes.ap, masks.ap, strict=True)))
 
-    def _resampled(self, correct: Sequence[PerImage]) -> Resampled | None:
+    def _resampled(self, correct: Sequence[RaggedBatch]) -> Resampled | None:
         counts = [[count for one in rows for count in one.counts] for rows in (correct, self.labels)]
         owners = [np.arange(len(self.paths)).repeat(count) for count in counts]
         hits, detections, labels = (_together(rows) for rows in (correct, self.detections, self.labels))
@@ -293,19 +295,19 @@ class Statistics:
         """The same of masks; None where there are none."""
         return None if self.correct_masks is None else self._scores(self.correct_masks)
 
-    def _scores(self, hits: Sequence[PerImage]) -> ClassScores:
+    def _scores(self, hits: Sequence[RaggedBatch]) -> ClassScores:
         if not self.paths:
             raise DataError("no image could be decoded")
         correct, detections, labels = (_together(rows) for rows in (hits, self.detections, self.labels))
         return score(correct, detections[:, 0], detections[:, 1], labels)
 
 
-def _together(batches: Iterable[PerImage]) -> np.ndarray:
+def _together(batches: Iterable[RaggedBatch]) -> np.ndarray:
     """The rows of all images of all batches, `[n, ...]`."""
     rows: np.ndarray = torch.cat([batch.flat for batch in batches]).cpu().numpy()
     return rows
 
 
-def _images(batches: Iterable[PerImage]) -> list[Tensor]:
+def _images(batches: Iterable[RaggedBatch]) -> list[Tensor]:
     """The rows of each image in memory of their own on the CPU: a view would take its batch with it into a file."""
-    return [rows.clone() for batch in batches for rows in PerImage(batch.flat.cpu(), batch.counts)]
+    return [rows.clone() for batch in batches for rows in RaggedBatch(batch.flat.cpu(), batch.counts)]

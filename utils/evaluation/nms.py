@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.core.light_torchvision import torchvision
-from utils.core.tasks import DETECTIONS, EVERYDAY_NMS_IOU
-from utils.evaluation.batch import PerImage
+from utils.core.tasks import DETECTIONS, DISPLAY_IOU
+from utils.evaluation.batch import RaggedBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ def non_max_suppression(
     *,
     max_det: int = 300,
     agnostic: bool = False,
-) -> PerImage:
+) -> RaggedBatch:
     """Detections of each image, best first. A box counts once for each class whose score suffices.
 
     Args:
@@ -60,7 +60,7 @@ def non_max_suppression(
         rows = rows[rows[:, 4].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
         kept = _kept(rows, iou_thres, max_det, agnostic)
         found.append(rows[kept] if prediction.layout.nm else rows[kept, :6])
-    return PerImage.of(found)
+    return RaggedBatch.of(found)
 
 
 def _candidates(boxes: Tensor, scores: Tensor, anchors: Tensor, conf_thres: float) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def _apart(rows: Tensor, agnostic: bool) -> Tensor:
 
 def suppress_together(
     prediction: Prediction, conf_thres: float, iou_thres: float, max_det: int, agnostic: bool
-) -> PerImage:
+) -> RaggedBatch:
     """The same for all images of a batch at once, with a few waits for the GPU however many they are."""
     anchors = torch.arange(prediction.raw.shape[2], device=prediction.raw.device)
     image, rows = _candidates(prediction.boxes, prediction.scores, anchors, conf_thres)
@@ -120,7 +120,7 @@ def suppress_together(
         width *= FIRST_CANDIDATES
         some = again[image]
         stays[some] = _staying(rows[some], counts[again], min(width, largest), iou_thres, max_det, agnostic)
-    return PerImage(rows[stays] if prediction.layout.nm else rows[stays, :6], kept.tolist())
+    return RaggedBatch(rows[stays] if prediction.layout.nm else rows[stays, :6], kept.tolist())
 
 
 def _staying(rows: Tensor, counts: Tensor, width: int, iou_thres: float, max_det: int, agnostic: bool) -> Tensor:
@@ -176,4 +176,4 @@ def best_class(found: Tensor) -> Tensor:
 
     AP counts a box for several classes, a drawing shows one object.
     """
-    return torchvision.ops.nms(found[:, :4], found[:, 4], EVERYDAY_NMS_IOU)
+    return torchvision.ops.nms(found[:, :4], found[:, 4], DISPLAY_IOU)

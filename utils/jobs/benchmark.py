@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from utils.core.errors import InputError
-from utils.core.input_form import KIND_KEY, InputForm
+from utils.core.input_spec import KIND_KEY, InputSpec
 from utils.jobs import benchmark_networks
 from utils.runners import onnxrt
 from utils.trt import benchmark, onnx_summary
 from utils.trt.benchmark import COMPILED, Candidate, Entry, Opening, Row
 from utils.trt.build_config import BuildConfig
-from utils.trt.decision import profile_shapes
+from utils.trt.build_preflight import profile_shapes
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing import TimingConfig
 
@@ -125,11 +125,11 @@ def _size_of(entry: Entry) -> tuple[int, int] | None:
     if not entry.is_engine:
         summary = onnx_summary.read(entry.file)
         ranges = profile_shapes(summary, BuildConfig())
-        shape = summary.input_form.nchw(ranges[summary.image[0]][-1]) if ranges else summary.image[1]
+        shape = summary.input_spec.nchw(ranges[summary.image[0]][-1]) if ranges else summary.image[1]
         return cast(tuple[int, int], tuple(shape[2:]))
     note = EngineNote.load(entry.file)
     for _, _, largest in note.profile.values():
-        form = InputForm.of_file(note.metadata, note.metadata.get(KIND_KEY, "float"), largest)
+        form = InputSpec.of_file(note.metadata, note.metadata.get(KIND_KEY, "float"), largest)
         _, channels, height, width = form.nchw(largest)
         return (height, width) if channels == 3 else None
     try:

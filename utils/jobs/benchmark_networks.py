@@ -170,9 +170,9 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
         spec = runner.inputs[0]
         side = size or (runner.imgsz if None in spec.shape[1:] else None)
         known = tuple(1 if one is None else one for one in spec.shape)
-        _, channels, *own = summary.input_form.nchw(known)
+        _, channels, *own = summary.input_spec.nchw(known)
         height, width = side or own
-        shape = summary.input_form.own((batch, channels, height, width))
+        shape = summary.input_spec.own((batch, channels, height, width))
         execution = RunnerExecution(runner, {spec.name: shape})
         computed = None
         if precision != "FP32":

@@ -152,7 +152,7 @@ def _share(between: float, apart: float, least: float) -> float:
 
 def _predicted(runner: Runner, images: Tensor, batch: int) -> Prediction:
     """The predictions for images as bytes, on the CPU."""
-    spec, form, names = image_input(runner), runner.input_form, output_names(runner)
+    spec, form, names = image_input(runner), runner.input_spec, output_names(runner)
     found = []
     for part in images.split(batch):
         results = runner.infer({spec.name: as_feed(part, form, spec.dtype).contiguous()})
@@ -166,7 +166,7 @@ def _size(runner: Runner, engine: Path) -> tuple[int, int]:
     if height is not None and width is not None:
         return height, width
     best: list[int] = EngineNote.load(engine).profile[image_input(runner).name][1]
-    _, _, height, width = runner.input_form.nchw(best)
+    _, _, height, width = runner.input_spec.nchw(best)
     return height or 0, width or 0
 
 

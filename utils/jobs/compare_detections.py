@@ -164,7 +164,7 @@ class MaskAgreement:
         )
 
 
-def best_anchors(prediction: Prediction) -> Tensor:
+def topk_anchors(prediction: Prediction) -> Tensor:
     """The anchors of an image with the highest scores, int64 `[B, K]`."""
     return prediction.scores.amax(1).topk(min(BEST, prediction.raw.shape[2])).indices
 

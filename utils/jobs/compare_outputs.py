@@ -28,15 +28,15 @@ from utils.jobs.compare_detections import (
     SAME_BOX,
     BehindPlugin,
     MaskAgreement,
-    best_anchors,
     compare_masks,
     different_masks,
     same_detections,
     table_and_masks,
+    topk_anchors,
 )
 from utils.jobs.compare_tensors import Agreement, compare, missed
 from utils.onnx_graph.decoding import ANCHORS
-from utils.onnx_graph.input_forms import input_form
+from utils.onnx_graph.input_forms import input_spec
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import drop_unused, metadata_of
@@ -142,7 +142,7 @@ def check(
         expected = whole.at(chosen)
         left.append(missed(whole, chosen))
         given = Prediction(results[task.prediction], whole.layout, results.get(task.prototypes))
-        best = best_anchors(expected)
+        best = topk_anchors(expected)
         apart = (given.boxes - expected.boxes).abs()
         boxes.append(float(apart.gather(2, best[:, None].expand(-1, apart.shape[1], -1)).max()))
         masks.append(compare_masks(given, expected, best, (part.shape[2], part.shape[3])))
@@ -234,7 +234,7 @@ class ObservedFile:
         except ImportError as error:
             raise DependencyError("--check needs ONNX Runtime: pip install onnxruntime, or --check 0") from error
         self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
-        self.form = input_form(graph)
+        self.form = input_spec(graph)
         self._input = graph.graph.input[0].name
         observed, self._names = _observed(graph, task)
         options = onnxruntime.SessionOptions()

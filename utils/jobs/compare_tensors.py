@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from models.quantize.flow import export_mode
 from utils.core.number_types import INT8
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
-from utils.jobs.compare_detections import MaskAgreement, best_anchors, compare_masks
+from utils.jobs.compare_detections import MaskAgreement, compare_masks, topk_anchors
 from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.pad_channels import Traced
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, drop_unused
 
 
@@ -111,7 +111,7 @@ def compare(
         steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
     pairs = ((given.boxes, result.boxes), (given.scores, result.scores))
     output = float(np.max([float((one - other).abs().max()) for one, other in pairs]))  # NaN, if one is
-    masks = compare_masks(given, result, best_anchors(result), (images.shape[2], images.shape[3]))
+    masks = compare_masks(given, result, topk_anchors(result), (images.shape[2], images.shape[3]))
     return Agreement(len(order), steps, differing / total, output, masks, missed(whole, chosen))
 
 
@@ -147,7 +147,7 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     Returns:
         The graph; and the names of its integers, `NAME/fed` as inputs, with their scales.
     """
-    context = Context(graph)
+    context = QdqGraph(graph)
     quantizers = {node.name: node for node in context.activations}
     if set(quantizers) != set(order):
         raise ValueError(f"the graph has {len(quantizers)} quantizers, {len(order)} were traced; their names differ")

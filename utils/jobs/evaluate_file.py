@@ -13,7 +13,7 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import write_text
 from utils.core.run_folder import new_run
-from utils.core.tasks import AP_CONFIDENCE, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import AP_CONFIDENCE, DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import fixed_sizes, image_input, takes_size
 from utils.evaluation.loop import EvalConfig, evaluate
@@ -82,7 +82,7 @@ def make_configs(options: ValOptions, runner: Runner) -> list[EvalConfig]:
         save_json=options.save_json or coco,
     )
     if options.task == "speed":
-        config = replace(config, conf_thres=EVERYDAY_CONFIDENCE, iou_thres=EVERYDAY_NMS_IOU, rect=False,
+        config = replace(config, conf_thres=DISPLAY_CONF, iou_thres=DISPLAY_IOU, rect=False,
                          save_json=False, save_txt=False)  # fmt: skip
     if options.task == "study":
         sizes = options.imgsz or [size for size in STUDY_SIZES if takes_size(runner, size)]

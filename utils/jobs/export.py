@@ -17,13 +17,13 @@ from utils.jobs.inputs import check_classes, fitting_size
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import ExportResult, export_forms
 from utils.onnx_graph.export_config import ExportConfig
-from utils.onnx_graph.output_formats import Form
+from utils.onnx_graph.output_formats import OutputFormat
 from utils.onnx_graph.verify import table
 
 logger = logging.getLogger(__name__)
 
 
-def output_files(weights: str | None, output: str | None, forms: Sequence[Form]) -> dict[Path, Form]:
+def output_files(weights: str | None, output: str | None, forms: Sequence[OutputFormat]) -> dict[Path, OutputFormat]:
     """Where each form goes: `output`, or beside the weights; several get their forms' suffixes.
 
     Raises:
@@ -41,7 +41,7 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Form])
 
 
 def export_checkpoint(
-    weights: str, config: ExportConfig, files: Mapping[Path, Form], check_network: Callable[[Network], None], *,
+    weights: str, config: ExportConfig, files: Mapping[Path, OutputFormat], check_network: Callable[[Network], None], *,
     device: str = "", data: str | None = None, check: int = 4, own_size: bool = False,
 ) -> tuple[Network, list[ExportResult]]:  # fmt: skip
     """Load, export, verify, compare with PyTorch; and log a few lines for each file.

@@ -24,7 +24,7 @@ from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import SeededImages, ShareOfBatches, make_loader, whole_batch
-from utils.evaluation.fingerprint import fingerprint
+from utils.evaluation.dataset_hash import dataset_hash
 from utils.evaluation.images import find_images, label_file, unlabelled
 from utils.evaluation.input_plan import mask_stride
 from utils.jobs.options import QuantizeOptions
@@ -125,13 +125,13 @@ class Inputs:
         """The float network that supervises QAT, on the device."""
         return upstream.call_fused(copy.deepcopy((self.taught_by or self.source).model).to(self.device))
 
-    def fingerprint(self, files: Mapping[str, str | None]) -> str:
+    def dataset_hash(self, files: Mapping[str, str | None]) -> str:
         """What a run reads, to be compared when it is resumed; `files` are those beside the dataset, by option.
 
         Raises:
             InputError: or one of its kinds: something of it cannot be read.
         """
-        return fingerprint(self.data, ("train", "val"), files)
+        return dataset_hash(self.data, ("train", "val"), files)
 
     def training_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from utils.core.errors import InputError
 from utils.core.input_files import check_file
-from utils.core.input_form import DEFAULT_BATCH
+from utils.core.input_spec import DEFAULT_BATCH
 from utils.runners.base import TensorSpec
 from utils.serving import repository
 from utils.serving.config import ServingOptions, model_configs
 from utils.serving.served_file import ONNX, PLAN, ServedFile
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig, min_opt_max
-from utils.trt.decision import profile_shapes
+from utils.trt.build_preflight import profile_shapes
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 from utils.trt.onnx_summary import OnnxFile
 

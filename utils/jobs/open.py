@@ -11,7 +11,7 @@ from models.quantize import __version__
 from utils.core.errors import DependencyError, InputError, no_file
 from utils.core.tasks import DETECT, Task, task_of_head
 from utils.trt.engine_file import ENGINE_SUFFIXES
-from utils.upstream_description import TRAINING_HEAD
+from utils.upstream.description import TRAINING_HEAD
 
 if TYPE_CHECKING:
     import torch

@@ -39,7 +39,7 @@ from utils.core.options import (
     option,
     project_option,
 )
-from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, MASK_AP_NMS_IOU
+from utils.core.tasks import AP_CONFIDENCE, AP_NMS_IOU, DISPLAY_CONF, DISPLAY_IOU, MASK_AP_NMS_IOU
 
 Kind = TypeVar("Kind", bound="CalibratingOptions")
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # NumPy takes 32 bits, and each epoch adds to it
@@ -273,10 +273,10 @@ class ValOptions(RunFolderOptions, DeviceOptions):
     )  # fmt: skip
     batch_size: BatchSize = option(32, "images at a time (default: 32); a static batch in the file wins", metavar="N")
     conf_thres: Fraction | None = option(
-        None, f"least score (default: {AP_CONFIDENCE}; --source: {EVERYDAY_CONFIDENCE})", metavar="P"
+        None, f"least score (default: {AP_CONFIDENCE}; --source: {DISPLAY_CONF})", metavar="P"
     )
     iou_thres: Fraction | None = option(
-        None, f"NMS IoU (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU}; --source: {EVERYDAY_NMS_IOU})",
+        None, f"NMS IoU (default: {AP_NMS_IOU}; segmentation: {MASK_AP_NMS_IOU}; --source: {DISPLAY_IOU})",
         metavar="P",
     )  # fmt: skip
     max_det: Annotated[int, Field(ge=1, le=30_000)] = option(300, "detections per image", metavar="N")

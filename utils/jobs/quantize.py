@@ -37,7 +37,7 @@ from utils.core.errors import InputError
 from utils.core.files import copy_file, file_hash, write_text
 from utils.core.run_folder import held, new_run
 from utils.core.score import Score
-from utils.evaluation.fingerprint import check_unchanged
+from utils.evaluation.dataset_hash import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
@@ -63,7 +63,7 @@ def start(options: QuantizeOptions, command: str) -> Report:
     """
     recipe = options.merged_recipe()
     inputs = Inputs.load(options, recipe)
-    dataset = inputs.fingerprint(options.further_files())
+    dataset = inputs.dataset_hash(options.further_files())
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state = RunState(
             options.model_dump(), recipe.to_dict(), file_hash(options.weights),
@@ -90,7 +90,7 @@ def resume(given: QuantizeOptions) -> Report:
         inputs = Inputs.load(options, recipe)
         if file_hash(options.weights) != state.weights_hash:
             raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-        check_unchanged(state.dataset, inputs.fingerprint(options.further_files()), folder)
+        check_unchanged(state.dataset, inputs.dataset_hash(options.further_files()), folder)
         logger.info("resuming %s: %s", folder, state.summary())
         return Session(folder, state, options, recipe, inputs).run()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.reports.detections import outline_of
 from utils.reports.schema import Box, Sample
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def collect(
     runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int, count: int = 4,
-    confidence: float = EVERYDAY_CONFIDENCE, split: str = "val",
+    confidence: float = DISPLAY_CONF, split: str = "val",
 ) -> list[Sample]:  # fmt: skip
     """Run every network on `count` images, evenly spread over a split, so that nobody chose them.
 
@@ -38,9 +38,9 @@ def collect(
 
     from utils.evaluation.dataset import make_loader
     from utils.evaluation.detector import Detector
+    from utils.evaluation.gt_masks import filled
     from utils.evaluation.input_plan import gives_masks, has_nms
     from utils.evaluation.loop import labels_in_images
-    from utils.evaluation.mask_truth import filled
 
     masks = any(runner.task.masks and (gives_masks(runner) or not has_nms(runner)) for runner in runners.values())
     loader = make_loader(
@@ -48,8 +48,7 @@ def collect(
     )
     files = {file.path: file for file in loader.dataset.images}
     detectors = {
-        name: Detector(runner, data, conf_thres=confidence, iou_thres=EVERYDAY_NMS_IOU)
-        for name, runner in runners.items()
+        name: Detector(runner, data, conf_thres=confidence, iou_thres=DISPLAY_IOU) for name, runner in runners.items()
     }
     samples = []
     with torch.inference_mode():

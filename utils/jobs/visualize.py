@@ -18,7 +18,7 @@ from utils.core.device import select_device
 from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
-from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector, Found
 from utils.evaluation.images import decode
@@ -50,8 +50,8 @@ def run(options: ValOptions, files: Sequence[Path]) -> list[Path]:
         names = runner.names or (load_data(options.data).names if Path(options.data).is_file() else None)
         artist = Artist(
             runner, names, imgsz=options.imgsz[0] if options.imgsz else None, max_det=options.max_det,
-            conf_thres=EVERYDAY_CONFIDENCE if options.conf_thres is None else options.conf_thres,
-            iou_thres=EVERYDAY_NMS_IOU if options.iou_thres is None else options.iou_thres,
+            conf_thres=DISPLAY_CONF if options.conf_thres is None else options.conf_thres,
+            iou_thres=DISPLAY_IOU if options.iou_thres is None else options.iou_thres,
         )  # fmt: skip
         with new_run(options.project, options.name, options.exist_ok) as folder:
             written = show(artist, files, folder)
@@ -64,7 +64,7 @@ class Artist:
 
     def __init__(
         self, runner: Runner, names: Mapping[int, str] | None = None, *, imgsz: int | None = None,
-        conf_thres: float = EVERYDAY_CONFIDENCE, iou_thres: float = EVERYDAY_NMS_IOU, max_det: int = 300,
+        conf_thres: float = DISPLAY_CONF, iou_thres: float = DISPLAY_IOU, max_det: int = 300,
     ) -> None:  # fmt: skip
         """See `detector.Detector` for the thresholds.
 

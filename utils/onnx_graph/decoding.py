@@ -16,8 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from utils.core.tasks import DETECT
 from utils.onnx_graph.view import (
+    GraphAppender,
     GraphView,
-    Tail,
     attribute,
     drop_unused,
     metadata_of,
@@ -70,7 +70,7 @@ def decode_in_few_steps(model: ModelProto) -> None:
 
 def _add(model: ModelProto, found: _Decoding, view: GraphView) -> None:
     """Add what computes the boxes at the end of the graph; its result has the name that theirs had."""
-    tail, bins = Tail(model, found.scope), len(found.bins)
+    tail, bins = GraphAppender(model, found.scope), len(found.bins)
     weight = np.kron(BOX_OF_SIDES, found.bins).reshape(4, 4 * bins, 1, 1)
     # in a shape 0 is the size that was there, and -1 what is left: nothing has to be known of batch and anchors
     (x,) = tail.add("Reshape", found.source, tail.value([-1, bins, 0, 1]))
@@ -82,7 +82,7 @@ def _add(model: ModelProto, found: _Decoding, view: GraphView) -> None:
     tail.add("Mul", x, found.strides, outputs=list(found.boxes.output))
 
 
-def _points(tail: Tail, anchors: str, view: GraphView) -> str:
+def _points(tail: GraphAppender, anchors: str, view: GraphView) -> str:
     """The anchors' points, and zeros for width and height: `[1, 4, anchors]`."""
     known = view.array(anchors)
     if known is not None:
@@ -159,7 +159,7 @@ def _equal_to(view: GraphView, name: str, number: float) -> bool:
     return value is not None and value.size == 1 and value.item() == number
 
 
-ANCHORS = "best_anchors"  # name of their numbers, int64 `[B, K]`
+ANCHORS = "topk_anchors"  # name of their numbers, int64 `[B, K]`
 BEHIND_SOFTMAX = ("Cast", "Reshape", "Conv")
 WHOLE_IN_HALF = 2048  # FP16 has every whole number up to it
 
@@ -212,7 +212,7 @@ def keep_best_anchors(model: ModelProto, count: int) -> None:
     rows = _rows(model)
     if not all(rows.get(name) for _, name in readers):
         return
-    tail = Tail(model, "best")
+    tail = GraphAppender(model, "best")
     index = _best(tail, head.scores.input[0], count, opset_of(model))
     (places,) = tail.add("Unsqueeze", index, tail.value([1]))
     for node, name in readers:
@@ -227,7 +227,7 @@ def keep_best_anchors(model: ModelProto, count: int) -> None:
     drop_unused(model)
 
 
-def _best(tail: Tail, logits: str, count: int, opset: int) -> str:
+def _best(tail: GraphAppender, logits: str, count: int, opset: int) -> str:
     """The numbers of the best anchors, ascending, int64 `[B, count]`; `logits` are `[B, classes, anchors]`."""
     if opset < 18:
         (best,) = tail.add("ReduceMax", logits, axes=[1], keepdims=0)

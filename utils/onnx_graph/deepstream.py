@@ -21,7 +21,7 @@ from pathlib import Path
 from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
 from utils.core.input_files import is_regular
-from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.onnx_graph.output_formats import NmsSettings
 
 LABELS, CONFIG = "labels.txt", "config_infer_primary_yoloV9.txt"
@@ -111,8 +111,8 @@ BOXES = {
 parse-bbox-func-name=NvDsInferParseYolo
 custom-lib-path=nvdsinfer_custom_impl_Yolo/libnvdsinfer_custom_impl_Yolo.so
 engine-create-func-name=NvDsInferYoloCudaEngineGet""",
-    "overlap": f"nms-iou-threshold={EVERYDAY_NMS_IOU}\n",
-    "confidence": EVERYDAY_CONFIDENCE,
+    "overlap": f"nms-iou-threshold={DISPLAY_IOU}\n",
+    "confidence": DISPLAY_CONF,
     "topk": 300,
 }
 MASKS = {

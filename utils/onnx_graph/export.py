@@ -26,16 +26,16 @@ from torch import nn
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.core.log_levels import at_least
 from utils.core.tasks import predicted
 from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.int8_kernels import convolve_pools
-from utils.onnx_graph.output_formats import Form, plain
+from utils.onnx_graph.output_formats import OutputFormat, plain
 from utils.onnx_graph.pad_channels import Traced, align_channels
-from utils.onnx_graph.qdq_view import FLOAT_MODULES, Context
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, QdqGraph
 from utils.onnx_graph.split_convolutions import separate_first, separate_parts
 from utils.onnx_graph.verify import Report, verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
@@ -71,7 +71,7 @@ def export_onnx(
 
 
 def export_forms(
-    model: nn.Module, config: ExportConfig, files: Mapping[Path, Form], properties: Mapping[str, str]
+    model: nn.Module, config: ExportConfig, files: Mapping[Path, OutputFormat], properties: Mapping[str, str]
 ) -> list[ExportResult]:
     """Write a network of upstream's, float or quantized, as ONNX files of several forms, from one trace.
 
@@ -127,7 +127,7 @@ def _for_int8_kernels(
     graph, layouts = align_channels(graph)
     graph = convolve_pools(graph)
     found = {}
-    for name in (node.name for node in Context(graph).activations):
+    for name in (node.name for node in QdqGraph(graph).activations):
         whole, channels = parts.get(name, (name, None))
         found[name] = Traced(quantizers[whole].call, channels, layouts.get(name))
     return graph, found
@@ -135,11 +135,11 @@ def _for_int8_kernels(
 
 def _write(
     graph: ModelProto,
-    form: Form,
+    form: OutputFormat,
     path: Path,
     metadata: Mapping[str, str],
     quantizers: Mapping[str, Traced] | None,
-    wanted: InputForm,
+    wanted: InputSpec,
 ) -> ExportResult:
     graph = form.attach(cleanup.set_metadata(graph, metadata))  # what is attached depends on the typing
     graph = attach_input(graph, wanted)

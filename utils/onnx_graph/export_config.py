@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Literal
 
 from utils.core.errors import InputError
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 from utils.core.onnx_files import wanted_typing
 from utils.core.tasks import DETECT, IMAGES, SEGMENT
 
@@ -62,7 +62,7 @@ class ExportConfig:
     inplace: bool = False
     int8_weights: bool = False
     for_int8_kernels: bool = True
-    input: InputForm = FLOATS
+    input: InputSpec = FLOATS
 
     def __post_init__(self) -> None:
         if self.opset is not None and self.opset not in OPSETS:

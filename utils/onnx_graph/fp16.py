@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from utils.onnx_graph.qdq_view import WEIGHTED, Context
+from utils.onnx_graph.qdq_view import WEIGHTED, QdqGraph
 from utils.onnx_graph.view import drop_unused, pure, rename_inputs, set_nodes, with_shapes
 
 KEPT_INPUTS = {"Resize": (1, 2)}  # float arguments that are not data: the operator wants FP32
@@ -27,7 +27,7 @@ LARGEST = float(np.finfo(np.float16).max)
 @pure
 def to_half(model: ModelProto) -> None:
     """FP16 from the image to the last convolutions and DFL, with a Cast where a tensor crosses the border."""
-    graph = Context(model)
+    graph = QdqGraph(model)
     body = graph.view.upstream([graph.after_activation(node.output[0]) for node in graph.last_convolutions])
     _follow(graph, body)
     results = {value.name for value in model.graph.output} & body
@@ -63,7 +63,7 @@ def to_half(model: ModelProto) -> None:
     drop_unused(model)
 
 
-def _follow(graph: Context, body: set[str]) -> None:
+def _follow(graph: QdqGraph, body: set[str]) -> None:
     """Let the body go on through what only moves its values, and through DFL."""
     decoding = graph.view.upstream(sorted(graph.decoders))
     for node in graph.view.nodes:

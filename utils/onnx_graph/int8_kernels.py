@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.core.number_types import INT8
 from utils.onnx_graph.qdq_passes import weight_quantizers
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute, channel_counts, pure, set_nodes
 
 INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
@@ -56,7 +56,7 @@ def convolve_pools(model: ModelProto) -> None:
     quarters and five zeros; a quarter is 64 steps of 2**-8. In FP32 the means are exact, since scales are float16
     numbers; in FP16 one halfway between two quantized values may be rounded to the other one.
     """
-    context = Context(model)
+    context = QdqGraph(model)
     pools = {node.output[0] for node in context.nodes("AveragePool") if _is_int8_mean(node, context)}
     if not pools:
         return
@@ -68,7 +68,7 @@ def convolve_pools(model: ModelProto) -> None:
     set_nodes(model, nodes)
 
 
-def _is_int8_mean(node: NodeProto, context: Context) -> bool:
+def _is_int8_mean(node: NodeProto, context: QdqGraph) -> bool:
     """Whether a node is an average pool as in `MEAN_OF_FOUR`, from a DequantizeLinear to QuantizeLinears only.
 
     No activation may follow: a quantizer must not stand between a convolution and its activation.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from utils.onnx_graph.view import Tail
+from utils.onnx_graph.view import GraphAppender
 
 SCALE = 0.25  # cells of the prototypes' grid in a pixel of the input: of upstream's heads, and of yolov9-qat's pooler
 RESOLUTION = 160  # rows and columns of a mask in its box's frame, unless something else is asked for
@@ -46,7 +46,7 @@ class Sums:
     width: int
 
 
-def nearest_box(tail: Tail, boxes: str, found: str) -> str:
+def nearest_box(tail: GraphAppender, boxes: str, found: str) -> str:
     """Which of `boxes`, `[B, anchors, 4]`, each of `found`, `[B, K, 4]`, is: int64 `[B, K, 1]`.
 
     TensorRT's plugin does not say it, and may round what it returns; the nearest by the sum of differences is it, or
@@ -61,7 +61,9 @@ def nearest_box(tail: Tail, boxes: str, found: str) -> str:
     return index
 
 
-def sums_of(tail: Tail, kept: Kept, coefficients: str, prototypes: str, size: tuple[int | str, int | str]) -> Sums:
+def sums_of(
+    tail: GraphAppender, kept: Kept, coefficients: str, prototypes: str, size: tuple[int | str, int | str]
+) -> Sums:
     """For each detection its sum of prototypes.
 
     Args:
@@ -84,7 +86,7 @@ def sums_of(tail: Tail, kept: Kept, coefficients: str, prototypes: str, size: tu
     return Sums(sums, prototypes, height, width)
 
 
-def framed(tail: Tail, sums: Sums, kept: Kept, rows: int, columns: int) -> str:
+def framed(tail: GraphAppender, sums: Sums, kept: Kept, rows: int, columns: int) -> str:
     """Masks in their boxes' frames, in 0..1: `[B, K, rows * columns]`; zero behind the last detection."""
     x1, y1, x2, y2 = tail.add("Split", kept.boxes, tail.value([1, 1, 1, 1]), outputs=("",) * 4, axis=2)
     vertical = _hats(tail, sums, 2, _bins(tail, y1, y2, rows), cells_axis=3)
@@ -96,7 +98,7 @@ def framed(tail: Tail, sums: Sums, kept: Kept, rows: int, columns: int) -> str:
     return _where(tail, kept.valid, [2], share)
 
 
-def cropped(tail: Tail, sums: Sums, kept: Kept) -> str:
+def cropped(tail: GraphAppender, sums: Sums, kept: Kept) -> str:
     """Masks on the prototypes' grid, in 0..1: `[B, K, h, w]`; zero outside their boxes, as evaluation crops them."""
     (boxes,) = tail.add("Mul", kept.boxes, tail.value(SCALE, np.float32))
     x1, y1, x2, y2 = tail.add("Split", boxes, tail.value([1, 1, 1, 1]), outputs=("",) * 4, axis=2)
@@ -113,12 +115,12 @@ def cropped(tail: Tail, sums: Sums, kept: Kept) -> str:
     return _where(tail, kept.valid, [2, 3], share)
 
 
-def _where(tail: Tail, valid: str, axes: list[int], values: str) -> str:
+def _where(tail: GraphAppender, valid: str, axes: list[int], values: str) -> str:
     (shown,) = tail.add("Unsqueeze", valid, tail.value(axes))
     return tail.add("Where", shown, values, tail.value(0.0, np.float32))[0]
 
 
-def _bins(tail: Tail, low: str, high: str, count: int) -> str:
+def _bins(tail: GraphAppender, low: str, high: str, count: int) -> str:
     """Middles of `count` bins between two sides of each box, in cells of the grid, from the first cell's middle on.
 
     `[B, K, count]`; the sides are `[B, K, 1]` in pixels of the input.
@@ -130,7 +132,7 @@ def _bins(tail: Tail, low: str, high: str, count: int) -> str:
     return tail.add("Sub", place, tail.value(0.5, np.float32))[0]
 
 
-def _hats(tail: Tail, sums: Sums, axis: int, places: str, cells_axis: int) -> str:
+def _hats(tail: GraphAppender, sums: Sums, axis: int, places: str, cells_axis: int) -> str:
     """How much each cell along an axis of the sums counts at each place.
 
     A place outside of the grid has the value of the border, and zero from one cell on, as ROIAlign has it.
@@ -157,7 +159,7 @@ def _hats(tail: Tail, sums: Sums, axis: int, places: str, cells_axis: int) -> st
     return tail.add("Where", near, hat, zero)[0]
 
 
-def _cells(tail: Tail, sums: Sums, axis: int) -> tuple[str, str]:
+def _cells(tail: GraphAppender, sums: Sums, axis: int) -> tuple[str, str]:
     """The numbers of the cells along axis 2 or 3 of the prototypes, `[cells]`, and the last of them; float32."""
     known = {2: sums.height, 3: sums.width}[axis]
     if known:

@@ -27,11 +27,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from utils.core.errors import InputError
-from utils.core.tasks import DETECT, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, SEGMENT, Layout
+from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Layout
 from utils.onnx_graph import mask_output
 from utils.onnx_graph.decoding import keep_best_anchors
 from utils.onnx_graph.mask_output import RESOLUTION, Kept, Sums
-from utils.onnx_graph.view import Tail, pure
+from utils.onnx_graph.view import GraphAppender, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"
 MOST_DETECTIONS = 3840  # of TensorRT's TopK
@@ -53,8 +53,8 @@ class NmsSettings:
 
     kind: Nms = "efficient"
     topk: int = 100
-    iou_thres: float = EVERYDAY_NMS_IOU
-    conf_thres: float = EVERYDAY_CONFIDENCE
+    iou_thres: float = DISPLAY_IOU
+    conf_thres: float = DISPLAY_CONF
     agnostic: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class NmsSettings:
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputFormat:
     """A form of output and the pass that attaches it.
 
     Attributes:
@@ -80,28 +80,28 @@ class Form:
     attach: Callable[[ModelProto], ModelProto]
 
 
-def plain() -> Form:
+def plain() -> OutputFormat:
     """Raw predictions."""
-    return Form("plain", "", lambda model: model)
+    return OutputFormat("plain", "", lambda model: model)
 
 
-def end2end(settings: NmsSettings, mask_resolution: int = RESOLUTION) -> Form:
+def end2end(settings: NmsSettings, mask_resolution: int = RESOLUTION) -> OutputFormat:
     """Detections, after NMS in the file; `mask_resolution` is that of a segmentation network, 0 for the grid."""
     attach = partial(attach_nms, settings=settings, mask_resolution=mask_resolution)
-    return Form("end-to-end", "-end2end", attach)
+    return OutputFormat("end-to-end", "-end2end", attach)
 
 
-def deepstream(settings: NmsSettings | None = None) -> Form:
+def deepstream(settings: NmsSettings | None = None) -> OutputFormat:
     """A detector's rows for each anchor, for DeepStream's own NMS; detections with masks, after NMS in the file."""
     attach = partial(attach_deepstream, settings=settings or NmsSettings())
-    return Form("deepstream", "-deepstream", attach)
+    return OutputFormat("deepstream", "-deepstream", attach)
 
 
 @pure
 def attach_nms(model: ModelProto, settings: NmsSettings, mask_resolution: int = RESOLUTION) -> None:
     """Turn raw predictions into detections, with masks where there are prototypes."""
     _decode_few(model, settings)
-    tail, raw = Tail(model, "end2end"), _Raw.of(model)
+    tail, raw = GraphAppender(model, "end2end"), _Raw.of(model)
     masked = _attach(model, tail, raw, settings)
     floats, integers, k = TensorProto.FLOAT, TensorProto.INT32, settings.topk
     types_and_shapes = ((integers, 1), (floats, k, 4), (floats, k), (integers, k))
@@ -121,7 +121,7 @@ def attach_deepstream(model: ModelProto, settings: NmsSettings | None = None) ->
     if SEGMENT.prototypes in (value.name for value in model.graph.output):
         _deepstream_masks(model, settings or NmsSettings())
         return
-    tail, raw = Tail(model, "deepstream"), _Raw.of(model)
+    tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
     boxes, scores, _ = _parts(tail, raw.layout)
     best, label = _best_class(tail, scores)
     (label,) = tail.add("Cast", label, to=TensorProto.FLOAT)
@@ -138,7 +138,7 @@ def _decode_few(model: ModelProto, settings: NmsSettings) -> None:
 
 def _deepstream_masks(model: ModelProto, settings: NmsSettings) -> None:
     _decode_few(model, settings)
-    tail, raw = Tail(model, "deepstream"), _Raw.of(model)
+    tail, raw = GraphAppender(model, "deepstream"), _Raw.of(model)
     height, width = raw.grid
     masked = _attach(model, tail, raw, settings)
     if masked is None or not isinstance(height, int) or not isinstance(width, int):
@@ -152,7 +152,7 @@ def _deepstream_masks(model: ModelProto, settings: NmsSettings) -> None:
     tail.outputs([_output("output", TensorProto.FLOAT, raw.batch, settings.topk, 6 + height * width)])
 
 
-def _attach(model: ModelProto, tail: Tail, raw: _Raw, settings: NmsSettings) -> tuple[Kept, Sums] | None:
+def _attach(model: ModelProto, tail: GraphAppender, raw: _Raw, settings: NmsSettings) -> tuple[Kept, Sums] | None:
     """Attach NMS, whose results have the names of `DETECT.detections`, and sums of prototypes where there are any."""
     boxes, scores, coefficients = _parts(tail, raw.layout)
     _say(model, nms=json.dumps(asdict(settings)))
@@ -207,7 +207,7 @@ def _output(name: str, kind: int, *shape: int | str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _parts(tail: Tail, layout: Layout) -> tuple[str, str, str]:
+def _parts(tail: GraphAppender, layout: Layout) -> tuple[str, str, str]:
     """Corners `[B, anchors, 4]`, scores `[B, classes, anchors]`, coefficients `[B, nm, anchors]`; '' for none."""
     sizes = layout.sizes
     raw, scores, *more = tail.add("Split", DETECT.prediction, tail.value(sizes), outputs=("",) * len(sizes), axis=1)
@@ -218,13 +218,13 @@ def _parts(tail: Tail, layout: Layout) -> tuple[str, str, str]:
     return tail.add("Transpose", joined, perm=[0, 2, 1])[0], scores, more[0] if more else ""
 
 
-def _best_class(tail: Tail, scores: str) -> tuple[str, str]:
+def _best_class(tail: GraphAppender, scores: str) -> tuple[str, str]:
     """Highest score of each anchor and its class, `[B, 1, anchors]`."""
     best, label = tail.add("TopK", scores, tail.value([1]), outputs=("", ""), axis=1)
     return best, label
 
 
-def _plugin(model: ModelProto, tail: Tail, boxes: str, scores: str, settings: NmsSettings) -> None:
+def _plugin(model: ModelProto, tail: GraphAppender, boxes: str, scores: str, settings: NmsSettings) -> None:
     """Attach TensorRT's EfficientNMS (https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin)."""
     (scores,) = tail.add("Transpose", scores, perm=[0, 2, 1])
     tail.add(
@@ -236,14 +236,16 @@ def _plugin(model: ModelProto, tail: Tail, boxes: str, scores: str, settings: Nm
     model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
 
 
-def _found_again(tail: Tail, boxes: str, settings: NmsSettings) -> Kept:
+def _found_again(tail: GraphAppender, boxes: str, settings: NmsSettings) -> Kept:
     """What the plugin keeps: it does not say which boxes that is, so they are looked for."""
     number, found, *_ = DETECT.detections
     (valid,) = tail.add("Less", tail.value(np.arange(settings.topk), np.int32), number)
     return Kept(found, mask_output.nearest_box(tail, boxes, found), valid, settings.topk)
 
 
-def _standard(tail: Tail, boxes: str, scores: str, classes: int, anchors: int | str, settings: NmsSettings) -> Kept:
+def _standard(
+    tail: GraphAppender, boxes: str, scores: str, classes: int, anchors: int | str, settings: NmsSettings
+) -> Kept:
     """NMS with ONNX's own operators: scores that are not kept become zero, then the best are taken.
 
     The shape of every result but NonMaxSuppression's own is known when an engine is built.

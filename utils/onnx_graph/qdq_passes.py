@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from utils.core.number_types import INT8
-from utils.onnx_graph.qdq_view import WEIGHTED, Context
+from utils.onnx_graph.qdq_view import WEIGHTED, QdqGraph
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QDQ,
@@ -50,7 +50,7 @@ def scalar_scales(model: ModelProto) -> None:
 @pure
 def number_quantizers(model: ModelProto) -> None:
     """Write into each activation quantizer which one it is: torch calls them in this order, and passes drop some."""
-    for number, node in enumerate(Context(model).activations):
+    for number, node in enumerate(QdqGraph(model).activations):
         node.doc_string = str(number)
 
 
@@ -59,7 +59,7 @@ def take_numbers(model: ModelProto) -> dict[str, int]:
 
     The numbers are taken out of the graph, in place.
     """
-    found = {node.name: int(node.doc_string) for node in Context(model).activations}
+    found = {node.name: int(node.doc_string) for node in QdqGraph(model).activations}
     for node in model.graph.node:
         node.ClearField("doc_string")
     return found

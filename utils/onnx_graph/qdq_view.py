@@ -32,7 +32,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Context:
+class QdqGraph:
     """A graph and the questions that rules ask about it. Tensor arguments are names.
 
     Attributes:

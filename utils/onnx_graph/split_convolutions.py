@@ -26,7 +26,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from utils.onnx_graph.int8_kernels import INT8_VECTOR, depthwise
 from utils.onnx_graph.qdq_passes import merge_quantizers, own_quantizers
-from utils.onnx_graph.qdq_view import Context
+from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.view import (
     QDQ,
     QUANTIZE,
@@ -69,7 +69,7 @@ def separate_parts(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
         The new graph; and its new activation quantizers by name, each with the one that it is a part of, and the
         channels.
     """
-    context = Context(model)
+    context = QdqGraph(model)
     cuts = [cut for quantizer in context.activations if (cut := _find(quantizer, context)) is not None]
     result = ModelProto()
     result.CopyFrom(model)
@@ -93,7 +93,7 @@ def separate_first(model: ModelProto) -> tuple[ModelProto, dict[str, tuple[str, 
     Returns:
         As `separate_parts`.
     """
-    context = Context(model)
+    context = QdqGraph(model)
     found = (_convolution(quantizer, context) for quantizer in context.activations)
     view, cuts = context.view, []
     for cut in filter(None, found):
@@ -156,7 +156,7 @@ def _origins(cuts: Sequence[_Cut]) -> dict[str, tuple[str, slice]]:
     }
 
 
-def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
+def _find(quantizer: NodeProto, context: QdqGraph) -> _Cut | None:
     """What a quantizer's result is made of, if it is cut as described."""
     cut, view = _convolution(quantizer, context), context.view
     if cut is None:
@@ -174,7 +174,7 @@ def _find(quantizer: NodeProto, context: Context) -> _Cut | None:
     return replace(cut, bounds=bounds, taken={name: parts[part] for name, part in taken.items()})
 
 
-def _convolution(quantizer: NodeProto, context: Context) -> _Cut | None:
+def _convolution(quantizer: NodeProto, context: QdqGraph) -> _Cut | None:
     """The convolution whose result a quantizer rounds, in one part; None if its channels cannot be told apart."""
     view = context.view
     consumers = view.consumers(quantizer.output[0])

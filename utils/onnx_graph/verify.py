@@ -25,8 +25,8 @@ from utils.core.errors import InputError
 from utils.core.number_types import INT8
 from utils.core.onnx_files import read_onnx
 from utils.core.text_tables import aligned, columns
-from utils.onnx_graph.input_forms import input_form
-from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, Context
+from utils.onnx_graph.input_forms import input_spec
+from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
@@ -83,8 +83,8 @@ def verify(model: ModelProto) -> Report:
         raise InputError(
             f"{FLOAT_MODULES} in the file's metadata is not what export_qat.py writes, a JSON list of module paths"
         ) from error
-    input_form(model)  # refuses the INT8 images of 1.0
-    graph = Context(model, floats, properties.get("typing", ""))
+    input_spec(model)  # refuses the INT8 images of 1.0
+    graph = QdqGraph(model, floats, properties.get("typing", ""))
     quantizers = len(graph.nodes(QUANTIZE))
     if not graph.nodes(DEQUANTIZE):
         raise InputError("there is nothing to verify: the network is float, without QuantizeLinear or DequantizeLinear")
@@ -132,10 +132,10 @@ class Rule:
 
     name: str
     why: str
-    check: Callable[[Context], Check]
+    check: Callable[[QdqGraph], Check]
 
 
-def _distinct(graph: Context) -> Iterator[NodeProto]:
+def _distinct(graph: QdqGraph) -> Iterator[NodeProto]:
     """Every QuantizeLinear, and the DequantizeLinear that have none before them: one a pair."""
     yield from graph.nodes(QUANTIZE)
     for node in graph.nodes(DEQUANTIZE):
@@ -144,7 +144,7 @@ def _distinct(graph: Context) -> Iterator[NodeProto]:
             yield node
 
 
-def scales(graph: Context) -> Check:
+def scales(graph: QdqGraph) -> Check:
     """Each scale is stored in the file, positive and finite."""
     for node in _distinct(graph):
         scale = graph.view.array(node.input[1])
@@ -156,7 +156,7 @@ def scales(graph: Context) -> Check:
             yield node.name, None
 
 
-def symmetric(graph: Context) -> Check:
+def symmetric(graph: QdqGraph) -> Check:
     """Each zero point is stored in the file, has the integer type of the quantizers, and is 0."""
     for node in _distinct(graph):
         zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
@@ -166,7 +166,7 @@ def symmetric(graph: Context) -> Check:
             yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
 
 
-def granularity(graph: Context) -> Check:
+def granularity(graph: QdqGraph) -> Check:
     """A weight has one scale for each output channel, on that axis, and an activation has one scale."""
     for conv in graph.nodes(*WEIGHTED):
         node = graph.dequantizer(conv.input[1])
@@ -186,7 +186,7 @@ def granularity(graph: Context) -> Check:
         yield node.name, f"{scale.size} scales for an activation" if several and scale is not None else None
 
 
-def pairs(graph: Context) -> Check:
+def pairs(graph: QdqGraph) -> Check:
     """Only DequantizeLinear of the same scale read a QuantizeLinear, and read nothing else but a constant.
 
     Of images as bytes the QuantizeLinear has 255 times the scale, since the bytes are not divided before; a network of
@@ -210,7 +210,7 @@ def pairs(graph: Context) -> Check:
             yield node.name, f"it reads {producer.op_type} {producer.name}, not a QuantizeLinear"
 
 
-def one_quantizer(graph: Context) -> Check:
+def one_quantizer(graph: QdqGraph) -> Check:
     """One QuantizeLinear reads a tensor, and none reads what a DequantizeLinear has just computed."""
     tensors: dict[str, list[NodeProto]] = {}
     for node in graph.nodes(QUANTIZE):
@@ -225,7 +225,7 @@ def one_quantizer(graph: Context) -> Check:
             yield nodes[0].name, None
 
 
-def convolution_inputs(graph: Context) -> Check:
+def convolution_inputs(graph: QdqGraph) -> Check:
     """Input and weight of each convolution that the recipe does not leave in float are quantized."""
     for node in graph.convolutions:
         if graph.is_float(node):
@@ -236,7 +236,7 @@ def convolution_inputs(graph: Context) -> Check:
         yield node.name, f"its {' and '.join(missing)} {verb} not quantized" if missing else None
 
 
-def before_activation(graph: Context) -> Check:
+def before_activation(graph: QdqGraph) -> Check:
     """No quantizer stands between a convolution and its activation, or inside the activation."""
     for node in graph.view.nodes:
         if node.op_type not in WEIGHTED and not graph.is_activation(node):
@@ -251,27 +251,27 @@ def before_activation(graph: Context) -> Check:
         yield node.name, broken
 
 
-def _goes_on(graph: Context, node: NodeProto, reader: NodeProto) -> bool:
+def _goes_on(graph: QdqGraph, node: NodeProto, reader: NodeProto) -> bool:
     """Whether what reads a node's result is a convolution's activation, or goes on with the one the node belongs to."""
     if node.op_type in WEIGHTED:
         return reader.op_type == "Mul" or graph.is_activation(reader)
     return reader.op_type == "Mul" and graph.before_activation(node.output[0]) in reader.input
 
 
-def concat(graph: Context) -> Check:
+def concat(graph: QdqGraph) -> Check:
     """The inputs and the result of each Concat have one scale."""
     for node in graph.nodes("Concat"):
         yield from _same_scale(graph, node)
 
 
-def moving(graph: Context) -> Check:
+def moving(graph: QdqGraph) -> Check:
     """The inputs and results of any other node that only moves values have one scale."""
     for node in graph.view.nodes:
         if node.op_type != "Concat" and graph.is_moving(node) and not graph.is_of_bytes(node.input[0]):
             yield from _same_scale(graph, node)
 
 
-def _same_scale(graph: Context, node: NodeProto) -> Check:
+def _same_scale(graph: QdqGraph, node: NodeProto) -> Check:
     """Inputs and result of a node that moves values have one scale, as soon as the result is read as INT8."""
     inputs = graph.inputs(node)
     before = [item for item in map(graph.dequantizer, inputs) if item]
@@ -292,7 +292,7 @@ def _same_scale(graph: Context, node: NodeProto) -> Check:
         yield node.name, None
 
 
-def average_pool(graph: Context) -> Check:
+def average_pool(graph: QdqGraph) -> Check:
     """The input of an average pool is quantized if its result is, and the other way round."""
     for node in graph.nodes(*POOLS):
         before, after = graph.dequantizer(node.input[0]), graph.quantizers(node.output[0])
@@ -304,7 +304,7 @@ def average_pool(graph: Context) -> Check:
             yield node.name, None
 
 
-def residual(graph: Context) -> Check:
+def residual(graph: QdqGraph) -> Check:
     """Each input of an Add is quantized, or is a convolution's own result that fuses into the Add."""
     for node in graph.nodes("Add"):
         inputs = graph.inputs(node)
@@ -322,18 +322,18 @@ def residual(graph: Context) -> Check:
             yield node.name, None
 
 
-def _fuses_into_add(graph: Context, tensor: str) -> bool:
+def _fuses_into_add(graph: QdqGraph, tensor: str) -> bool:
     """Whether a float input of an Add is a convolution's own result, or the sum before it in a chain of Adds."""
     return (_is_sum(graph, tensor) or graph.from_weighted(tensor)) and len(graph.view.consumers(tensor)) == 1
 
 
-def _is_sum(graph: Context, tensor: str) -> bool:
+def _is_sum(graph: QdqGraph, tensor: str) -> bool:
     """Whether a tensor is the result of an Add that has a quantized input."""
     node = graph.view.producer(tensor)
     return node is not None and node.op_type == "Add" and any(graph.dequantizer(name) for name in node.input)
 
 
-def types(graph: Context) -> Check:
+def types(graph: QdqGraph) -> Check:
     """In a strongly typed file convolutions compute in float16; DFL's may decode in float32, as in older files."""
     if graph.typing != "strong":
         return
@@ -343,7 +343,7 @@ def types(graph: Context) -> Check:
         yield node.name, None if kind in allowed else f"it computes in {np.dtype(kind).name}, not in float16"
 
 
-def decoding(graph: Context) -> Check:
+def decoding(graph: QdqGraph) -> Check:
     """DFL's convolution and the boxes and scores behind the last convolutions are not quantized."""
     for node in graph.nodes(*WEIGHTED):
         if node.output[0] in graph.decoders:
@@ -356,7 +356,7 @@ def decoding(graph: Context) -> Check:
             yield node.name, "it quantizes boxes or scores"
 
 
-def float_islands(graph: Context) -> Check:
+def float_islands(graph: QdqGraph) -> Check:
     """No operator between two quantized tensors computes in float, unless it fuses or the recipe says so."""
     quantized = graph.view.downstream([node.output[0] for node in graph.nodes(DEQUANTIZE)])
     needed = graph.view.upstream([node.input[0] for node in graph.activations]) - graph.decoding
@@ -369,7 +369,7 @@ def float_islands(graph: Context) -> Check:
         yield node.name, None if fuses else f"{node.op_type} runs in float between two quantized tensors"
 
 
-def _behind_computation(graph: Context, node: NodeProto) -> bool:
+def _behind_computation(graph: QdqGraph, node: NodeProto) -> bool:
     """Whether an activation fuses into what it follows; a quantizer between the two breaks another rule."""
     tensor = graph.before_activation(node.output[0])
     if (dequantizer := graph.dequantizer(tensor)) and (quantizer := graph.view.producer(dequantizer.input[0])):

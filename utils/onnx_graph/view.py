@@ -201,7 +201,7 @@ def drop_unused(model: ModelProto) -> None:
             del field[index]
 
 
-class Tail:
+class GraphAppender:
     """Adds nodes behind the last ones of a graph, in place; names start with `prefix`."""
 
     def __init__(self, model: ModelProto, prefix: str) -> None:

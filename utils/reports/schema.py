@@ -21,7 +21,7 @@ from utils.core.input_files import read_json
 from utils.core.score import Difference, Resampled
 from utils.core.shown import shown
 from utils.core.strict_model import StrictModel, first_problem
-from utils.core.tasks import EVERYDAY_CONFIDENCE
+from utils.core.tasks import DISPLAY_CONF
 from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks
@@ -75,7 +75,7 @@ class Sample(StrictModel):
     image: Text
     predictions: dict[Text, list[Box]]
     truth: list[Box] = Field(default_factory=list)
-    confidence: Fraction = EVERYDAY_CONFIDENCE
+    confidence: Fraction = DISPLAY_CONF
 
     @property
     def has_masks(self) -> bool:

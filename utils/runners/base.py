@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from utils.core.errors import InputError, QatError
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.core.tasks import Task, task_of_outputs
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Runner(ABC):
             tensor = feeds[spec.name]
             dtype = str(tensor.dtype).removeprefix("torch.")
             if dtype != spec.dtype or not spec.accepts(tensor.shape):
-                values = f": {self.input_form}" if len(self.inputs) == 1 and len(spec.shape) == 4 else ""
+                values = f": {self.input_spec}" if len(self.inputs) == 1 and len(spec.shape) == 4 else ""
                 raise InputError(
                     f"input {spec.name} is {dtype} {list(tensor.shape)}; the network takes {expected}{values}"
                 )
@@ -129,14 +129,14 @@ class Runner(ABC):
         return task_of_outputs(self.metadata, {spec.name: len(spec.shape) for spec in self.outputs})
 
     @property
-    def input_form(self) -> InputForm:
+    def input_spec(self) -> InputSpec:
         """The form in which the network takes images.
 
         Raises:
             InputError: the metadata say what is not so.
         """
         spec = self.inputs[0]
-        return InputForm.of_file(self.metadata, spec.dtype, spec.shape)
+        return InputSpec.of_file(self.metadata, spec.dtype, spec.shape)
 
     @property
     def stride(self) -> int:
@@ -176,7 +176,7 @@ def literal(text: str) -> object:
     return None
 
 
-def as_feed(images: Tensor, form: InputForm, dtype: str) -> Tensor:
+def as_feed(images: Tensor, form: InputSpec, dtype: str) -> Tensor:
     """Images in a network's form, on their own device.
 
     Args:

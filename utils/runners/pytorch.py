@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.core.device import device_name, full_float32
+from utils.core.device import device_name, disable_tf32
 from utils.core.errors import InputError
 from utils.core.tasks import IMAGES, Layout, masks_of_head, task_of_head
 from utils.runners.base import Runner, TensorSpec
@@ -59,7 +59,7 @@ class TorchRunner(Runner):
         )
 
     def _infer(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
-        with torch.inference_mode(), full_float32():
+        with torch.inference_mode(), disable_tf32():
             result: Any = self._model(feeds[IMAGES])
         return self._task.named(result)
 

@@ -19,8 +19,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import np_to_triton_dtype
 
 from utils.core.errors import InputError
-from utils.core.input_form import DEFAULT_BATCH
-from utils.core.tasks import DETECT, EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU, SEGMENT
+from utils.core.input_spec import DEFAULT_BATCH
+from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT
 from utils.runners.base import TensorSpec
 from utils.serving.options import ServingOptions
 from utils.serving.served_file import PLAN, ServedFile
@@ -87,8 +87,8 @@ def _network(
 def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[ModelConfig]:
     """Three models: the network, NMS behind it, and the ensemble of both."""
     name, network, nms = options.model_name, f"{options.model_name}_network", f"{options.model_name}_nms"
-    conf_thres = EVERYDAY_CONFIDENCE if options.conf_thres is None else options.conf_thres
-    iou_thres = EVERYDAY_NMS_IOU if options.iou_thres is None else options.iou_thres
+    conf_thres = DISPLAY_CONF if options.conf_thres is None else options.conf_thres
+    iou_thres = DISPLAY_IOU if options.iou_thres is None else options.iou_thres
     max_det, agnostic = options.max_det or 100, bool(options.class_agnostic)
     settings = {"conf_thres": conf_thres, "iou_thres": iou_thres, "max_det": max_det, "class_agnostic": agnostic}
     applied = {"kind": "onnx", "topk": max_det, "iou_thres": iou_thres, "conf_thres": conf_thres, "agnostic": agnostic}

@@ -19,7 +19,7 @@ from utils.core.options import (
     option,
     project_option,
 )
-from utils.core.tasks import EVERYDAY_CONFIDENCE, EVERYDAY_NMS_IOU
+from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 
 SERVED, NMS = "how it is served", "NMS behind raw predictions"
 Instances = Annotated[int, Field(ge=1, le=64)]
@@ -58,9 +58,9 @@ class ServingOptions(Options):
     cuda_graphs: bool = option(False, "of an engine: let the server record CUDA graphs", group=SERVED)
     no_nms: bool = option(False, "serve raw predictions", group=NMS)
     conf_thres: Fraction | None = option(
-        None, f"confidence threshold (default: {EVERYDAY_CONFIDENCE})", group=NMS, metavar="P"
+        None, f"confidence threshold (default: {DISPLAY_CONF})", group=NMS, metavar="P"
     )
-    iou_thres: Fraction | None = option(None, f"overlap (default: {EVERYDAY_NMS_IOU})", group=NMS, metavar="P")
+    iou_thres: Fraction | None = option(None, f"overlap (default: {DISPLAY_IOU})", group=NMS, metavar="P")
     max_det: Detections | None = option(None, "detections an image (default: 100)", group=NMS, metavar="N")
     class_agnostic: bool = option(False, "boxes suppress each other across classes", group=NMS)
     nms_instances: Instances | None = option(
@@ -91,7 +91,7 @@ class TritonClientOptions(RunFolderOptions):
         None, "longer side of the input, if its size is dynamic (default: the model's)", *IMAGE_SIZE_FLAGS,
         metavar="PX",
     )  # fmt: skip
-    conf_thres: Fraction = option(EVERYDAY_CONFIDENCE, "least score that is drawn", metavar="P")
-    iou_thres: Fraction = option(EVERYDAY_NMS_IOU, "of NMS here, behind raw predictions", metavar="P")
+    conf_thres: Fraction = option(DISPLAY_CONF, "least score that is drawn", metavar="P")
+    iou_thres: Fraction = option(DISPLAY_IOU, "of NMS here, behind raw predictions", metavar="P")
     max_det: Detections = option(300, "detections per image", metavar="N")
     project: str = project_option("runs/triton")

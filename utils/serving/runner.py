@@ -14,7 +14,7 @@ from torch import Tensor
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from utils.core.errors import InputError, QatError
-from utils.core.input_form import LARGEST_SIDE
+from utils.core.input_spec import LARGEST_SIDE
 from utils.runners.base import Runner, TensorSpec
 from utils.serving.config import LIMITS
 

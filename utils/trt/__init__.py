@@ -2,7 +2,7 @@
 
 tensorrt_api.py    the only importer of TensorRT; what its version can do
 onnx_summary.py    what a builder has to know about an ONNX file
-build_config.py    how an engine is built; decision.py: whether file, version and GPU go together
+build_config.py    how an engine is built; build_preflight.py: whether file, version and GPU go together
 builder.py         builds with TensorRT's Python module
 tune.py            builds in a process that can be ended: one, or of several options, of which the fastest stays
 trtexec.py         builds and times with NVIDIA's program

@@ -171,7 +171,7 @@ class Opening(contextlib.ExitStack):
             InputError: it is not made for that batch or size, or not loaded.
         """
         execution = self._kept(Execution(engine, self.api, self.device))
-        spec, form = execution.inputs[0], execution.input_form
+        spec, form = execution.inputs[0], execution.input_spec
         min_shape, max_shape = map(form.nchw, execution.limits[spec.name])
         if not min_shape[0] <= batch <= max_shape[0]:
             raise InputError(

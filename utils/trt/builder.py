@@ -24,7 +24,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path, check_writable
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
-from utils.trt.decision import Decision, decide
+from utils.trt.build_preflight import Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
@@ -81,8 +81,8 @@ def build(
     parser = _parse(api, network, log, file)
     setup = builder.create_builder_config()
     _configure(api, setup, builder, config, decided, gpu)
-    if decided.typing == "weak" and decided.precision != "fp32" and file.box_layers:
-        _keep_in_float32(api, network, setup, file.box_layers)
+    if decided.typing == "weak" and decided.precision != "fp32" and file.fp32_box_layers:
+        _keep_in_float32(api, network, setup, file.fp32_box_layers)
     if decided.shapes:
         profile = builder.create_optimization_profile()
         for name, (min_shape, opt_shape, max_shape) in decided.shapes.items():

@@ -17,7 +17,7 @@ from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
 from utils.core.shown import shown
 from utils.trt.build_config import BuildConfig
-from utils.trt.decision import Decision
+from utils.trt.build_preflight import Decision
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 from utils.core.onnx_files import read_onnx
 
 # TensorProto's number of a type → torch's name
@@ -41,9 +41,9 @@ class OnnxFile:
         plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
         data_dependent: whether the size of a result is only known once it is computed, as NonMaxSuppression's.
         metadata: its properties.
-        input_form: the form in which it takes images.
+        input_spec: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
-        box_layers: names of the nodes that compute boxes.
+        fp32_box_layers: names of the nodes that compute boxes.
         scaled_bytes: whether it takes bytes, and a QuantizeLinear reads a product of them, as files of 1.0.0 have it.
     """
 
@@ -57,9 +57,9 @@ class OnnxFile:
     plugins: bool
     data_dependent: bool
     metadata: Mapping[str, str]
-    input_form: InputForm = FLOATS
+    input_spec: InputSpec = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
-    box_layers: frozenset[str] = frozenset()
+    fp32_box_layers: frozenset[str] = frozenset()
     scaled_bytes: bool = False
 
     @property
@@ -78,7 +78,7 @@ class OnnxFile:
         if len(found) != 1 or len(self.inputs) != 1:
             raise InputError(f"{self.path} takes {dict(self.inputs)}; expected one input [batch, 3, height, width]")
         name, shape = found[0]
-        return name, self.input_form.nchw(shape)
+        return name, self.input_spec.nchw(shape)
 
 
 def read(path: str | Path) -> OnnxFile:
@@ -118,14 +118,14 @@ def describe(model: Any, path: Path) -> OnnxFile:
         plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
         data_dependent=any(node.op_type in DATA_DEPENDENT for node in graph.node),
         metadata=metadata,
-        input_form=form,
+        input_spec=form,
         types={value.name: _type(value) for value in (*inputs, *graph.output)},
-        box_layers=box_layers(model),
+        fp32_box_layers=fp32_box_layers(model),
         scaled_bytes=form.kind == "uint8" and _scaled_before_quantizer(graph, inputs[0].name),
     )
 
 
-def box_layers(model: Any) -> frozenset[str]:
+def fp32_box_layers(model: Any) -> frozenset[str]:
     """Names of a graph's nodes from DFL's softmax over distances on to the boxes that come out of the file.
 
     They stay in FP32 where TensorRT chooses precisions by itself. FP16 has steps of half a pixel from 512 pixels on,
@@ -179,10 +179,10 @@ def _scaled_before_quantizer(graph: Any, image: str) -> bool:
     return False
 
 
-def _form(inputs: list[Any], metadata: Mapping[str, str]) -> InputForm:
+def _form(inputs: list[Any], metadata: Mapping[str, str]) -> InputSpec:
     if len(inputs) != 1:
         return FLOATS
-    return InputForm.of_file(metadata, _type(inputs[0]), _shape(inputs[0]))
+    return InputSpec.of_file(metadata, _type(inputs[0]), _shape(inputs[0]))
 
 
 def _type(value: Any) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, cuda
 
 from utils.core.device import device_name
 from utils.core.errors import InputError, QatError
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.runners.base import Runner, TensorSpec
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote, load_engine
@@ -239,10 +239,10 @@ class Execution:
         return TensorSpec(name, shape, self.api.torch_type(self.engine.get_tensor_dtype(name)))
 
     @property
-    def input_form(self) -> InputForm:
-        """The form in which it takes images, see `InputForm.of_file`."""
+    def input_spec(self) -> InputSpec:
+        """The form in which it takes images, see `InputSpec.of_file`."""
         spec = self.inputs[0]
-        return InputForm.of_file(self.note.metadata, spec.dtype, spec.shape)
+        return InputSpec.of_file(self.note.metadata, spec.dtype, spec.shape)
 
     def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
         """A tensor of this shape, in memory that is used again for other shapes."""
@@ -287,7 +287,7 @@ class TensorRTRunner(Runner):
         self._pinned: dict[str, Tensor] = {}
         self._marks = [cuda.Event(enable_timing=True) for _ in range(3)]  # before copying, before running, after it
         self._ran = False
-        form, precision = self._execution.input_form, self._execution.note.precision
+        form, precision = self._execution.input_spec, self._execution.note.precision
         words = [api.name, device_name(device), *([precision.upper()] if precision else [])]
         words += [f"{form.kind} input, {form.layout}"] * (form.kind != "float")
         super().__init__(

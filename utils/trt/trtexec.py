@@ -19,8 +19,8 @@ from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
 from utils.trt import onnx_summary, tensorrt_api
 from utils.trt.build_config import BuildConfig
+from utils.trt.build_preflight import Decision, decide
 from utils.trt.builder import cache_path
-from utils.trt.decision import Decision, decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing import TITLES, Summary
 

@@ -28,8 +28,8 @@ from utils.core.files import check_writable, copy_file
 from utils.core.text_tables import aligned, columns
 from utils.trt import onnx_summary, tensorrt_api, timing
 from utils.trt.build_config import BuildConfig, describe_options
+from utils.trt.build_preflight import decide
 from utils.trt.builder import BuildResult, build, cache_path
-from utils.trt.decision import decide
 from utils.trt.engine_file import EngineNote
 from utils.trt.tensorrt_api import Api
 

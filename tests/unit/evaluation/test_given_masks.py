@@ -11,7 +11,7 @@ import torchvision
 
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation.mask_truth import PackedMasks
+from utils.evaluation.gt_masks import PackedMasks
 from utils.evaluation.masks import GivenMasks, Masks, image_pixels, mask_overlaps, pasted
 from utils.evaluation.nms import non_max_suppression
 

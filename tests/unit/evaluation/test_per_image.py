@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.evaluation.batch import Item, PerImage, collate
+from utils.evaluation.batch import Item, RaggedBatch, collate
 from utils.evaluation.loop import labels_in_images
 from utils.evaluation.metrics import Statistics
 
@@ -14,8 +14,8 @@ SHAPES = ((100, 200), ((0.5, 0.5), (0.0, 7.0)))
 
 def test_it_is_a_sequence_of_the_rows_of_each_image():
     parts = [torch.rand(3, 2), torch.rand(0, 2), torch.rand(1, 2)]
-    found = PerImage.of(parts)
-    assert PerImage.of(found) is found
+    found = RaggedBatch.of(parts)
+    assert RaggedBatch.of(found) is found
     assert (len(found), found.counts, found.flat.shape) == (3, [3, 0, 1], (4, 2))
     assert all(map(torch.equal, found, parts))
     assert torch.equal(found[-1], parts[2])
@@ -27,10 +27,10 @@ def test_it_is_a_sequence_of_the_rows_of_each_image():
 
 def test_what_is_kept_of_an_image_takes_nothing_of_the_others_along():
     statistics = Statistics()
-    rows = PerImage.of([torch.rand(count, 6) for count in (3, 0, 4)])
+    rows = RaggedBatch.of([torch.rand(count, 6) for count in (3, 0, 4)])
     statistics.add(
         rows,
-        PerImage.of([torch.rand(2, 5)] * 3),
+        RaggedBatch.of([torch.rand(2, 5)] * 3),
         ["a", "b", "c"],
         [torch.rand(2, 3), torch.rand(2, 0), torch.rand(2, 4)],
     )

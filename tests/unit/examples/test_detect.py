@@ -18,7 +18,7 @@ from known_images import MIXED, KnowingModel, export_answers, write_set
 from known_masks import KnowingMasks, export_masks, write_outlined_set
 from tensorrt_stand_in import stand_in
 
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
@@ -76,10 +76,10 @@ def engine_of(model, folder, api, *, batch=None, nms=None, form=FLOATS, build_ba
         {},
         {"batch": 4},
         {"build_batch": (2, 4, 4)},
-        {"form": InputForm("uint8")},
-        {"form": InputForm("uint8", "nhwc")},
+        {"form": InputSpec("uint8")},
+        {"form": InputSpec("uint8", "nhwc")},
         {"nms": NmsSettings("onnx", topk=20)},
-        {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputForm("uint8", "nhwc")},
+        {"nms": NmsSettings("none", topk=50, conf_thres=0.01), "form": InputSpec("uint8", "nhwc")},
     ],
     ids=str,
 )

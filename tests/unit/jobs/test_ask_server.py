@@ -14,7 +14,7 @@ from boxes_graph import NAMES, write_boxes
 from triton_stand_in import serving
 
 from utils.core.errors import InputError, QatError
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.evaluation.input_plan import InputPlan
 from utils.jobs.model_repository import make
 from utils.jobs.visualize import Artist
@@ -27,7 +27,7 @@ from utils.serving.runner import TritonRunner
 NMS = NmsSettings("onnx", 100)
 FORMS = {
     "raw": {}, "alone": {}, "static": {"batch": 3}, "nms": {"form": end2end(NMS)},
-    "bytes": {"takes": InputForm("uint8")}, "nhwc": {"takes": InputForm("uint8", "nhwc")}, "masks": {"masks": True},
+    "bytes": {"takes": InputSpec("uint8")}, "nhwc": {"takes": InputSpec("uint8", "nhwc")}, "masks": {"masks": True},
     "given": {"form": end2end(NMS, 0), "masks": True}, "framed": {"form": end2end(NMS, 28), "masks": True},
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from one_conv import WEIGHT, write_onnx
 from onnx import helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.core.tasks import Layout, Prediction
 from utils.jobs import check_engine
 from utils.onnx_graph.cleanup import set_metadata
@@ -82,7 +82,7 @@ def test_a_right_engine(tmp_path, shape, options, count, images, prototypes):
     assert str(found).startswith(f"the engine beside ONNX Runtime, {images} images: boxes differ by up to 0 px")
 
 
-@pytest.mark.parametrize("form", [InputForm("uint8"), InputForm("uint8", "nhwc")])
+@pytest.mark.parametrize("form", [InputSpec("uint8"), InputSpec("uint8", "nhwc")])
 def test_forms_of_input(tmp_path, monkeypatch, form):
     stand_in(monkeypatch, "10.3.0")  # engines of 8.6 that take bytes are refused
     original = onnx.load(network(tmp_path / "a.onnx", quantized=True))

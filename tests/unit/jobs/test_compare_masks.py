@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.core.tasks import Layout, Prediction
-from utils.jobs.compare_detections import BEST, MaskAgreement, best_anchors, compare_masks
+from utils.jobs.compare_detections import BEST, MaskAgreement, compare_masks, topk_anchors
 
 SIZE = (48, 64)  # height, width of the input: a grid of 12x16
 
@@ -53,7 +53,7 @@ def pixels_apart(given, expected, anchors):
 
 def test_equal_ones():
     one = predicted()
-    assert compare_masks(one, one, best_anchors(one), SIZE) == MaskAgreement(0.0, 0.0, 0.0)
+    assert compare_masks(one, one, topk_anchors(one), SIZE) == MaskAgreement(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("part", ["coefficients", "prototypes"])
@@ -61,7 +61,7 @@ def test_a_share_of_the_largest_and_of_the_pixels(part):
     one = predicted()
     noise = torch.randn(getattr(one, part).shape, generator=torch.Generator().manual_seed(9)) * 0.3
     other = changed(one, **{part: getattr(one, part) + noise})
-    anchors = best_anchors(one)[:, :11]
+    anchors = topk_anchors(one)[:, :11]
     found = compare_masks(other, one, anchors, SIZE)
     if part == "coefficients":
         of_anchors = [torch.stack([v[i][:, anchors[i]] for i in range(2)]) for v in (noise, one.coefficients)]
@@ -75,17 +75,17 @@ def test_a_share_of_the_largest_and_of_the_pixels(part):
 
 def test_both_are_cropped_to_the_same_boxes():
     one = predicted()
-    assert compare_masks(changed(one, boxes=one.boxes * 0.5), one, best_anchors(one), SIZE).pixels == 0
+    assert compare_masks(changed(one, boxes=one.boxes * 0.5), one, topk_anchors(one), SIZE).pixels == 0
 
 
 def test_opposite_masks_differ_everywhere():
     one = predicted()
-    assert compare_masks(changed(one, prototypes=-one.prototypes), one, best_anchors(one), SIZE).pixels == 1
+    assert compare_masks(changed(one, prototypes=-one.prototypes), one, topk_anchors(one), SIZE).pixels == 1
 
 
 def test_the_best_anchors_are_those_of_the_highest_scores():
     one = predicted(anchors=130)
-    for image, chosen in enumerate(best_anchors(one).tolist()):
+    for image, chosen in enumerate(topk_anchors(one).tolist()):
         highest = [max(column) for column in one.scores[image].T.tolist()]
         assert sorted(chosen) == sorted(sorted(range(130), key=highest.__getitem__)[-BEST:])
 
@@ -94,11 +94,11 @@ def test_nan_stays_nan_and_zeros_are_no_division():
     one = predicted()
     spoiled = one.prototypes.clone()
     spoiled[1, 2, 3, 4] = math.nan
-    found = compare_masks(changed(one, prototypes=spoiled), one, best_anchors(one), SIZE)
+    found = compare_masks(changed(one, prototypes=spoiled), one, topk_anchors(one), SIZE)
     assert math.isnan(found.prototypes)
     assert math.isnan(MaskAgreement.together([MaskAgreement(0, 0, 0), found]).prototypes)
     dark = changed(one, prototypes=torch.zeros_like(one.prototypes))
-    assert compare_masks(dark, dark, best_anchors(one), SIZE).prototypes == 0
+    assert compare_masks(dark, dark, topk_anchors(one), SIZE).prototypes == 0
 
 
 def test_parts_together():
@@ -112,4 +112,4 @@ def test_parts_together():
 
 def test_a_detector_has_none():
     one = Prediction.of_boxes(torch.rand(1, 7, 20))
-    assert compare_masks(one, one, best_anchors(one), SIZE) is None
+    assert compare_masks(one, one, topk_anchors(one), SIZE) is None

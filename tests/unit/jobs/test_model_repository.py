@@ -17,7 +17,7 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.jobs import model_repository
 from utils.jobs.model_repository import make
 from utils.onnx_graph.output_formats import NmsSettings, deepstream, end2end
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict]] = {
     "end2end masks": (
         lambda folder: write_boxes(folder / "a.onnx", end2end(NmsSettings("onnx", 100), 28), masks=True), {},
     ),
-    "bytes": (lambda folder: write_boxes(folder / "a.onnx", takes=InputForm("uint8", "nhwc")), {}),
+    "bytes": (lambda folder: write_boxes(folder / "a.onnx", takes=InputSpec("uint8", "nhwc")), {}),
     "static": (lambda folder: write_boxes(folder / "a.onnx", batch=2), {}),
     "engine": (engine, {"cuda_graphs": True}),
     "engine of a dynamic size": (engine_of_a_dynamic_size, {}),

@@ -1,4 +1,4 @@
-"""States of a network against networks placed anew; units, proxy and choice against something independent."""
+"""States of a network against networks placed anew; units, prediction_distance and choice against something independent."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.score import Resampled
 from utils.core.tasks import Prediction
-from utils.evaluation import proxy
+from utils.evaluation import prediction_distance
 from utils.evaluation.metrics import Statistics
-from utils.evaluation.proxy import overlap
+from utils.evaluation.prediction_distance import overlap
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import find_run
 from utils.jobs.sensitivity.passes import Screened
@@ -201,7 +201,7 @@ class TestUnits:
 
 def distance(reference, other):
     """Of detectors' predictions."""
-    return proxy.distance(Prediction.of_boxes(reference), Prediction.of_boxes(other), (64, 64))
+    return prediction_distance.distance(Prediction.of_boxes(reference), Prediction.of_boxes(other), (64, 64))
 
 
 class TestProxy:
@@ -245,9 +245,9 @@ class TestProxy:
         reference = torch.cat([self.boxes, self.scores], 1)
         other = reference.clone()
         other[:, :4] += 1000
-        assert float(distance(reference, other) / proxy.weight(Prediction.of_boxes(reference))) == pytest.approx(
-            1, abs=0.01
-        )
+        assert float(
+            distance(reference, other) / prediction_distance.weight(Prediction.of_boxes(reference))
+        ) == pytest.approx(1, abs=0.01)
 
 
 SETTINGS = {"reference": 0.7, "start": 0.6, "target_drop": 0.002, "budget": 0.5}  # AP in float and in INT8

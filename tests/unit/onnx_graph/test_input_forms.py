@@ -13,10 +13,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from qdq_graph import SIZE, Editor, good_graph
 
 from models.quantize.fake_quantize import float16_scale
-from utils.core.input_form import InputForm
+from utils.core.input_spec import InputSpec
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.fp16 import to_half
-from utils.onnx_graph.input_forms import attach_input, input_form
+from utils.onnx_graph.input_forms import attach_input, input_spec
 from utils.onnx_graph.verify import verify
 from utils.runners.onnxrt import open_session
 from utils.trt.onnx_summary import describe
@@ -34,11 +34,11 @@ def strong() -> ModelProto:
 
 
 HALF = strong()
-BYTES, LAST = InputForm("uint8"), InputForm("uint8", "nhwc")
+BYTES, LAST = InputSpec("uint8"), InputSpec("uint8", "nhwc")
 PIXELS = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, SIZE), np.uint8)
 
 
-def formed(model: ModelProto, form: InputForm) -> ModelProto:
+def formed(model: ModelProto, form: InputSpec) -> ModelProto:
     graph = attach_input(model, form)
     onnx.checker.check_model(graph, full_check=True)
     kept = {entry.key: entry.value for entry in graph.metadata_props}
@@ -52,7 +52,7 @@ def run(model: ModelProto, images: np.ndarray) -> np.ndarray:
     return session.run(None, {"images": images})[0]
 
 
-def fed(form: InputForm) -> np.ndarray:
+def fed(form: InputSpec) -> np.ndarray:
     """What the form takes for PIXELS, by its definition."""
     return PIXELS.transpose(0, 2, 3, 1) if form.layout == "nhwc" else PIXELS
 
@@ -64,7 +64,7 @@ def test_same_results(model, form):
     expected = run(model, PIXELS.astype(np.float32) / 255)
     np.testing.assert_array_equal(run(graph, fed(form)), expected)
     assert np.ptp(expected) > 1
-    assert input_form(graph) == form
+    assert input_spec(graph) == form
     kind = graph.graph.input[0].type.tensor_type
     assert kind.elem_type == TensorProto.UINT8
     shape = [1, SIZE, SIZE, 3] if form is LAST else [1, 3, SIZE, SIZE]

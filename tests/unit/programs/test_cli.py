@@ -175,9 +175,9 @@ def test_full_float32_switches_tf32_off_and_puts_it_back(monkeypatch):
     settings = torch.backends.cudnn, torch.backends.cuda.matmul
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     before = [setting.allow_tf32 for setting in settings]
-    with device.full_float32():
+    with device.disable_tf32():
         assert [setting.allow_tf32 for setting in settings] == [False, False]
     assert [setting.allow_tf32 for setting in settings] == before
-    with contextlib.suppress(ZeroDivisionError), device.full_float32():
+    with contextlib.suppress(ZeroDivisionError), device.disable_tf32():
         _ = 1 / 0
     assert [setting.allow_tf32 for setting in settings] == before

@@ -12,9 +12,9 @@ from small_finetuners import CPU, constant, images, make, moved, parts, quantize
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 
 from models.quantize import backend, finetune
+from models.quantize.distillation import raw_head, task_terms
 from models.quantize.finetune import DivergedError, Finetuner, highest_rate, learning_rate
 from models.quantize.recipe import Finetune
-from models.quantize.supervision import raw_head, task_terms
 
 
 @pytest.fixture

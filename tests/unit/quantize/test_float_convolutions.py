@@ -55,7 +55,7 @@ def test_the_last_convolutions_of_a_head_are_those_of_maps_coefficients_and_prot
     head = network.model[-1]
     for end in ends:  # what they compute is not rounded
         owner = head.get_submodule(end.removesuffix(".conv"))
-        assert owner.output_site is None, end
+        assert owner.output_point is None, end
     assert not any(tensor.name.startswith(f"model.{index}.{end.removesuffix('.conv')}") for tensor in plan.tensors
                    for end in ends)  # fmt: skip
 

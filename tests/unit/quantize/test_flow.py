@@ -49,7 +49,7 @@ def test_other_statements_are_refused(text):
 def test_a_flow_computes_what_its_statements_say():
     original = nn.Module()
     original.cv1, original.sizes, original.d = nn.Conv2d(4, 4, 1), (1, 3), 1
-    flow = modules.FlowModule.take_over(
+    flow = modules.FlowModule.from_float(
         original, ("y = cv1(x)", "a, b = split(y, self.sizes)", "z = concat(b, a, dim=self.d)", "out = add(z, x)")
     )
     x = torch.rand(2, 4, 5, 5)

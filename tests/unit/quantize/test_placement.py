@@ -142,7 +142,7 @@ def test_a_copy_has_quantizers_of_its_own():
     network, _ = placed(chain())
     other = copy.deepcopy(network)
     backend.set_amax(other.activation_quantizers["images"], torch.tensor(9.0))
-    assert other.model[0].conv.input_site.quantizer is other.activation_quantizers["images"]
+    assert other.model[0].conv.input_point.quantizer is other.activation_quantizers["images"]
     assert backend.get_amax(network.activation_quantizers["images"]) == representable(torch.tensor(1.0))
 
 
@@ -216,7 +216,7 @@ def test_the_image_is_quantized_for_whatever_reads_it(name: str):
             exported = network(X)
         assert torch.equal(network(X), exported)
         for path in plan.image_consumers:
-            network.get_submodule(path).input_site = None
+            network.get_submodule(path).input_point = None
         assert torch.equal(network(image(X)), exported), "all that read the image read the same"
         assert not torch.equal(network(X), exported)
 
@@ -241,7 +241,7 @@ def test_module_without_a_row_falls_back_to_its_convolutions_with_a_warning(capl
     assert "model.1 is a Unknown" in caplog.text
     assert plan.unknown == {"model.1": "Unknown"}
     assert "model.1.inner" in plan.fallback
-    assert network.model[1].inner.input_site is not None
+    assert network.model[1].inner.input_point is not None
     assert "model.2.conv" in plan.fallback  # reads the unknown module's result, which nobody quantizes
     with torch.no_grad(), placement.quantizers_off(network):
         assert torch.equal(network(X), original(X))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 from utils.runners.base import as_feed
 
 
@@ -27,6 +27,6 @@ def test_floats_are_fractions_of_255(dtype):
 
 def test_bytes_stay_bytes():
     images = every_pixel()
-    assert as_feed(images, InputForm("uint8"), "uint8") is images
-    last = as_feed(images, InputForm("uint8", "nhwc"), "uint8")
+    assert as_feed(images, InputSpec("uint8"), "uint8") is images
+    last = as_feed(images, InputSpec("uint8", "nhwc"), "uint8")
     np.testing.assert_array_equal(last.numpy(), images.numpy().transpose(0, 2, 3, 1))

@@ -112,7 +112,7 @@ def pip(environment: Path, *arguments: str | Path) -> str:
 @pytest.fixture
 def with_pip(installed, tmp_path: Path) -> Path:
     """`.venv` in the test's folder: an environment with nothing but pip, copied, since venv takes 4 s for it."""
-    folder, python = tmp_path / ".venv", "lib/python{}.{}/site-packages".format(*sys.version_info)
+    folder, python = tmp_path / ".venv", "lib/python{}.{}/point-packages".format(*sys.version_info)
     venv.create(folder, symlinks=True)
     for package in (installed[1] / ".venv" / python).glob("pip*"):
         shutil.copytree(package, folder / python / package.name)

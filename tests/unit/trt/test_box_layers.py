@@ -12,7 +12,7 @@ from tensorrt_stand_in import stand_in
 from utils.onnx_graph.decoding import decode_in_few_steps
 from utils.trt.build_config import BuildConfig
 from utils.trt.builder import build
-from utils.trt.onnx_summary import box_layers
+from utils.trt.onnx_summary import fp32_box_layers
 
 HEAD = "/model.5/"
 TRACED = {
@@ -34,9 +34,9 @@ def node(kind, inputs, outputs, **attributes):
 
 
 def test_from_the_softmax_to_the_output():
-    assert box_layers(head_graph()) == TRACED
+    assert fp32_box_layers(head_graph()) == TRACED
     graph = decode_in_few_steps(head_graph())
-    found = box_layers(graph)
+    found = fp32_box_layers(graph)
     names = [one.name for one in graph.graph.node]
     first = next(index for index, one in enumerate(graph.graph.node) if one.op_type == "Softmax")
     assert found == set(names[first:]) - {f"{HEAD}Sigmoid"}
@@ -55,14 +55,14 @@ def test_numbers_and_masks_are_not_followed():
         node("Sigmoid", ["product"], ["mask"]),
         tensors=[("one", [1])],
     )
-    assert box_layers(graph) == TRACED | {"TopK", "Exp", "Less"}
+    assert fp32_box_layers(graph) == TRACED | {"TopK", "Exp", "Less"}
 
 
 @pytest.mark.parametrize("kind", ["Conv", "QuantizeLinear"])
 def test_a_softmax_of_features_does_not_count(kind):
     tensors = [("features", np.ones((8, 7, 1), np.float32)), ("scale", np.float32(1))]
     inputs = {"Conv": ["output0", "features"], "QuantizeLinear": ["output0", "scale"]}[kind]
-    assert box_layers(followed_by(head_graph(), node(kind, inputs, ["more"]), tensors=tensors)) == frozenset()
+    assert fp32_box_layers(followed_by(head_graph(), node(kind, inputs, ["more"]), tensors=tensors)) == frozenset()
 
 
 def four_axes():

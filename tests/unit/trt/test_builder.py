@@ -14,8 +14,8 @@ from tensorrt_stand_in import GPU, stand_in
 from utils.core.errors import InputError, QatError
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig, describe_options
+from utils.trt.build_preflight import choose_typing, decide, profile_shapes
 from utils.trt.builder import build
-from utils.trt.decision import choose_typing, decide, profile_shapes
 from utils.trt.engine_file import EngineNote
 
 QUIET = BuildConfig(progress=False)

@@ -13,7 +13,7 @@ from one_conv import METADATA, reference, with_product, write_onnx
 from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 from utils.evaluation.dataset import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.onnx_graph.cleanup import set_metadata
@@ -22,13 +22,13 @@ from utils.runners.base import TensorSpec, as_feed
 from utils.runners.pytorch import TorchRunner
 from utils.trt import onnx_summary
 from utils.trt.build_config import BuildConfig
+from utils.trt.build_preflight import profile_shapes
 from utils.trt.builder import build
-from utils.trt.decision import profile_shapes
 from utils.trt.runner import Execution, TensorRTRunner
 
 CPU = torch.device("cpu")
 QUIET = BuildConfig(progress=False)
-BYTES, LAST = InputForm("uint8"), InputForm("uint8", "nhwc")
+BYTES, LAST = InputSpec("uint8"), InputSpec("uint8", "nhwc")
 EACH = (FLOATS, BYTES, LAST)
 
 
@@ -55,7 +55,7 @@ def test_every_form_computes_the_same(tmp_path, monkeypatch, form):
     assert note.metadata["input_form"] == form.kind
     images = pixels(2, 3, 4, 8)
     with TensorRTRunner(tmp_path / "a.engine", "cpu", api=api) as runner:
-        assert (runner.input_form, runner.inputs[0].shape) == (form, form.own((2, 3, 4, 8)))
+        assert (runner.input_spec, runner.inputs[0].shape) == (form, form.own((2, 3, 4, 8)))
         assert runner.description.endswith(f"INT8, {form.kind} input, {form.layout}" if form != FLOATS else "INT8")
         for feed in (images, images // 2, images):  # without a graph, captured, replayed
             found = runner.infer({"images": as_feed(feed, form, runner.inputs[0].dtype).contiguous()})["output0"]
@@ -64,7 +64,7 @@ def test_every_form_computes_the_same(tmp_path, monkeypatch, form):
 
 def test_bytes_last_in_a_profile(tmp_path):
     file = onnx_summary.read(file_of(tmp_path, LAST, ("batch", 3, "height", "width")))
-    assert (file.input_form, file.image) == (LAST, ("images", (None, 3, None, None)))
+    assert (file.input_spec, file.image) == (LAST, ("images", (None, 3, None, None)))
     shapes = profile_shapes(file, replace(QUIET, batch=(1, 4, 8), height=(64, 64, 96), width=(32, 64, 128)))
     assert shapes == {"images": ((1, 64, 32, 3), (4, 64, 64, 3), (8, 96, 128, 3))}
 

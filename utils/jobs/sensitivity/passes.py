@@ -20,7 +20,7 @@ from utils.core import distributed
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
 from utils.evaluation.metrics import Statistics
-from utils.evaluation.proxy import distance, weight
+from utils.evaluation.prediction_distance import distance, weight
 from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.units import Unit
 
@@ -48,7 +48,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Screened:
-    """What screening found about a unit: distances to the float network's predictions, see `proxy.distance`.
+    """What screening found about a unit: distances to the float network's predictions, see `prediction_distance.distance`.
 
     Attributes:
         images: that the unit was seen on.

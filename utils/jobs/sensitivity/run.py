@@ -1,7 +1,8 @@
 """What does each part of the network cost in INT8? (`qat.py sensitive`): screening → AP of what matters → recipe.
 
 Screening: for every unit (`units.py`), two states of one placed and calibrated network, "all in INT8 but this unit" and
-"nothing in INT8 but this unit", are scored by how far their predictions are from the float network's (`proxy.py`).
+"nothing in INT8 but this unit", are scored by how far their predictions are from the float network's
+(`prediction_distance.py`).
 Layers before the unit are not run again (`models/quantize/partial_forward.py`), and units take turns (`passes.py`).
 Confirming: AP for the units with the highest scores, all on the same images. Then units stay in float, greedily,
 until the loss is small enough (`search.py`), and that recipe is placed, calibrated and evaluated as `qat.py quantize`
@@ -25,7 +26,7 @@ from utils.core import distributed
 from utils.core.errors import InputError, RecipeError
 from utils.core.files import file_hash
 from utils.core.run_folder import held, new_run
-from utils.evaluation.fingerprint import check_unchanged
+from utils.evaluation.dataset_hash import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
@@ -51,7 +52,7 @@ def start(options: SensitiveOptions, command: str) -> dict[str, Any]:
     """
     recipe = options.merged_recipe()
     analysis = Analysis(options, recipe)
-    dataset = analysis.fingerprint()
+    dataset = analysis.dataset_hash()
     state = AnalysisState(options.model_dump(), recipe.to_dict(), file_hash(options.weights), dataset, command)
     with new_run(options.project, options.name, options.exist_ok) as folder:
         state.save(folder)
@@ -74,7 +75,7 @@ def resume(given: SensitiveOptions) -> dict[str, Any]:
         analysis = Analysis(options, recipe)
         if file_hash(options.weights) != state.weights_hash:
             raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-        check_unchanged(state.dataset, analysis.fingerprint(), folder)
+        check_unchanged(state.dataset, analysis.dataset_hash(), folder)
         return analysis.run(folder, state)
 
 
@@ -93,9 +94,9 @@ class Analysis:
         self._inputs = inputs = Inputs.load(options.as_quantize(), recipe)
         self._units = Units(inputs.source.model, inputs.plan, recipe, options.granularity)
 
-    def fingerprint(self) -> str:
+    def dataset_hash(self) -> str:
         """What the run reads, to be compared when it is resumed."""
-        return self._inputs.fingerprint({"--hyp": self._options.hyp, "--profile": self._options.profile})
+        return self._inputs.dataset_hash({"--hyp": self._options.hyp, "--profile": self._options.profile})
 
     def run(self, folder: Path, state: AnalysisState) -> dict[str, Any]:
         """Do what is left to do; returns the summary."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from utils import upstream_description
 from utils.core.errors import InputError
+from utils.upstream.description import check_description
 
 GOOD: dict[str, Any] = {
     "nc": 80,
@@ -44,14 +44,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # changes of the good one, what t
 
 
 def test_the_good_one_passes_and_only_what_upstream_reads_is_kept():
-    assert upstream_description.check(GOOD) == GOOD
+    assert check_description(GOOD) == GOOD
     extra = {"ch": 3, "inplace": True, "sem_nc": 93}
-    assert upstream_description.check({**GOOD, **extra, "yaml_file": "x", "scale": b"x", 5: print}) == {**GOOD, **extra}
+    assert check_description({**GOOD, **extra, "yaml_file": "x", "scale": b"x", 5: print}) == {**GOOD, **extra}
 
 
 @pytest.mark.parametrize(("changes", "named"), REFUSED)
 def test_what_upstream_would_evaluate_is_refused_unless_it_is_listed(changes, named):
     with pytest.raises(InputError) as caught:
-        upstream_description.check({**GOOD, **changes})
+        check_description({**GOOD, **changes})
     assert named in str(caught.value)
     assert str(caught.value).isprintable()

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.quantize.modules import Site
+from models.quantize.modules import QuantPoint
 from utils.core import distributed
 from utils.core.tasks import trained
 
@@ -160,33 +160,33 @@ class LayerTaps:
 
     def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
         self._modules = [top_layers(model)[i] for i in layers]
-        sites = _result_sites(model)
-        self._sites = [sites[i] for i in layers]
+        points = _result_points(model)
+        self._points = [points[i] for i in layers]
         self._outputs: list[Any] = [None] * len(layers)
         self._handles: list[Any] = []
 
     def __enter__(self) -> LayerTaps:
-        for slot, (module, site) in enumerate(zip(self._modules, self._sites, strict=True)):
-            if site is not None:
-                site.keep = True
+        for slot, (module, point) in enumerate(zip(self._modules, self._points, strict=True)):
+            if point is not None:
+                point.keep = True
             self._handles.append(module.register_forward_hook(self._hook(slot)))
         return self
 
     def __exit__(self, *exc: object) -> None:
         for handle in self._handles:
             handle.remove()
-        for site in filter(None, self._sites):
-            site.keep, site.kept = False, None
+        for point in filter(None, self._points):
+            point.keep, point.kept = False, None
         self._handles.clear()
         self._outputs = [None] * len(self._modules)
 
     def _hook(self, slot: int) -> Any:
-        site = self._sites[slot]
+        point = self._points[slot]
 
         def collect(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            self._outputs[slot] = output if site is None else site.kept
-            if site is not None:
-                site.kept = None
+            self._outputs[slot] = output if point is None else point.kept
+            if point is not None:
+                point.kept = None
 
         return collect
 
@@ -196,21 +196,21 @@ class LayerTaps:
         return [list(tensors_of(output)) for output in taken]
 
 
-def _result_sites(model: Any) -> list[Site | None]:
-    """For each top-level layer the site of the tensor that it gives to others; None where that is not quantized."""
+def _result_points(model: Any) -> list[QuantPoint | None]:
+    """For each top-level layer the point of the tensor that it gives to others; None where that is not quantized."""
     plan = getattr(model, "quantization_plan", None)
     if plan is None:
         return [None] * len(top_layers(model))
     tensors = {tensor.name: tensor for tensor in plan.tensors if tensor.owner}
-    sites: list[Site | None] = []
+    points: list[QuantPoint | None] = []
     for name in plan.results:
         tensor = tensors.get(name)
         if tensor is None:
-            sites.append(None)
+            points.append(None)
             continue
         owner = model.get_submodule(tensor.owner)
-        sites.append(owner.sites[tensor.variable] if tensor.variable else owner.output_site)
-    return sites
+        points.append(owner.points[tensor.variable] if tensor.variable else owner.output_point)
+    return points
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-from utils.core.input_form import FLOATS
+from utils.core.input_spec import FLOATS
 from utils.onnx_graph import decoding, export, output_formats
 from utils.onnx_graph.cleanup import clean_up, simplify
 from utils.onnx_graph.decoding import decode_in_few_steps

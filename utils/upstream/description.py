@@ -41,7 +41,7 @@ ACTIVATIONS = frozenset(
 LARGEST = 10_000  # of any number: classes, channels, the size of an anchor
 
 
-def check(description: Any) -> dict[str, Any]:
+def check_description(description: Any) -> dict[str, Any]:
     """The part of a description that upstream reads, as it stands, where upstream can evaluate it.
 
     Raises:

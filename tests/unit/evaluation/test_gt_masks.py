@@ -12,9 +12,9 @@ from known_masks import write_outlined_set
 from utils.core.errors import DataError
 from utils.evaluation.batch import Batch
 from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.gt_masks import PackedMasks, on_grid, packed_truth
 from utils.evaluation.images import read_labels
 from utils.evaluation.letterbox import Letterbox
-from utils.evaluation.mask_truth import PackedMasks, on_grid, packed_truth
 
 
 def interpolated(mask, stride):

@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 
 from utils.core.errors import InputError
-from utils.core.input_form import FLOATS, InputForm
+from utils.core.input_spec import FLOATS, InputSpec
 
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [(FLOATS, "float32"), (FLOATS, "float16"), (InputForm("uint8"), "uint8"), (InputForm("uint8", "nhwc"), "uint8")],
+    [(FLOATS, "float32"), (FLOATS, "float16"), (InputSpec("uint8"), "uint8"), (InputSpec("uint8", "nhwc"), "uint8")],
 )
 def test_a_file_says_its_form(form, dtype):
-    assert InputForm.of_file(form.metadata(), dtype, form.own((1, 3, 64, 96))) == form
+    assert InputSpec.of_file(form.metadata(), dtype, form.own((1, 3, 64, 96))) == form
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "expected"),
     [
         ("float32", (None, 3, None, None), FLOATS),
-        ("uint8", (1, 3, 64, 96), InputForm("uint8")),
-        ("uint8", (None, None, None, 3), InputForm("uint8", "nhwc")),
-        ("uint8", (None, 3, 64, 3), InputForm("uint8")),
+        ("uint8", (1, 3, 64, 96), InputSpec("uint8")),
+        ("uint8", (None, None, None, 3), InputSpec("uint8", "nhwc")),
+        ("uint8", (None, 3, 64, 3), InputSpec("uint8")),
         ("int64", (1, 10), FLOATS),  # no images: refused where images are wanted
     ],
 )
 def test_files_of_others_are_what_their_type_and_shape_are(dtype, shape, expected):
-    assert InputForm.of_file({}, dtype, shape) == expected
+    assert InputSpec.of_file({}, dtype, shape) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_files_of_others_are_what_their_type_and_shape_are(dtype, shape, expecte
 )
 def test_files_that_contradict_themselves_or_take_int8(entries, dtype, named):
     with pytest.raises(InputError, match=named) as caught:
-        InputForm.of_file(entries, dtype)
+        InputSpec.of_file(entries, dtype)
     assert "\n" not in str(caught.value)
 
 
 def test_shapes_in_either_order():
-    bytes_last = InputForm("uint8", "nhwc")
+    bytes_last = InputSpec("uint8", "nhwc")
     assert bytes_last.own((8, 3, 64, 96)) == (8, 64, 96, 3)
     assert bytes_last.nchw((8, 64, 96, 3)) == (8, 3, 64, 96)
     assert FLOATS.own((8, 3, 64, 96)) == FLOATS.nchw((8, 3, 64, 96)) == (8, 3, 64, 96)

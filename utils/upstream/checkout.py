@@ -13,15 +13,16 @@ from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
-from utils import upstream_description, upstream_shims
 from utils.core.errors import InputError
 from utils.core.log_levels import at_least
+from utils.upstream import shims
+from utils.upstream.description import check_description
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @lru_cache(maxsize=1)
-def ensure() -> None:
+def import_upstream() -> None:
     """Import upstream with what it needs on a current stack.
 
     Raises:
@@ -33,14 +34,14 @@ def ensure() -> None:
         )
     if sys.path[0] != str(CHECKOUT):
         sys.path.insert(0, str(CHECKOUT))
-    upstream_shims.install()
+    shims.install()
     try:
         import models.yolo
     except ModuleNotFoundError as error:
         raise InputError(
             f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
         ) from error
-    upstream_shims.after_import()
+    shims.after_import()
     models.yolo.parse_model = _checked_parser(models.yolo.parse_model)
     models.yolo.model_info = _if_shown(models.yolo.model_info)
     logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
@@ -50,7 +51,7 @@ def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     """Upstream's `parse_model`, which evaluates texts: it gets nothing unchecked, whoever calls it."""
 
     def parse_model(d: Any, ch: Any) -> Any:
-        return parse(upstream_description.check(d), ch)
+        return parse(check_description(d), ch)
 
     return parse_model
 

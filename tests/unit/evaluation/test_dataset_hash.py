@@ -1,4 +1,4 @@
-"""A fingerprint of a dataset says what changed since, in words, and nothing else is a change."""
+"""A dataset_hash of a dataset says what changed since, in words, and nothing else is a change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.fingerprint import check_unchanged, fingerprint
+from utils.evaluation.dataset_hash import check_unchanged, dataset_hash
 
 IMAGES = {"train": 3, "val": 4}
 
@@ -35,7 +35,7 @@ def dataset(tmp_path) -> Path:
 
 def look(dataset: Path) -> str:
     files = {"--hyp": str(dataset / "hyp.yaml"), "--profile": None}
-    return fingerprint(load_data(dataset / "data.yaml"), ("train", "val"), files)
+    return dataset_hash(load_data(dataset / "data.yaml"), ("train", "val"), files)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -118,4 +118,4 @@ def test_what_cannot_be_read_is_named(dataset):
     with pytest.raises(DataError, match=r"labels/val/1\.txt"):
         look(dataset)
     with pytest.raises(InputError, match=r"--hyp nowhere\.yaml"):
-        fingerprint(load_data(dataset / "data.yaml"), (), {"--hyp": "nowhere.yaml"})
+        dataset_hash(load_data(dataset / "data.yaml"), (), {"--hyp": "nowhere.yaml"})

@@ -24,7 +24,7 @@ KIND_KEY, LAYOUT_KEY = "input_form", "input_layout"  # of a file's metadata
 
 
 @dataclass(frozen=True)
-class InputForm:
+class InputSpec:
     """What a network takes.
 
     Attributes:
@@ -36,7 +36,7 @@ class InputForm:
     layout: Axes = "nchw"
 
     @classmethod
-    def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputForm:
+    def of_file(cls, entries: Mapping[str, str], dtype: str, shape: Sequence[int | None] = ()) -> InputSpec:
         """The form of a file.
 
         Args:
@@ -81,4 +81,4 @@ class InputForm:
         return "FP32 or FP16 in 0..1" if self.kind == "float" else "the bytes of RGB images"
 
 
-FLOATS = InputForm()
+FLOATS = InputSpec()

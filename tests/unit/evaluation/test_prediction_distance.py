@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation import proxy
-from utils.evaluation.proxy import distance, soft_overlap, weight
+from utils.evaluation import prediction_distance
+from utils.evaluation.prediction_distance import distance, soft_overlap, weight
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
 
@@ -87,7 +87,7 @@ def test_only_what_lies_in_the_box_counts_and_prototypes_do(monkeypatch):
     inside = replace(reference, prototypes=reference.prototypes.clone())
     inside.prototypes[:, :, :4, :4] += 1.0
     assert float(distance(reference, inside, SIZE)) > 0.05
-    monkeypatch.setattr(proxy, "BEST", 0)
+    monkeypatch.setattr(prediction_distance, "BEST", 0)
     assert float(distance(reference, inside, SIZE)) < 1e-5
 
 

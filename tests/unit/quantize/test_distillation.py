@@ -13,10 +13,10 @@ from small_finetuners import task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
-from models.quantize import backend, placement, supervision
+from models.quantize import backend, placement
+from models.quantize.distillation import LayerTaps, layer_loss, mask_distance, raw_head, task_terms, tensors_of
 from models.quantize.fake_quantize import fake_quantize
 from models.quantize.recipe import Recipe
-from models.quantize.supervision import LayerTaps, layer_loss, mask_distance, raw_head, task_terms, tensors_of
 
 CLASSES, BINS = 3, 4
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -307,7 +307,7 @@ def test_a_constant_layer_gives_a_finite_loss():
     [(4, 1, [0, 1, 2, 3]), (6, 3, [0, 3, 4, 5]), (6, 100, [0, 4, 5]), (2, 1, [0, 1]), (23, 10, [0, 10, 20, 21, 22])],
 )
 def test_supervised_layers_are_every_nth_the_last_before_the_head_and_the_head(count, stride, expected):
-    assert supervision.supervised_layers(count, stride) == expected
+    assert distillation.supervised_layers(count, stride) == expected
 
 
 # the head and the taps

@@ -1,7 +1,7 @@
 """What a run read, so that it is not continued on something else: images by name, size and time, labels by content.
 
-state.dataset = fingerprint(data, ("train", "val"), {"--hyp": options.hyp})
-check_unchanged(state.dataset, fingerprint(...), run)   # raises DataError, which says what changed
+state.dataset = dataset_hash(data, ("train", "val"), {"--hyp": options.hyp})
+check_unchanged(state.dataset, dataset_hash(...), run)   # raises DataError, which says what changed
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from utils.evaluation.images import find_images, label_file
 CHUNK = 256  # images that a thread reads at a time
 
 
-def fingerprint(data: DataConfig, splits: Iterable[str], files: Mapping[str, str | None] | None = None) -> str:
+def dataset_hash(data: DataConfig, splits: Iterable[str], files: Mapping[str, str | None] | None = None) -> str:
     """The dataset as it is now: a JSON mapping of what a run reads, in words, to its hash.
 
     Args:
@@ -50,10 +50,10 @@ def check_unchanged(saved: str, now: str, run: Path) -> None:
     """Refuse to continue the run in `run` on something else than it was started on.
 
     Args:
-        saved: the fingerprint in the run's state.
+        saved: the dataset_hash in the run's state.
 
     Raises:
-        CheckpointError: `saved` is no fingerprint.
+        CheckpointError: `saved` is no dataset_hash.
         DataError: something changed; the message says what.
     """
     try:

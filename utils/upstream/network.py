@@ -1,28 +1,29 @@
-"""The one door to upstream YOLOv9: models, checkpoints, augmented images.
-
-Nothing else in this project imports upstream's modules, but for what brings them in (`upstream_import.py`). Upstream is
-imported when it is first needed, from the checkout that this file was copied into.
-"""
+"""Networks and checkpoints of upstream YOLOv9: load, build, fuse."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
-from utils import upstream_description
-from utils.core.errors import CheckpointError, DataError, InputError
+from utils.core.errors import CheckpointError, InputError
 from utils.core.input_files import read_yaml
 from utils.core.shown import shown
 from utils.core.tasks import predicted
-from utils.upstream_description import HEADS, TRAINING_HEAD, TRAINING_HEADS, WITH_MASKS, check_head, refuse_other_tasks
-from utils.upstream_import import ensure, quiet
+from utils.upstream.checkout import import_upstream, quiet
+from utils.upstream.description import (
+    HEADS,
+    TRAINING_HEAD,
+    TRAINING_HEADS,
+    WITH_MASKS,
+    check_description,
+    check_head,
+    refuse_other_tasks,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +143,7 @@ def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
             if type(module).__name__ == "Upsample" and not hasattr(module, "recompute_scale_factor"):
                 module.recompute_scale_factor = None  # saved by a torch before 1.11
         _check_computes(path, model)
-        yaml = upstream_description.check(model.yaml)
+        yaml = check_description(model.yaml)
         return FloatCheckpoint(model, names, head.nc, network_stride(model), yaml)
     except InputError:
         raise
@@ -207,14 +208,14 @@ def build_model(config: Mapping[str, Any] | str | Path, nc: int | None = None) -
     Upstream evaluates strings of the YAML as Python, so it is checked first: a checkpoint's YAML must not become code.
 
     Raises:
-        InputError: the file cannot be read, or holds something that utils/upstream_description.py does not let through.
+        InputError: the file cannot be read, or holds something that utils/upstream/description.py does not let through.
     """
-    ensure()
+    import_upstream()
     from models.common import Conv, RepConvN
     from models.yolo import DetectionModel, SegmentationModel
 
     found = config if isinstance(config, Mapping) else read_description(config)
-    description = deepcopy(upstream_description.check(found))
+    description = deepcopy(check_description(found))
     defaults = Conv.default_act, RepConvN.default_act
     masks = [*description["backbone"], *description["head"]][-1][2] in WITH_MASKS
     kind = SegmentationModel if masks else DetectionModel
@@ -239,7 +240,7 @@ def read_description(path: str | Path) -> dict[str, Any]:
     content = read_yaml(path, "--cfg takes a model YAML such as models/detect/gelan-c.yaml")
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a model description: expected keys such as nc, backbone and head")
-    return upstream_description.check(content)
+    return check_description(content)
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -247,7 +248,7 @@ def fuse(model: nn.Module) -> nn.Module:
 
     Unlike upstream's `fuse`, no bound method is stored on an instance, so that the network can be copied.
     """
-    ensure()
+    import_upstream()
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
     from models.common import Conv, RepConvN
@@ -264,7 +265,7 @@ def fuse(model: nn.Module) -> nn.Module:
 
 def call_fused(model: nn.Module) -> nn.Module:
     """Give fused Conv and RepConvN instances the forward that upstream has for that state, in place."""
-    ensure()
+    import_upstream()
     from models.common import Conv, RepConvN
 
     for module in model.modules():
@@ -276,85 +277,10 @@ def call_fused(model: nn.Module) -> nn.Module:
     return model
 
 
-def make_dataset(
-    paths: Sequence[str] | str,
-    imgsz: int,
-    batch_size: int,
-    *,
-    stride: int,
-    single_cls: bool = False,
-    augment: bool = False,
-    hyp: Mapping[str, Any] | None = None,
-    keep: Callable[[str], bool] | None = None,
-) -> torch.utils.data.Dataset[Any]:
-    """Upstream's `LoadImagesAndLabels`, of images and labels only: no label cache and no array beside an image is read.
-
-    An item is (image uint8 `[3, H, W]` RGB, labels float `[n, 6]` of 0, class, normalised xywh, path, shapes).
-    `dataset.collate_fn` makes batches of them.
-
-    Args:
-        keep: only the images for whose path this holds take part, also as parts of others' mosaics.
-
-    Raises:
-        DataError: no image, or no readable one, lies at `paths`.
-    """
-    ensure()
-    from utils.dataloaders import LoadImagesAndLabels
-
-    try:
-        with quiet(), _images_left_as_they_are():
-            dataset = LoadImagesAndLabels(
-                list(paths) if not isinstance(paths, str) else paths,
-                imgsz,
-                batch_size,
-                augment=augment,
-                hyp=dict(hyp) if hyp else None,
-                single_cls=single_cls,
-                stride=stride,
-            )
-    except Exception as error:  # upstream raises a bare Exception, with its help URL on further lines
-        if "can not start training" in str(error):
-            where = paths if isinstance(paths, str) else ", ".join(paths)
-            raise DataError(f"no image of {where} has labels, and --hyp needs some; leave it out") from error
-        raise DataError(str(error).split("\n")[0]) from error
-    if keep is not None:
-        _keep_images(dataset, [index for index, file in enumerate(dataset.im_files) if keep(file)])
-    # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
-    dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
-    return dataset
-
-
-@contextmanager
-def _images_left_as_they_are() -> Iterator[None]:
-    """Within it upstream's reader does not write JPEGs anew that go on behind their end, as those of phones do."""
-    from utils import dataloaders
-
-    class Unsaved:
-        def save(self, *_: object, **__: object) -> None:
-            pass
-
-    before = dataloaders.ImageOps
-    dataloaders.ImageOps = SimpleNamespace(exif_transpose=lambda image: Unsaved())
-    try:
-        yield
-    finally:
-        dataloaders.ImageOps = before
-
-
-def _keep_images(dataset: Any, kept: Sequence[int]) -> None:
-    """Leave only some images in upstream's dataset: mosaics draw from all that it holds."""
-    for name in ("im_files", "label_files", "labels", "segments"):
-        entries = getattr(dataset, name)
-        setattr(dataset, name, [entries[index] for index in kept])
-    dataset.shapes, dataset.batch = dataset.shapes[list(kept)], dataset.batch[: len(kept)]
-    dataset.n, dataset.indices = len(kept), range(len(kept))
-    dataset.ims, dataset.im_hw0, dataset.im_hw = ([None] * len(kept) for _ in range(3))
-
-
 @lru_cache(maxsize=1)
 def module_classes() -> dict[str, type[nn.Module]]:
     """The module classes that a checkpoint may hold, by each name that a pickle may have for them."""
-    ensure()
+    import_upstream()
     import models.common
     import models.yolo
 
@@ -382,7 +308,7 @@ def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
     for value in content.values() if isinstance(content, dict) else [content]:
         if isinstance(value, nn.Module) and hasattr(value, "yaml"):
             try:
-                upstream_description.check(value.yaml)  # upstream's train.py builds its network from it
+                check_description(value.yaml)  # upstream's train.py builds its network from it
             except InputError as error:
                 raise CheckpointError(f"{file} is not loaded: {error}") from error
     return content

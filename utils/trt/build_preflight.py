@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from utils.core.errors import InputError
-from utils.core.input_form import DEFAULT_BATCH
+from utils.core.input_spec import DEFAULT_BATCH
 from utils.trt.build_config import BuildConfig, Range
 from utils.trt.onnx_summary import OnnxFile
 from utils.trt.tensorrt_api import Gpu
@@ -156,7 +156,7 @@ def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple
         axes.append(asked)
     if None not in shape:
         return {}
-    min_shape, opt_shape, max_shape = (file.input_form.own(sizes) for sizes in zip(*axes, strict=True))
+    min_shape, opt_shape, max_shape = (file.input_spec.own(sizes) for sizes in zip(*axes, strict=True))
     return {name: (min_shape, opt_shape, max_shape)}
 
 

@@ -1,0 +1,32 @@
+"""The one door to upstream YOLOv9: models, checkpoints, augmented images.
+
+Nothing else in this project imports upstream's modules. They are imported when they are first needed, from the checkout
+that this folder was copied into.
+
+checkout.py      imports upstream from the checkout
+dataset.py       its reader of datasets, which augments training images
+description.py   its model descriptions (YAML), checked before upstream evaluates their strings
+network.py       its networks and checkpoints: load, build, fuse
+shims.py         what it needs on a current stack, without edits of its files
+"""
+
+from utils.upstream.dataset import make_dataset
+from utils.upstream.network import (
+    FloatCheckpoint,
+    build_model,
+    call_fused,
+    check_classes,
+    check_finite,
+    fuse,
+    load_float,
+    load_training,
+    module_classes,
+    network_stride,
+    read_checkpoint,
+    read_description,
+)
+
+__all__ = [
+    "FloatCheckpoint", "build_model", "call_fused", "check_classes", "check_finite", "fuse", "load_float",
+    "load_training", "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
+]  # fmt: skip
