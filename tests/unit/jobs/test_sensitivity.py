@@ -1,4 +1,4 @@
-"""States of a network against networks placed anew; units, prediction_distance and choice against something independent."""
+"""States of a network against networks placed anew; units, distances and choice against something independent."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Screened:
-    """What screening found about a unit: distances to the float network's predictions, see `prediction_distance.distance`.
+    """What screening found about a unit: distances to the float network's predictions (`prediction_distance.py`).
 
     Attributes:
         images: that the unit was seen on.

@@ -45,7 +45,7 @@ class AnalysisState:
         dataset: what the run reads, as `utils.evaluation.dataset_hash` says it.
         command: the command line that started the run.
         amax: activation scale → amax, once calibrated.
-        screened: stage → batch → unit → sums over images: their number, `prediction_distance.weight`, and the distances of the INT8
+        screened: stage → batch → unit → sums over images: their number, their weight, and the distances of the INT8
             network, of that with the unit in float, and of the float network with the unit in INT8.
         ap: stage → network → AP of all images; stage `recipe` has recipes by what they leave in float.
         ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it.
