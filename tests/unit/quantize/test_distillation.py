@@ -13,7 +13,7 @@ from small_finetuners import task_loss
 from small_networks import Network, detector, segmenter, segmenter_with_own_input
 from torch import Tensor, nn
 
-from models.quantize import backend, placement
+from models.quantize import backend, distillation, placement
 from models.quantize.distillation import LayerTaps, layer_loss, mask_distance, raw_head, task_terms, tensors_of
 from models.quantize.fake_quantize import fake_quantize
 from models.quantize.recipe import Recipe
