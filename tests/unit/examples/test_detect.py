@@ -1,9 +1,10 @@
-"""examples/detect.py finds what `val_trt.py --source` finds, box for box, on the stand-ins of TensorRT and CUDA."""
+"""examples/detect.py and detect.cpp find what `val_trt.py --source` finds, box for box, on stand-ins of TensorRT."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,128 @@ def test_a_folder_and_a_video_by_a_process_without_torch_and_without_our_library
     assert cv2.VideoCapture(str(drawn[-1])).get(cv2.CAP_PROP_FRAME_COUNT) == 3
     names = json.loads(json.loads(Path(f"{engine}.json").read_text())["metadata"]["names"])
     assert list(names.values()) == list(NAMES)
+
+
+# examples/detect.cpp
+
+
+OPENCV = subprocess.run(["pkg-config", "--cflags", "--libs", "opencv4"], capture_output=True, text=True, check=False)
+needs_opencv = pytest.mark.skipif(
+    OPENCV.returncode != 0, reason="OpenCV's C++ headers are not installed (libopencv-dev)"
+)
+CPP = FILE.with_suffix(".cpp")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The C++ example, built with a TensorRT that answers from a recording."""
+    target = tmp_path_factory.mktemp("cpp") / "detect"
+    headers = FILE.parents[1] / "tests/support/recorded_tensorrt"
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Werror",
+        f"-I{headers}",
+        CPP,
+        "-o",
+        target,
+        *OPENCV.stdout.split(),
+    ]
+    done = subprocess.run([*command, *OPENCV.stdout.split()], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def record(detector, images, path):
+    """What the Python example gave the engine for these images, and what it got: see recorded_tensorrt/NvInfer.h."""
+    kinds = {"float32": 0, "int32": 3, "uint8": 5}
+    lines, records = [], []
+    for image in images:
+        detector(image)
+        records += [array.tobytes() for array in detector._host.values()]
+    for name, array in detector._host.items():
+        lines.append(
+            f"{name} {int(name == detector._input)} {kinds[str(array.dtype)]} {' '.join(map(str, array.shape))}\n"
+        )
+    path.write_bytes("".join([*lines, "\n"]).encode() + b"".join(records))
+
+
+@needs_opencv
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": 4}, {"form": InputSpec("uint8", "nhwc")}, {"nms": NmsSettings("onnx", topk=20)}, {"masks": True}],
+    ids=str,
+)
+def test_the_cpp_example_finds_the_same(options, known, program, tmp_path, monkeypatch, detect):
+    api = stand_in(monkeypatch, "10.3.0")
+    monkeypatch.setattr(detect, "trt", api.module)
+    if "masks" in options:
+        samples = write_outlined_set(tmp_path / "set", 8)
+        file = export_masks(KnowingMasks(samples, NAMES, 96), tmp_path / "a.onnx")
+        engine = build(file, tmp_path / "a.engine", BuildConfig(progress=False), api).path
+    else:
+        samples, model = known
+        engine = engine_of(model, tmp_path, api, **options)
+    detector = detect.Detector(engine)
+    images = {sample.path.name: cv2.imread(str(sample.path)) for sample in samples}
+    record(detector, images.values(), tmp_path / "recorded.engine")
+    note = Path(f"{engine}.json")
+    (tmp_path / "recorded.engine.json").write_text(note.read_text())
+    words = [program, tmp_path / "recorded.engine", samples[0].path.parent, tmp_path / "drawn"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    count = 0
+    for name, image in images.items():
+        found = np.array([[*row[3:], row[2], row[1]] for row in rows if row[0] == name], np.float32).reshape(-1, 6)
+        np.testing.assert_allclose(found, detector(image), atol=2e-3)
+        count += len(found)
+    assert count >= 8
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == sorted(images)
+
+
+@needs_opencv
+def test_boxes_of_one_class_suppress_each_other_before_those_of_several_do(program, tmp_path):
+    boxes = [(30, 30, 20, 20), (36, 30, 20, 20), (42, 30, 20, 20), (10, 50, 8, 8), (50, 10, 8, 8)]  # cx, cy, w, h
+    scores = [(0.9, 0), (0, 0.8), (0, 0.7), (0.3, 0), (0, 0.2)]  # the second overlaps the first and the third
+    raw = np.concatenate([np.array(boxes), np.array(scores)], axis=1).T.astype(np.float32)
+    grey = np.full((3, 64, 64), 114 / 255, np.float32)
+    head = b"images 1 0 1 3 64 64\noutput0 0 0 1 6 5\n\n"
+    (tmp_path / "a.engine").write_bytes(head + grey.tobytes() + raw.tobytes())
+    cv2.imwrite(str(tmp_path / "a.png"), np.full((64, 64, 3), 114, np.uint8))
+    words = [program, tmp_path / "a.engine", tmp_path / "a.png", tmp_path / "drawn"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout == (
+        "a.png 0 0.900000 20.000 20.000 40.000 40.000\na.png 0 0.300000 6.000 46.000 14.000 54.000\n"
+    )
+
+
+@needs_opencv
+def test_the_cpp_example_names_what_is_wrong(program, tmp_path):
+    (tmp_path / "a.engine").write_bytes(b"\nnothing")
+    for engine, part in (("a.engine", "was not built by this TensorRT"), ("b.engine", "cannot read")):
+        done = subprocess.run([program, tmp_path / engine, tmp_path], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert part in done.stderr
+
+
+@pytest.mark.parametrize("headers", os.environ.get("TENSORRT_INCLUDE", "").split(os.pathsep))
+def test_the_cpp_example_compiles_with_nvidias_headers(headers):
+    if not headers or OPENCV.returncode:
+        pytest.skip(
+            "TENSORRT_INCLUDE names no folders of NvInfer.h, with CUDA's headers in CPATH, or OpenCV is missing"
+        )
+    command = [
+        "g++",
+        "-std=c++17",
+        "-fsyntax-only",
+        "-Wno-deprecated-declarations",
+        f"-I{headers}",
+        CPP,
+        *OPENCV.stdout.split(),
+    ]
+    done = subprocess.run([*command, *OPENCV.stdout.split()], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
