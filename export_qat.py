@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.input_files import check_file, check_files
+from utils.core.files import check_file, check_files
 from utils.core.options import (
     BatchSize,
     CheckImages,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.core.files import refuse_overwrite
-from utils.core.input_files import check_files
+from utils.core.files import check_files, refuse_overwrite
 from utils.core.options import BatchSize, CheckImages, InputOptions, NmsOptions, OneOrTwoSizes, height_width, option
 from utils.jobs.dependencies import need
 

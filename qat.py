@@ -19,8 +19,7 @@ from types import ModuleType
 from utils.cli import command_line, run_program
 from utils.core import distributed
 from utils.core.errors import InputError
-from utils.core.files import refuse_overwrite_in
-from utils.core.input_files import check_files
+from utils.core.files import check_files, refuse_overwrite_in
 from utils.jobs.dependencies import need
 from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, QuantizeOptions, SensitiveOptions
 

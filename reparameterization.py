@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError
-from utils.core.files import refuse_overwrite
-from utils.core.input_files import check_files
+from utils.core.files import check_files, refuse_overwrite
 from utils.core.options import DeviceOptions, Field, option
 from utils.jobs.dependencies import need
 

@@ -30,7 +30,7 @@ from utils.core.files import file_hash
 from utils.core.options import Count, option
 from utils.core.run_folder import held
 from utils.core.score import Difference, Resampled, difference_error
-from utils.core.text_tables import columns, markdown
+from utils.core.text import columns, markdown_table
 
 BATCHES = (1, 8)  # that are timed; AP is that of the engine of the larger
 TRAINING = {  # upstream's networks → images a batch, and the highest learning rate of AdamW
@@ -159,7 +159,7 @@ def table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     where = "; ".join(dict.fromkeys(places))
     remarks = [f"Median milliseconds of a batch, both files in turns: {where}."] if where else []
     remarks.append("±: standard error of the difference, from resampling the images.")
-    return [*markdown(columns(heads, left=heads[:2]), rows), "", *remarks]
+    return [*markdown_table(columns(heads, left=heads[:2]), rows), "", *remarks]
 
 
 def run(options: AccuracyOptions, timing: list[str]) -> int:

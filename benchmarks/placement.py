@@ -31,7 +31,7 @@ from utils.core.errors import InputError
 from utils.core.files import atomic_path, file_hash
 from utils.core.options import BatchSize, option
 from utils.core.run_folder import held
-from utils.core.text_tables import columns, markdown
+from utils.core.text import columns, markdown_table
 
 CALIBRATION_SIZE = "320"  # pixels: only the speed of the engines is looked at, not what they detect
 VARIANTS = ("fp16", "int8-convs", "int8")
@@ -208,7 +208,7 @@ def run(options: PlacementOptions, timing: list[str]) -> int:
         rows += rows_of(model.stem, results)
         places.append(results["times"]["measured_on"])
     heads = ["model", "batch", "variant", "ms", "FP16 takes as long", "images/s", "INT8 layers, of the time", "copies"]
-    lines = markdown(columns(heads, left=heads[2:3]), rows)
+    lines = markdown_table(columns(heads, left=heads[2:3]), rows)
     steps.logger.info("\n%s\n\n%s", "\n".join(lines), "; ".join(dict.fromkeys(places)))
     return 1 if failed else 0
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from utils.cli import run_program
 from utils.core.errors import InputError, QatError
-from utils.core.files import refuse_overwrite
-from utils.core.input_files import check_file
+from utils.core.files import check_file, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, option
 from utils.jobs.dependencies import need, need_tensorrt
 from utils.trt.build_config import BuildOptions, min_opt_max

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.cli import run_program
-from utils.core.input_files import check_file
+from utils.core.files import check_file
 from utils.core.options import BatchSize, DeviceOptions, option
 from utils.jobs.dependencies import need, need_tensorrt
 

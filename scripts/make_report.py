@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Annotated
 from utils.cli import run_program
 from utils.core.device import select_device
 from utils.core.errors import InputError
-from utils.core.files import refuse_overwrite
-from utils.core.input_files import check_file, check_files
+from utils.core.files import check_file, check_files, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction, ImageSize, option
 from utils.core.run_folder import held
-from utils.core.shown import printable
 from utils.core.tasks import DISPLAY_CONF
+from utils.core.text import printable
 from utils.jobs.dependencies import need, need_for
 
 if TYPE_CHECKING:

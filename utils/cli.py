@@ -36,10 +36,9 @@ except ImportError:
     sys.exit(2)
 
 from utils.core import distributed
-from utils.core.errors import QatError
+from utils.core.errors import QatError, removed
 from utils.core.options import Options, add_options, refuse_empty
-from utils.core.removed import removed
-from utils.core.shown import printable
+from utils.core.text import printable
 
 _words: list[str] = []  # of the command line that was parsed last
 Command = tuple[type[Options], Callable[[Any], "int | None"]]  # options, and what is done with them

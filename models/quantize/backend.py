@@ -20,7 +20,6 @@ from models.quantize.fake_quantize import representable
 from models.quantize.quantizer import TensorQuantizer, rounded_by
 from models.quantize.recipe import QUANTIZERS
 from utils.core.errors import DependencyError, InputError
-from utils.core.number_types import INT8
 
 SMALLEST_AMAX = 1e-4  # a tensor or channel of zeros still needs a positive, finite scale
 
@@ -98,7 +97,7 @@ def _pytorch_quantization() -> Callable[[int | None], nn.Module]:
     FusedTensorQuantizer.__name__ = "TensorQuantizer"
 
     def make(axis: int | None) -> nn.Module:
-        return FusedTensorQuantizer(QuantDescriptor(num_bits=INT8.bits, axis=axis, narrow_range=False))
+        return FusedTensorQuantizer(QuantDescriptor(num_bits=8, axis=axis, narrow_range=False))
 
     return make
 

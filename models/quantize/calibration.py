@@ -27,13 +27,13 @@ from tqdm import tqdm
 
 from models.quantize import backend
 from models.quantize.distillation import placeholder
+from models.quantize.fake_quantize import INT8
 from models.quantize.modules import QuantConv2d
 from models.quantize.placement import quantizers_off
 from models.quantize.recipe import Calibration
 from utils.core import distributed
 from utils.core.device import disable_tf32
 from utils.core.errors import InputError, QatError
-from utils.core.number_types import INT8
 
 logger = logging.getLogger(__name__)
 
@@ -303,8 +303,8 @@ def _mse(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
     candidates = _candidates(largest.clamp(min=1e-30))
     errors = []
     for amax in candidates.unbind(1):
-        scale = (amax / INT8.quant_max)[:, None]
-        rounded = (centers / scale).round().clamp(max=INT8.quant_max) * scale
+        scale = (amax / INT8.max)[:, None]
+        rounded = (centers / scale).round().clamp(max=INT8.max) * scale
         errors.append(((rounded - centers).square() * counts).sum(1))
     best = torch.stack(errors, 1).argmin(1, keepdim=True)
     return candidates.gather(1, best).squeeze(1)
@@ -319,7 +319,7 @@ def _entropy(counts: Tensor, top: Tensor, largest: Tensor) -> Tensor:
     """
     counts = counts.clone()
     counts[:, 0] = counts[:, 1]
-    number, magnitudes = len(counts), INT8.quant_max + 1
+    number, magnitudes = len(counts), INT8.max + 1
     ends = (torch.linspace(SMALLEST_FRACTION, 1, CANDIDATES, device=counts.device) * BINS).long()
     used = (largest / top * BINS).ceil().long().clamp(1, BINS)  # bins that can hold values
     divergences = counts.new_full((number, CANDIDATES), float("inf"))

@@ -20,7 +20,7 @@ from utils.core import checkpoints
 from utils.core.errors import CheckpointError, InputError
 from utils.core.files import save_torch
 from utils.core.input_spec import LARGEST_SIDE
-from utils.core.shown import shown
+from utils.core.text import short_repr
 from utils.upstream.description import HEADS, check_description, check_head
 
 FORMAT = "yolov9-quantized"
@@ -158,12 +158,12 @@ def summary(path: str | Path) -> dict[str, Any]:
 def _read(path: Path, skip: Collection[str] = ()) -> dict[str, Any] | None:
     """The content of a quantized checkpoint without the keys to `skip`; None for a PyTorch file of another kind."""
     try:
-        content = checkpoints.read(path, skip=skip)
+        content = checkpoints.read_torch_file(path, skip=skip)
     except checkpoints.NotAllowed:
         return None  # it names classes, as upstream's checkpoints do
     if not isinstance(content, dict) or not isinstance(content.get("format"), str) or content["format"] != FORMAT:
         return None
     version = content.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format {shown(version)}; this version reads {FORMAT_VERSION}; {AGAIN}")
+        raise CheckpointError(f"{path} has format {short_repr(version)}; this version reads {FORMAT_VERSION}; {AGAIN}")
     return content

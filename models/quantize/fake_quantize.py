@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from models.quantize import fused_cuda
-from utils.core.number_types import INT8, IntegerType
 
+INT8 = torch.iinfo(torch.int8)  # what quantizers round to
 LARGEST_SCALE = torch.finfo(torch.float16).max
 
 
-def representable(amax: Tensor, kind: IntegerType = INT8) -> Tensor:
+def representable(amax: Tensor) -> Tensor:
     """The smallest amax, not below the given one (float32), whose scale is a float16 number.
 
     It is larger by 0.1 % at most for normal numbers; below, a step of float16 is 6e-8.
     """
-    return float16_scale(amax / kind.quant_max) * kind.quant_max
+    return float16_scale(amax / INT8.max) * INT8.max
 
 
 def float16_scale(scale: Tensor) -> Tensor:
@@ -39,58 +39,58 @@ def float16_scale(scale: Tensor) -> Tensor:
     return above.float()
 
 
-def fake_quantize(x: Tensor, amax: Tensor, kind: IntegerType = INT8) -> Tensor:
+def fake_quantize(x: Tensor, amax: Tensor) -> Tensor:
     """Round to quantized values and back.
 
     Args:
         x: float tensor; half precision is computed in float32, as TensorRT's scales are.
         amax: scalar, or `[channels, 1, 1, 1]` for a weight.
     """
-    scale = amax / kind.quant_max
+    scale = amax / INT8.max
     if x.dtype != torch.float32:
         x = x.float()
     computed_only = not torch.is_grad_enabled() and not torch.jit.is_tracing()
     if computed_only and (x.device.type == "cpu" or amax.dim()):
-        return _rounded(x, scale, kind)
+        return _rounded(x, scale)
     scale = scale.reshape(-1)
     if amax.dim() == 0:
         zero = torch.zeros(1, dtype=torch.int32, device=x.device)
-        return torch.fake_quantize_per_tensor_affine(x, scale, zero, kind.quant_min, kind.quant_max)
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero, INT8.min, INT8.max)
     zero = torch.zeros(scale.numel(), dtype=torch.int32, device=x.device)
-    return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, kind.quant_min, kind.quant_max)
+    return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, INT8.min, INT8.max)
 
 
-def _rounded(x: Tensor, scale: Tensor, kind: IntegerType) -> Tensor:
+def _rounded(x: Tensor, scale: Tensor) -> Tensor:
     """What torch's operators compute, without the mask for their gradient: on a CPU a tenth of the time.
 
     On a GPU the one for a scale per channel looks at its zero points on the CPU, and so waits for all that was started.
     """
-    return x.mul(1 / scale).round_().clamp_(kind.quant_min, kind.quant_max).mul_(scale)
+    return x.mul(1 / scale).round_().clamp_(INT8.min, INT8.max).mul_(scale)
 
 
-def trained_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType = INT8) -> Tensor:
+def trained_fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
     """Round to quantized values and back, with gradients for `x` and, where it asks for one, for `scale`.
 
-    The gradient of the scale is that of elementwise autograd through clip((x / scale), quant_min, quant_max), rounded
-    straight through, times scale: `round(x / scale) - x / scale` where nothing is clipped, and `quant_min` or
-    `quant_max` where it is. A value that lies exactly on a border counts as not clipped.
+    The gradient of the scale is that of elementwise autograd through clip((x / scale), -128, 127), rounded
+    straight through, times scale: `round(x / scale) - x / scale` where nothing is clipped, and -128 or
+    127 where it is. A value that lies exactly on a border counts as not clipped.
 
     Args:
         x: float tensor. Under autocast the result has autocast's type, which the convolution reads; else that of `x`.
         scale: float32, float16 numbers as `float16_scale` gives them: scalar, or `[channels, 1, 1, 1]` for a weight.
     """
     if fused_cuda.usable(x):
-        return fused_cuda.fake_quantize(x, scale, kind, _type_of_result(x))
-    return _TrainedFakeQuantize.apply(x, scale, kind, _type_of_result(x))
+        return fused_cuda.fake_quantize(x, scale, _type_of_result(x))
+    return _TrainedFakeQuantize.apply(x, scale, _type_of_result(x))
 
 
-def trained_silu_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType = INT8) -> Tensor:
+def trained_silu_fake_quantize(x: Tensor, scale: Tensor) -> Tensor:
     """SiLU and then `trained_fake_quantize` as one operation, which keeps `x` for backward and not its SiLU.
 
     Only where `fused_cuda.usable(x)`. SiLU is computed in float32 and not rounded in between, so results are
     those of a float32 network, also for `x` in half precision.
     """
-    return fused_cuda.silu_fake_quantize(x, scale, kind, _type_of_result(x))
+    return fused_cuda.silu_fake_quantize(x, scale, _type_of_result(x))
 
 
 def _type_of_result(x: Tensor) -> torch.dtype:
@@ -102,10 +102,9 @@ class _TrainedFakeQuantize(torch.autograd.Function):
     """See `trained_fake_quantize`. The products of scales and quantized values are exact in float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype) -> Tensor:
-        rounded = _rounded(x.float(), scale, kind).to(dtype)
+    def forward(ctx: Any, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        rounded = _rounded(x.float(), scale).to(dtype)
         ctx.save_for_backward(x, scale, rounded if dtype == torch.float32 else None)  # what reads it keeps it, too
-        ctx.kind = kind
         return rounded
 
     @staticmethod
@@ -113,19 +112,19 @@ class _TrainedFakeQuantize(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, rounded = ctx.saved_tensors
         values, gradient = x.float(), gradient.float()
-        passed = _inside(gradient, values, scale, ctx.kind)
+        passed = _inside(gradient, values, scale)
         of_scale = None
         if ctx.needs_input_grad[1]:
-            rounded = _rounded(values, scale, ctx.kind) if rounded is None else rounded
+            rounded = _rounded(values, scale) if rounded is None else rounded
             each = (gradient * rounded).addcmul_(passed, values, value=-1)  # times scale: of the scale's logarithm
             total = each.sum() if scale.dim() == 0 else each.sum((1, 2, 3), keepdim=True)
             of_scale = total / scale
-        return passed.to(x.dtype), of_scale, None, None
+        return passed.to(x.dtype), of_scale, None
 
 
-def _inside(gradient: Tensor, values: Tensor, scale: Tensor, kind: IntegerType) -> Tensor:
+def _inside(gradient: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """The gradient where nothing is clipped, borders included, and zero elsewhere: NaN where zero times it is NaN."""
-    least, most = scale * kind.quant_min, scale * kind.quant_max
+    least, most = scale * INT8.min, scale * INT8.max
     if scale.dim() or values.device.type != "cpu":
         return gradient * ((values >= least) & (values <= most))
     # two passes instead of four; the first leaves borders out, so these are the next numbers beyond

@@ -39,13 +39,12 @@ from models.quantize.distillation import (
     tensors_of,
     top_layers,
 )
-from models.quantize.fake_quantize import float16_scale
+from models.quantize.fake_quantize import INT8, float16_scale
 from models.quantize.quantizer import put_scale
 from models.quantize.recipe import Finetune
 from models.quantize.step_graph import StepGraph
 from utils.core import distributed
 from utils.core.device import disable_tf32
-from utils.core.number_types import INT8
 
 # Class names whose weights are constants of the architecture: upstream's DFL holds the bin numbers 0..15 in one.
 CONSTANT_MODULES = frozenset({"DFL"})
@@ -359,7 +358,7 @@ class LearnedRanges(nn.Module):
     def in_use(self) -> Iterator[None]:
         """Let the quantizers round with these ranges; afterwards they have them as their amax, unless it failed."""
         if not self._fixed_scales:
-            self._fixed_scales = [backend.get_amax(quantizer) / INT8.quant_max for quantizer in self._fixed]
+            self._fixed_scales = [backend.get_amax(quantizer) / INT8.max for quantizer in self._fixed]
         for quantizer, scale in zip(self._fixed, self._fixed_scales, strict=True):
             put_scale(quantizer, scale)
         try:
@@ -373,7 +372,7 @@ class LearnedRanges(nn.Module):
         """Compute the trained scales anew, once for each forward."""
         if self.log_amax is None:
             return
-        scale = self._amax(self.log_amax) / INT8.quant_max
+        scale = self._amax(self.log_amax) / INT8.max
         exact = scale.detach()
         snapped = float16_scale(exact) * (scale / exact)  # the factor is 1 and carries the gradient
         for quantizer, one in zip(self._trained, snapped.unbind(), strict=True):

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from utils.core.number_types import INT8, IntegerType
-
 logger = logging.getLogger(__name__)
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -47,7 +45,7 @@ def _compiles(device: torch.device) -> bool:
         with torch.inference_mode(False), torch.enable_grad():
             x = torch.zeros(BLOCKS[0], device=device, requires_grad=True)
             scale = torch.ones((), device=device, requires_grad=True)
-            _Fused.apply(x, scale, INT8, torch.float32, True).sum().backward()
+            _Fused.apply(x, scale, torch.float32, True).sum().backward()
     except Exception as error:  # noqa: BLE001 - see above
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         logger.warning("Triton does not work here, so training takes longer (%s)", why)
@@ -55,24 +53,24 @@ def _compiles(device: torch.device) -> bool:
     return True
 
 
-def fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype) -> Tensor:
+def fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """As `fake_quantize.trained_fake_quantize`; the result has this type, and the layout of `x`."""
-    return _Fused.apply(x, scale, kind, dtype, False)
+    return _Fused.apply(x, scale, dtype, False)
 
 
-def silu_fake_quantize(x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype) -> Tensor:
+def silu_fake_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """SiLU, computed in float32, and then the same; backward computes SiLU again, so that it is not kept."""
-    return _Fused.apply(x, scale, kind, dtype, True)
+    return _Fused.apply(x, scale, dtype, True)
 
 
 class _Fused(torch.autograd.Function):
     """The kernels as an operation with gradients; `scale` as in `trained_fake_quantize`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, kind: IntegerType, dtype: torch.dtype, silu: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, dtype: torch.dtype, silu: bool) -> Tensor:
         x = x if _rows_follow_each_other(x, scale.dim() > 0) else x.contiguous()
         ctx.save_for_backward(x, scale)
-        ctx.kind, ctx.silu = kind, silu
+        ctx.silu = silu
         y = torch.empty_like(x, dtype=dtype)
         if x.numel():
             _launch("forward", x, scale, (x, _flat(scale), y), ctx)
@@ -89,14 +87,14 @@ class _Fused(torch.autograd.Function):
         if x.numel():
             gradient = _laid_out_as(gradient, x)
             _launch("backward", x, scale, (gradient, x, _flat(scale), of_x, parts), ctx, LEARNED=learned)
-        return of_x, parts.sum(1).reshape(scale.shape) if learned else None, None, None, None
+        return of_x, parts.sum(1).reshape(scale.shape) if learned else None, None, None
 
 
 def _launch(kernel: str, x: Tensor, scale: Tensor, tensors: tuple[Tensor, ...], ctx: Any, **constants: Any) -> None:
     from models.quantize import fused_kernels
 
     rows, length, block = _cut(x, scale)
-    constants |= {"LEAST": float(ctx.kind.quant_min), "MOST": float(ctx.kind.quant_max), "SILU": ctx.silu}
+    constants |= {"LEAST": -128.0, "MOST": 127.0, "SILU": ctx.silu}
     where: AbstractContextManager[Any] = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
     with where:  # Triton launches on the current device
         getattr(fused_kernels, kernel)[(rows * -(-length // block),)](

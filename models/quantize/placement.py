@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -24,9 +25,8 @@ from models.quantize import backend, modules, rules
 from models.quantize.flow import Graph, Operation, Value, read
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
-from utils.core.module_patterns import first_match, matches
-from utils.core.shown import shown
 from utils.core.tasks import IMAGES
+from utils.core.text import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ def check(plan: Plan, recipe: Recipe) -> None:
         RecipeError: see above; the message names the recipe's key.
     """
     if len(plan.float_convolutions) == len(plan.convolutions):
-        causes = [f"the recipe's float is {shown(list(recipe.float))}"] if recipe.float else []
+        causes = [f"the recipe's float is {short_repr(list(recipe.float))}"] if recipe.float else []
         if recipe.head != "int8":
             causes.append(f"the recipe's head is {recipe.head}")
         raise RecipeError(
@@ -267,7 +267,7 @@ def _why_float(model: Any, graph: Graph, path: str, recipe: Recipe) -> str | Non
     """
     if ".".join(path.split(".")[:2]) in graph.unused:
         return "nothing leads from it to the head"
-    pattern = first_match(recipe.float, path)
+    pattern = next((pattern for pattern in recipe.float if matches(pattern, path)), None)
     if pattern is not None:
         return f"the recipe's float pattern {pattern}"
     if recipe.head == "int8" or not f"{path}.".startswith(f"model.{len(model.model) - 1}."):
@@ -378,3 +378,15 @@ def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
 def scale_key(name: str) -> str:
     """Name of a scale → its key in a network's `activation_quantizers`; nn.ModuleDict takes no dots."""
     return name.replace(".", "/")
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern of a recipe's `float` names the convolution whose weight lies at `path`.
+
+    A convolution has two paths: its own, and that of upstream's Conv around it. A pattern that matches either names it.
+
+    >>> matches("model.4.cv?", "model.4.cv1.conv"), matches("model.4.cv?", "model.4.cv2.0.cv1.conv")
+    (True, False)
+    """
+    paths = {path, path.removesuffix(".conv")}
+    return path.startswith(f"{pattern}.") or any(fnmatchcase(path, pattern) for path in paths)

@@ -8,7 +8,14 @@ A recipe is a YAML file with any of these keys (missing ones keep their default)
     add: both                           # inputs of an Add in INT8: both | residual
     float: [model.22, "model.4.cv2.*"]  # modules that stay in float: glob patterns over module paths
 
-`utils/core/module_patterns.py` says what a pattern names. Bounds lie far outside what helps: they stand against slips.
+A pattern of `float` is a path, or a path with wildcards, over dotted module paths:
+
+    model.4             a path without wildcards names the module and all that is below it
+    model.4.cv?         wildcards (`*`, `?`, `[0-3]`; case matters) match a convolution's whole path: cv1 and cv4, but
+                        not what is inside cv2; `*` also crosses dots: model.4.* is all that is below model.4
+    model.4.cv1.conv    the path as placement.txt and the weights spell it; model.4.cv1 is the same convolution
+
+Bounds lie far outside what helps: they stand against slips.
 """
 
 from __future__ import annotations
@@ -20,10 +27,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from utils.core.errors import RecipeError
-from utils.core.input_files import read_yaml
-from utils.core.removed import removed
-from utils.core.strict_model import StrictModel, plain, validate
+from utils.core.errors import RecipeError, removed
+from utils.core.files import read_yaml
+from utils.core.strict_model import StrictModel, validate
 
 AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
 Quantizer = Literal["torch", "pytorch-quantization"]  # see backend.py
@@ -142,10 +148,6 @@ class Recipe(StrictModel):
             return cls()
         return cls.from_dict(read_yaml(path, "--recipe takes a recipe's YAML", RecipeError), f"--recipe {path}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and texts: what YAML and JSON hold, and `from_dict` takes."""
-        return dict(plain(self))
-
     def replace(self, **changes: Any) -> Recipe:
         """A copy with fields replaced; those of sections as `calibration_method=...`, `finetune_epochs=...`.
 
@@ -158,7 +160,7 @@ class Recipe(StrictModel):
             if section in ("calibration", "finetune") and key:
                 content[section][key] = value
             else:
-                content[name] = plain(value) if isinstance(value, StrictModel) else value
+                content[name] = value.to_dict() if isinstance(value, StrictModel) else value
         return self.from_dict(content)
 
 

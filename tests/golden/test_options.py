@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from utils.core.removed import removed
+from utils.core.errors import removed
 
 GOLDEN = Path(__file__).with_name("options.json")
 PROGRAMS = (

@@ -19,7 +19,6 @@ from models.quantize import fused_cuda
 from models.quantize.fake_quantize import _TrainedFakeQuantize, float16_scale, trained_fake_quantize
 from models.quantize.modules import ConvBlock, QuantPoint
 from models.quantize.quantizer import TensorQuantizer, put_scale
-from utils.core.number_types import INT8
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -39,12 +38,12 @@ def why_not() -> str:
 
 def rounded(x, scale):
     assert fused_cuda.usable(x)
-    return fused_cuda.fake_quantize(x, scale, INT8, x.dtype)
+    return fused_cuda.fake_quantize(x, scale, x.dtype)
 
 
 def silu_rounded(x, scale):
     assert fused_cuda.usable(x)
-    return fused_cuda.silu_fake_quantize(x, scale, INT8, x.dtype)
+    return fused_cuda.silu_fake_quantize(x, scale, x.dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -108,7 +107,7 @@ def test_the_same_numbers_as_torchs_operators_bit_for_bit(dtype):
     gradient = torch.randn(len(values), generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
     gradient[6] = float("inf")  # where it is clipped: times zero it is NaN
     found = []
-    for operation in (rounded, lambda x, scale: _TrainedFakeQuantize.apply(x, scale, INT8, x.dtype)):
+    for operation in (rounded, lambda x, scale: _TrainedFakeQuantize.apply(x, scale, x.dtype)):
         x = values.clone().requires_grad_()
         y = operation(x, scale)
         y.backward(gradient)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import qat
+from models.quantize.placement import matches
 from models.quantize.recipe import Recipe
-from utils.core.module_patterns import matches
 from utils.jobs.evaluate import Measurer
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx

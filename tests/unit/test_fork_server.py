@@ -112,7 +112,7 @@ def test_one_that_takes_too_long_is_ended_and_the_next_runs(server, tmp_path):
 
 def test_what_it_executes_is_measured_where_coverage_asks_for_it(server, tmp_path):
     """Also of modules that the server has imported before."""
-    code = f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.files import folder_name as name\n"
+    code = f"import sys; sys.path.append({str(ROOT)!r})\nfrom utils.core.files import check_folder_name as name\n"
     file = written(tmp_path, code + "name('exp')\n")
     unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     settings = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": str(tmp_path / "data")}

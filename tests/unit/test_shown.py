@@ -10,7 +10,7 @@ import torch
 
 from utils import upstream
 from utils.core.errors import InputError
-from utils.core.shown import shown
+from utils.core.text import short_repr
 from utils.jobs.inputs import read_hyp
 
 CYCLE: list = [1]
@@ -35,7 +35,7 @@ CYCLE.append(CYCLE)
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_in_a_few_words(value, text):
-    assert shown(value) == text
+    assert short_repr(value) == text
 
 
 def test_a_value_whose_repr_fails_is_named_by_its_type():
@@ -43,13 +43,13 @@ def test_a_value_whose_repr_fails_is_named_by_its_type():
         def __repr__(self) -> str:
             raise ValueError
 
-    assert "Failing" in shown([Failing()])
+    assert "Failing" in short_repr([Failing()])
 
 
 @pytest.mark.parametrize("value", ["x" * 10**6, ["x" * 10**6] * 10**4, {"x" * 10**5: CYCLE}, CYCLE], ids=range(4))
 def test_a_large_value_stays_short(value):
-    assert len(shown(value)) < 450
-    assert "\n" not in shown(value)
+    assert len(short_repr(value)) < 450
+    assert "\n" not in short_repr(value)
 
 
 @pytest.mark.parametrize(

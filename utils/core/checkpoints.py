@@ -78,7 +78,7 @@ class NotAllowed(CheckpointError):
     """A checkpoint names a class or a function, or holds something, that only code could need."""
 
 
-def read(
+def read_torch_file(
     file: str | Path | IO[bytes],
     modules: Mapping[str, type[nn.Module]] | None = None,
     *,

@@ -52,3 +52,41 @@ class DataError(InputError):
 
 class DependencyError(InputError):
     """A library that this command needs is not installed; the message says how to install it."""
+
+
+_PROFILE = "use --profile with the layer times of an engine (scripts/inspect_engine.py)"
+
+# What went -> what to use instead. What went is an option ('--flag', or 'val_trt.py --flag' where other programs still
+# have it), one value of an option ('--flag value'), or a key of a file ('section.key').
+REMOVED: dict[str, str] = {
+    "--patience": "use --epochs alone; the best epoch is kept, whatever follows it",
+    "--quantizer modelopt": "use --quantizer torch, which gives the same results",
+    "calibration.scales": "use calibration.method, which all scales have",
+    "finetune.lr by epoch": "use one rate, or auto",
+    "finetune.weight_ranges": "leave it out; the range of a weight's channel is its largest magnitude",
+    "finetune.features": "leave it out; the task loss alone was as good",
+    "finetune.patience": "use finetune.epochs alone; the best epoch is kept, whatever follows it",
+    "--measure": "use perf_analyzer (docs/triton.md)",
+    "--concurrency": "use perf_analyzer (docs/triton.md)",
+    "triton_client.py --batch-size": "use perf_analyzer (docs/triton.md)",
+    "qat.py sensitive --engine": _PROFILE,
+    "qat.py sensitive --engine-minutes": _PROFILE,
+    "qat.py sensitive --engine-batch": _PROFILE,
+    "qat.py sensitive --optimization-level": _PROFILE,
+    "qat.py sensitive --max-aux-streams": _PROFILE,
+    "qat.py sensitive --timing-cache": _PROFILE,
+    "--nvjpeg": "leave it out; OpenCV decodes images, in as many processes as --workers says",
+    "val_trt.py --infStreams": "evaluate an engine for more images at a time; benchmark_trt.py has --infStreams still",
+    "--input int8": "use --input uint8",
+    "--input-format": "leave it out; take bytes by export_qat.py --input uint8",
+}
+
+
+def removed(name: str, program: str = "") -> str:
+    """What to say of an option or a key that was removed; '' for any other name.
+
+    >>> REMOVED["--old"] = "use --new"; removed("--old")
+    'was removed in 2.0: use --new'
+    """
+    instead = REMOVED.get(f"{program} {name}") or REMOVED.get(name)
+    return f"was removed in 2.0: {instead}" if instead else ""

@@ -1,19 +1,27 @@
-"""Files and folders that programs write: nothing is ever half written, and a full disk is called by its name."""
+"""Files: read where a regular one is named, written whole or not at all, and never over what is read.
+
+A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever, and /dev/zero
+has no end. What is wrong inside a YAML, JSON or ONNX file is said in one line, whatever the parser raised.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import io
+import json
 import os
 import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from utils.core.errors import InputError, QatError
+from utils.core.errors import DependencyError, InputError, QatError, no_file
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -131,7 +139,7 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     Raises:
         InputError: the folder cannot be created, or `name` is not the name of a folder.
     """
-    base = Path(project) / folder_name(name)
+    base = Path(project) / check_folder_name(name)
     try:
         for number in range(1, 10_000):
             folder = base if number == 1 else base.with_name(f"{name}{number}")
@@ -186,7 +194,7 @@ def refuse_overwrite_in(
         )
 
 
-def folder_name(text: str) -> str:
+def check_folder_name(text: str) -> str:
     """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT.
 
     Raises:
@@ -237,3 +245,159 @@ def _check_kind(output: Path, advice: str) -> None:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise InputError(f"{output} is {what}, and a file is to be written there; {advice}")
+
+
+EXPECTED = {
+    "weights": "a .pt file",
+    "teacher": "a .pt file",
+    "data": "a dataset's YAML",
+    "recipe": "a recipe's YAML",
+    "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",
+    "profile": "a JSON with an engine's layer times",
+    "cfg": "a model YAML such as models/detect/gelan-c.yaml",
+}
+
+
+def is_regular(path: str | Path) -> bool:
+    """Whether there is a regular file that can be looked at; anything that goes wrong means no."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return False
+
+
+def check_file(path: str | Path, expected: str, error: type[InputError] = InputError) -> Path:
+    """Return `path` if a regular file is there.
+
+    Args:
+        expected: the second half of the message, such as "expected an ONNX file".
+        error: what is raised otherwise, with what is there instead.
+    """
+    if not is_regular(path):
+        raise error(no_file(path, expected))
+    return Path(path)
+
+
+def check_text(path: str | Path) -> None:
+    """Raise `InputError` if a path is not text: ONNX Runtime and ONNX take none that holds other bytes."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the name {os.fspath(path)!r} is not UTF-8, which ONNX files need; rename it") from None
+
+
+def check_files(**files: str | Path | None) -> None:
+    """Raise `InputError` for the first option's file that is no regular file; None and '' are options not given.
+
+    Args:
+        files: option, as `EXPECTED` names it, → the file that the user gave.
+    """
+    for option, path in files.items():
+        if path and not is_regular(path):
+            raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
+
+
+def read_text(path: str | Path, expected: str, error: type[InputError] = InputError, *, errors: str = "ignore") -> str:
+    """The text of a UTF-8 file.
+
+    Args:
+        errors: what is done with bytes that are no UTF-8, as `open` takes it.
+
+    Raises:
+        InputError: of the kind `error`: no regular file, or it cannot be read.
+    """
+    path = check_file(path, expected, error)
+    try:
+        return path.read_text(encoding="utf-8", errors=errors)
+    except OSError as problem:
+        raise error(f"cannot read {path}: {problem.strerror}; {expected}") from problem
+
+
+def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
+    """The content of a YAML file, plain values only; a key that stands twice is refused, where PyYAML takes the last.
+
+    Raises:
+        InputError: of the kind `error`: it cannot be read, or is no valid YAML.
+    """
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if (key.tag, str(key.value)) in seen:
+                    where = f"line {key.start_mark.line + 1}"
+                    raise yaml.YAMLError(f"{where}: the key {str(key.value)[:80]} stands twice; leave one out")
+                seen.add((key.tag, str(key.value)))
+            return dict(super().construct_mapping(node, deep))
+
+    text = read_text(path, expected, error)
+    try:
+        return yaml.load(text, UniqueKeys)
+    except RecursionError:
+        raise error(f"{path} is not valid YAML for us: it is nested too deeply") from None
+    except yaml.YAMLError as problem:
+        raise error(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
+    except Exception as problem:  # its constructors raise what they like: month 13, `!!int ""`, `!!bool maybe`
+        raise error(f"{path} is not valid YAML: it holds a value that cannot be read ({_short(problem)})") from problem
+
+
+def read_json(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        InputError: of the kind `error`: it cannot be read, or is no JSON.
+    """
+    text = read_text(path, expected, error, errors="replace")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise error(f"{path} is nested too deeply; {expected}") from None
+    except ValueError as problem:
+        raise error(f"{path} is not valid JSON ({_short(problem)}); {expected}") from problem
+
+
+def _short(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:100]}"
+
+
+def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
+    """Read an ONNX file.
+
+    Args:
+        check: also run ONNX's checker, which does not know operators of TensorRT's own.
+
+    Raises:
+        InputError: the file is missing, or it is not a whole ONNX file.
+        DependencyError: onnx is not installed.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise DependencyError("reading ONNX files needs onnx; install it with: pip install onnx") from error
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
+    try:
+        model = onnx.load(path)
+        if check:
+            onnx.checker.check_model(model)
+    except Exception as error:  # protobuf and the checker raise several unrelated types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
+    if not model.graph.input or not model.graph.node:
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: it holds no network")
+    return model
+
+
+STRONG_FROM = (10, 12)  # where TensorRT's release notes call weak typing deprecated; 11 has none
+
+
+def wanted_typing(version: str) -> Literal["weak", "strong"]:
+    """What TensorRT of a version, such as '10.13.0', wants.
+
+    Raises:
+        ValueError: this is no version.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return "strong" if (major, minor) >= STRONG_FROM else "weak"

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
-from utils.core.errors import InputError
-from utils.core.removed import removed
+from utils.core.errors import InputError, removed
 
 Kind = Literal["float", "uint8"]
 Axes = Literal["nchw", "nhwc"]

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 
 from utils.core.errors import InputError
-from utils.core.files import folder_name
+from utils.core.files import check_folder_name
 from utils.core.input_spec import LARGEST_BATCH, LARGEST_SIDE
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
@@ -43,7 +43,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Workers = Annotated[int, Field(ge=0, le=256)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]  # of images: more than any dataset has
 CheckImages = Annotated[int, Field(ge=0, le=10_000)]
-FolderName = Annotated[str, AfterValidator(folder_name)]
+FolderName = Annotated[str, AfterValidator(check_folder_name)]
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from utils.core.errors import InputError
-from utils.core.removed import removed
-from utils.core.shown import shown
+from utils.core.errors import InputError, removed
+from utils.core.text import short_repr
 
 Model = TypeVar("Model", bound="StrictModel")
 
@@ -30,6 +29,10 @@ class StrictModel(BaseModel):
     """Base of every model: strict, frozen, unknown keys forbidden, numbers finite."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model as YAML and JSON hold it: mappings, lists, texts and numbers."""
+        return self.model_dump(mode="json", by_alias=True)
 
 
 def validate(model: type[Model], content: Any, source: str | Path, error: type[InputError] = InputError) -> Model:
@@ -64,7 +67,7 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
         expected = f"at most {first['ctx']['max_length']} values"
     if kind == "model_type":
         expected = f"a mapping with the keys {', '.join(holders[-1].model_fields)}"
-    value = "empty" if first["input"] is None else shown(first["input"])  # as YAML writes it
+    value = "empty" if first["input"] is None else short_repr(first["input"])  # as YAML writes it
     return f"{key or 'the content'} is {value}; expected {expected}"
 
 
@@ -73,7 +76,7 @@ def _unknown_key(model: type[BaseModel], key: str, name: str) -> str:
         return f"{key} {hint}"
     known = list(model.model_fields)
     close = difflib.get_close_matches(name, known, 1)
-    return f"there is no key {shown(key).strip(chr(39))}; " + (
+    return f"there is no key {short_repr(key).strip(chr(39))}; " + (
         f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
     )
 
@@ -100,8 +103,3 @@ def _is_branch(part: int | str, holder: type[BaseModel]) -> bool:
     if not isinstance(part, str) or part in holder.model_fields:
         return False
     return part in ("float", "int", "str", "bool") or "[" in part
-
-
-def plain(model: BaseModel) -> Mapping[str, Any]:
-    """The model as YAML and JSON hold it: mappings, lists, texts and numbers."""
-    return model.model_dump(mode="json", by_alias=True)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from utils.core.device import sent
-from utils.core.light_torchvision import torchvision
+from utils.core.device import import_torchvision, sent
 from utils.evaluation.gt_masks import PackedMasks
 from utils.evaluation.letterbox import boxes_to_image
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+torchvision = import_torchvision()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.core.errors import DataError, DependencyError, QatError
-from utils.core.files import write_text
-from utils.core.input_files import read_json
+from utils.core.files import read_json, write_text
 from utils.evaluation.data_yaml import DataConfig
 
 if TYPE_CHECKING:

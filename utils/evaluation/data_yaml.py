@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from utils.core.errors import DataError
-from utils.core.input_files import read_yaml
+from utils.core.files import read_yaml
 from utils.core.strict_model import StrictModel, validate
 
 SPLITS = ("train", "val", "test")

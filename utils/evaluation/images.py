@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from utils.core.errors import DataError, no_file
-from utils.core.input_files import is_regular
+from utils.core.files import is_regular
 
 __all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
 

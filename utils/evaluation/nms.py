@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from utils.core.light_torchvision import torchvision
+from utils.core.device import import_torchvision
 from utils.core.tasks import DETECTIONS, DISPLAY_IOU
 from utils.evaluation.batch import RaggedBatch
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.core.tasks import Prediction
+
+torchvision = import_torchvision()
 
 MAX_CANDIDATES = 30_000  # per image, the best ones
 FIRST_CANDIDATES = 4  # times max_det: how many take part at first

@@ -9,7 +9,7 @@ import numpy as np
 
 from utils.core.score import Score
 from utils.core.tasks import DETECT, Task
-from utils.core.text_tables import Column, aligned
+from utils.core.text import Column, aligned
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError, InputError, no_file
-from utils.core.files import distinct_names
-from utils.core.input_files import is_regular
+from utils.core.files import distinct_names, is_regular
 from utils.evaluation.images import SUFFIXES, decode, quiet_decoders
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.core import text_tables
 from utils.core.files import write_text
-from utils.core.text_tables import Column, aligned, code, columns
+from utils.core.text import Column, aligned, code, columns, markdown_table
 from utils.trt import benchmark
 from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, Row
 
@@ -109,7 +108,7 @@ def fastest(rows: Sequence[Row]) -> list[str]:
 
 def markdown(rows: Sequence[Row], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
-    lines = text_tables.markdown(*table(rows))
+    lines = markdown_table(*table(rows))
     lines += ["", about, "", code(command)]
     lines += [f"\n{note}" for note in (*fastest(rows), *(note for row in rows for note in row.notes))]
     return "\n".join(lines) + "\n"

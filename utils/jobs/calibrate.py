@@ -22,7 +22,6 @@ from utils.core import distributed
 from utils.core.files import write_text
 from utils.core.run_folder import new_run
 from utils.core.score import Difference, difference_error
-from utils.core.strict_model import plain
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
@@ -92,7 +91,7 @@ def run(options: CalibrateOptions, command: str) -> Sweep:
         placement.apply(model, inputs.plan)
         found = sweep(model.to(inputs.device).eval(), inputs, recipe, quantize, options.num_image)
         content = {"schema_version": 1, "command": command, **asdict(found), "options": options.model_dump()}
-        content["chosen"] = plain(found.chosen)
+        content["chosen"] = found.chosen.to_dict()
         if found.measure == "AP":
             del content["measure"]
         if distributed.is_main():

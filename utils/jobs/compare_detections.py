@@ -15,13 +15,15 @@ import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor
 
-from utils.core.light_torchvision import torchvision
+from utils.core.device import import_torchvision
 from utils.core.tasks import DETECT, SEGMENT, Prediction
 from utils.evaluation.masks import Masks, between
 from utils.evaluation.nms import packed_detections
 from utils.onnx_graph.output_formats import PLUGIN
 from utils.onnx_graph.view import GraphView, drop_unused
 from utils.runners.onnxrt import open_session
+
+torchvision = import_torchvision()
 
 SAME_MASK = 1e-3  # in 0..1: a mask is another's equal
 SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal

@@ -17,9 +17,9 @@ import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
+from utils.core.device import import_torchvision
 from utils.core.errors import DependencyError
-from utils.core.light_torchvision import torchvision
-from utils.core.onnx_files import read_onnx
+from utils.core.files import read_onnx
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.nms import non_max_suppression
@@ -42,6 +42,8 @@ from utils.onnx_graph.pad_channels import Traced
 from utils.onnx_graph.view import drop_unused, metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
+
+torchvision = import_torchvision()
 
 FREE_BATCH = 2  # images at a time where any number will do; every tensor of the network is kept for them
 

@@ -19,7 +19,6 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from models.quantize.flow import export_mode
-from utils.core.number_types import INT8
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.jobs.compare_detections import MaskAgreement, compare_masks, topk_anchors
 from utils.onnx_graph.decoding import ANCHORS
@@ -125,8 +124,8 @@ def _torch_integers(
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         nonlocal count
         if count in scales:
-            steps = (output.float() / scales[count]).round().clamp(INT8.quant_min, INT8.quant_max)
-            expected[count] = steps.to(getattr(torch, INT8.dtype)).numpy()
+            steps = (output.float() / scales[count]).round().clamp(-128, 127)
+            expected[count] = steps.to(torch.int8).numpy()
         count += 1
 
     hooks = [quantizer.register_forward_hook(keep) for quantizer in model.activation_quantizers.values()]
@@ -163,7 +162,7 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     for node in cut.graph.node:
         node.input[:] = [f"{name}/fed" if name in places else name for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]
-    kind = TensorProto.DataType.Value(INT8.name)
+    kind = TensorProto.INT8
     outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((name, kind) for name in places)]
     if context.view.producer(ANCHORS) is not None:
         outputs.append((ANCHORS, TensorProto.INT64))

@@ -10,9 +10,8 @@ from typing import Any
 
 from models.quantize import __version__
 from utils.core.errors import QatError
-from utils.core.files import file_hash
-from utils.core.input_files import check_file
-from utils.core.shown import shown
+from utils.core.files import check_file, file_hash
+from utils.core.text import short_repr
 from utils.jobs.dependencies import ENGINES
 from utils.reports.machine import output_of
 from utils.trt import onnx_summary, tensorrt_api
@@ -49,7 +48,7 @@ def _describe_file(file: str | Path) -> str:
     try:
         for name, value in _metadata(path).items():
             if name != "names" and value not in ("", None, {}, ()):
-                text = value if isinstance(value, str) else shown(value)
+                text = value if isinstance(value, str) else short_repr(value)
                 lines.append(f"  {name}: {Path(text).name if Path(text).is_absolute() else text}")
     except (QatError, ImportError) as error:
         lines.append(f"  {str(error).replace(str(path), path.name)}")

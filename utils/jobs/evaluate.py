@@ -13,7 +13,7 @@ from models.quantize import checkpoint
 from utils import upstream
 from utils.core import distributed
 from utils.core.device import select_device
-from utils.core.log_levels import at_least
+from utils.core.logging import log_level
 from utils.core.run_folder import new_run
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
@@ -62,7 +62,7 @@ class Measurer:
 
 def without_tables() -> AbstractContextManager[None]:
     """Leave the evaluation's own tables out of the log: a run of many evaluations reports them itself."""
-    return at_least("utils.evaluation.loop", logging.WARNING)
+    return log_level("utils.evaluation.loop", logging.WARNING)
 
 
 def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:

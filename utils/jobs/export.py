@@ -8,8 +8,7 @@ from pathlib import Path
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
-from utils.core.files import refuse_overwrite
-from utils.core.input_files import check_text
+from utils.core.files import check_text, refuse_overwrite
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
 from utils.jobs.compare_outputs import check_images

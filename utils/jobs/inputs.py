@@ -19,7 +19,7 @@ from utils import upstream
 from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
-from utils.core.input_files import EXPECTED, is_regular, read_yaml
+from utils.core.files import EXPECTED, is_regular, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.input_files import check_file
+from utils.core.files import check_file
 from utils.core.input_spec import DEFAULT_BATCH
 from utils.runners.base import TensorSpec
 from utils.serving import repository

@@ -122,7 +122,7 @@ class RunState:
             raise InputError(
                 f"{folder} holds no run to resume: {path} does not exist; give the folder of a quantize run"
             )
-        content = unmarked(checkpoints.read(path, remedy=START_AGAIN), STATE_VERSION, path)
+        content = unmarked(checkpoints.read_torch_file(path, remedy=START_AGAIN), STATE_VERSION, path)
         best = content.pop("best")
         state = cls(**content, best=best and Best.from_dict(best))
         for name in (state.checkpoint, state.best and state.best.file):

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import write_text
-from utils.core.input_files import is_regular
+from utils.core.files import is_regular, write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.onnx_graph.output_formats import NmsSettings
 

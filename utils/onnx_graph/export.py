@@ -27,7 +27,7 @@ from torch import nn
 from utils.core.errors import InputError, QatError
 from utils.core.files import atomic_path
 from utils.core.input_spec import InputSpec
-from utils.core.log_levels import at_least
+from utils.core.logging import log_level
 from utils.core.tasks import predicted
 from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
@@ -217,7 +217,7 @@ def _exportable(model: Any, config: ExportConfig) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what only the exporter's authors can act on: tracing notes, its own deprecation, its log."""
-    with at_least("torch.onnx", logging.ERROR), warnings.catch_warnings():
+    with log_level("torch.onnx", logging.ERROR), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", module=r"torch\.onnx")

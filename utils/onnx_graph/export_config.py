@@ -9,8 +9,8 @@ from importlib import metadata
 from typing import Literal
 
 from utils.core.errors import InputError
+from utils.core.files import wanted_typing
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.core.onnx_files import wanted_typing
 from utils.core.tasks import DETECT, IMAGES, SEGMENT
 
 OPSETS = range(13, 21)  # quantization per output channel came with 13; torch's exporter ends at 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from utils.core.number_types import INT8
 from utils.onnx_graph.qdq_passes import weight_quantizers
 from utils.onnx_graph.qdq_view import QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QDQ, QUANTIZE, GraphView, attribute, channel_counts, pure, set_nodes
@@ -106,7 +105,7 @@ def depthwise(
     constants = {
         weight: np.broadcast_to(kernel, (channels, 1, 3, 3)).astype(np.float32),
         f"{weight}/scale": np.full(channels, np.abs(kernel).max() / 64, np.float32),
-        f"{weight}/zero_point": np.zeros(channels, INT8.dtype),
+        f"{weight}/zero_point": np.zeros(channels, np.int8),
     }
     model.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in constants.items())
     nodes, given = [], weight

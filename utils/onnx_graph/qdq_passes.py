@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from utils.core.number_types import INT8
 from utils.onnx_graph.qdq_view import WEIGHTED, QdqGraph
 from utils.onnx_graph.view import (
     DEQUANTIZE,
@@ -203,7 +202,7 @@ def round_weights(model: ModelProto) -> None:
         weight, scale = (view.array(name) for name in node.input[:2]) if node.op_type == QUANTIZE else (None, None)
         if weight is not None and scale is not None:
             factor = _along_axis(node, weight, scale)
-            integers = np.clip(np.rint(weight * (np.float32(1) / factor)), INT8.quant_min, INT8.quant_max)
+            integers = np.clip(np.rint(weight * (np.float32(1) / factor)), -128, 127)
             rounded[node.input[0]] = (integers * factor).astype(weight.dtype)
     for tensor in model.graph.initializer:
         if tensor.name in rounded:
@@ -254,10 +253,10 @@ def store_int8_weights(model: ModelProto) -> None:
 def _int8_weight(node: NodeProto, view: GraphView) -> np.ndarray | None:
     weight, scale = view.array(node.input[0]), view.array(node.input[1])
     zero_point = view.array(node.input[2]) if len(node.input) > 2 else None
-    if weight is None or scale is None or zero_point is None or zero_point.dtype != INT8.dtype or zero_point.any():
+    if weight is None or scale is None or zero_point is None or zero_point.dtype != np.int8 or zero_point.any():
         return None
     integers = np.rint(weight / _along_axis(node, weight, scale))
-    return np.clip(integers, INT8.quant_min, INT8.quant_max).astype(INT8.dtype)
+    return np.clip(integers, -128, 127).astype(np.int8)
 
 
 def _along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -22,9 +22,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from utils.core.errors import InputError
-from utils.core.number_types import INT8
-from utils.core.onnx_files import read_onnx
-from utils.core.text_tables import aligned, columns
+from utils.core.files import read_onnx
+from utils.core.text import aligned, columns
 from utils.onnx_graph.input_forms import input_spec
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, metadata_of
@@ -160,8 +159,8 @@ def symmetric(graph: QdqGraph) -> Check:
     """Each zero point is stored in the file, has the integer type of the quantizers, and is 0."""
     for node in _distinct(graph):
         zero = graph.view.array(node.input[2]) if len(node.input) > 2 else None
-        if zero is None or zero.dtype != INT8.dtype:
-            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not {INT8.name}"
+        if zero is None or zero.dtype != np.int8:
+            yield node.name, f"its zero point is {'missing' if zero is None else zero.dtype}, not INT8"
         else:
             yield node.name, f"its zero point is {zero[zero != 0].flat[0]}, not 0" if zero.any() else None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError, no_file
-from utils.core.input_files import is_regular
+from utils.core.files import is_regular
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
 from utils.reports.schema import Box, Sample
 

@@ -16,12 +16,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from utils.core.errors import InputError
-from utils.core.files import atomic_path
-from utils.core.input_files import read_json
+from utils.core.files import atomic_path, read_json
 from utils.core.score import Difference, Resampled
-from utils.core.shown import shown
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
+from utils.core.text import short_repr
 from utils.reports.machine import hardware
 
 SCHEMA_VERSION = 2  # 1 has no masks
@@ -264,7 +263,9 @@ class Report(StrictModel, frozen=False):
         if not isinstance(version, int):
             raise InputError(f"{path} is no report: expected the JSON that a run writes")
         if version > SCHEMA_VERSION:
-            raise InputError(f"{path} is a report of schema {shown(version)}, which a newer version made; use that one")
+            raise InputError(
+                f"{path} is a report of schema {short_repr(version)}, which a newer version made; use that one"
+            )
         rows = content.get("rows")
         for row in rows if isinstance(rows, list) else ():
             for ap in AP if isinstance(row, dict) else ():

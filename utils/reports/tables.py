@@ -8,7 +8,7 @@ from __future__ import annotations
 import string
 import textwrap
 
-from utils.core.text_tables import aligned, columns
+from utils.core.text import aligned, columns
 from utils.reports.schema import AP, Report, Row
 
 HEADERS = ("stage", "AP", "vs float", "AP50", "P", "R", "size", "ms/image")

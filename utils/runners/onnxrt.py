@@ -16,7 +16,7 @@ from torch import Tensor
 
 from utils.core.device import cpu_cores, device_name
 from utils.core.errors import DependencyError, InputError, QatError, no_file
-from utils.core.input_files import check_text
+from utils.core.files import check_text
 from utils.runners.base import Runner, TensorSpec
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
 from utils.core.errors import InputError, no_file
-from utils.core.input_files import read_text
+from utils.core.files import read_text
 from utils.serving.config import ENSEMBLE, LABELS, PYTHON, data_type
 from utils.serving.served_file import ONNX, PLAN, ServedFile, class_names
 

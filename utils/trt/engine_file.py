@@ -15,7 +15,7 @@ from typing import Any
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
-from utils.core.shown import shown
+from utils.core.text import short_repr
 from utils.trt.build_config import BuildConfig
 from utils.trt.build_preflight import Decision
 from utils.trt.onnx_summary import OnnxFile
@@ -104,7 +104,7 @@ class EngineNote:
             for name, usual in vars(cls()).items():
                 value = getattr(found, name)
                 if not isinstance(value, (int, float) if isinstance(usual, float) else type(usual)):
-                    raise TypeError(f"{name} is {shown(value)}")
+                    raise TypeError(f"{name} is {short_repr(value)}")
             return found
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}; delete it, or build the engine again") from error

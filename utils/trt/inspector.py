@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.input_files import read_text
+from utils.core.files import read_text
 
 # Types of layers, which versions capitalise differently: those that run nothing, and that change a tensor's form alone
 IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")

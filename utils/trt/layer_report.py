@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path, write_text
-from utils.core.text_tables import Column, aligned
+from utils.core.text import Column, aligned
 from utils.trt import inspector
 from utils.trt.inspector import PRECISIONS, Layer, Summary
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
+from utils.core.files import read_onnx
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.core.onnx_files import read_onnx
 
 # TensorProto's number of a type → torch's name
 TYPES = {

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
-from utils.core.onnx_files import wanted_typing
+from utils.core.files import wanted_typing
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_writable, copy_file
-from utils.core.text_tables import aligned, columns
+from utils.core.text import aligned, columns
 from utils.trt import onnx_summary, tensorrt_api, timing
 from utils.trt.build_config import BuildConfig, describe_options
 from utils.trt.build_preflight import decide

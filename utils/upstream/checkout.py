@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import InputError
-from utils.core.log_levels import at_least
+from utils.core.logging import log_level
 from utils.upstream import shims
 from utils.upstream.description import check_description
 
@@ -69,4 +69,4 @@ def _if_shown(describe: Callable[..., None]) -> Callable[..., None]:
 
 def quiet() -> AbstractContextManager[None]:
     """Keep upstream's own log lines out of ours."""
-    return at_least("yolov5", logging.ERROR)
+    return log_level("yolov5", logging.ERROR)

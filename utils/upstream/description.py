@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.core.errors import CheckpointError, InputError
-from utils.core.shown import shown
+from utils.core.text import short_repr
 
 REQUIRED = ("nc", "depth_multiple", "width_multiple", "backbone", "head", "anchors")
 NUMBERS = ("nc", "depth_multiple", "width_multiple", "anchors", "ch", "sem_nc", "inplace")
@@ -86,7 +86,7 @@ def _check_numbers(value: Any, where: str, words: Collection[str] = (), depth: i
 
 
 def _wrong(where: str, value: Any, expected: str) -> InputError:
-    return InputError(f"{where} of the model description is {shown(value)}; expected {expected}")
+    return InputError(f"{where} of the model description is {short_repr(value)}; expected {expected}")
 
 
 AUXILIARY_HEADS = ("DualDetect", "DualDDetect", "TripleDetect", "TripleDDetect", "DualDSegment")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from utils.core.errors import CheckpointError, InputError
-from utils.core.input_files import read_yaml
-from utils.core.shown import shown
+from utils.core.files import read_yaml
 from utils.core.tasks import predicted
+from utils.core.text import short_repr
 from utils.upstream.checkout import import_upstream, quiet
 from utils.upstream.description import (
     HEADS,
@@ -120,7 +120,9 @@ def _read_network(path: Path) -> Any:
     model: Any = content.get("model") if content.get("ema") is None else content["ema"]
     layers = getattr(model, "model", None)
     if not hasattr(model, "yaml") or not isinstance(layers, nn.Sequential) or not len(layers):
-        raise CheckpointError(f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {shown(list(content))})")
+        raise CheckpointError(
+            f"{path} holds no YOLOv9 network under 'ema' or 'model' (keys: {short_repr(list(content))})"
+        )
     return model
 
 
@@ -304,7 +306,9 @@ def read_checkpoint(file: str | Path | IO[bytes], device: Any = "cpu") -> Any:
 
     from utils.core import checkpoints
 
-    content = checkpoints.read(file, module_classes(), device=device, expected="--weights takes a YOLOv9 .pt file")
+    content = checkpoints.read_torch_file(
+        file, module_classes(), device=device, expected="--weights takes a YOLOv9 .pt file"
+    )
     for value in content.values() if isinstance(content, dict) else [content]:
         if isinstance(value, nn.Module) and hasattr(value, "yaml"):
             try:

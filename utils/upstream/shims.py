@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from utils.core.device import import_torchvision
+
 
 def install() -> None:
     """Supply removed functions and optional modules. Call before importing anything of upstream's."""
@@ -26,7 +28,7 @@ def install() -> None:
         sys.modules["pkg_resources"] = _pkg_resources()
     if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
         _ipython()
-    import utils.core.light_torchvision  # noqa: F401  # before upstream imports torchvision
+    import_torchvision()  # before upstream imports it
 
 
 def _pillow_getsize() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from utils import cli
 from utils.core.errors import DataError, InputError
-from utils.core.input_files import check_file, check_files, read_json, read_yaml
+from utils.core.files import check_file, check_files, read_json, read_yaml
 from utils.core.options import Options
 from utils.evaluation.data_yaml import load_data
 

@@ -12,9 +12,9 @@ from small_networks import Conv, Network, Unknown, chain
 from torch import nn
 
 from models.quantize import placement
+from models.quantize.placement import matches
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
-from utils.core.module_patterns import first_match, matches, spellings
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.verify import Report, verify
 
@@ -69,13 +69,6 @@ def test_a_pattern_is_not_excused_by_a_module_whose_number_begins_alike():
     for pattern in ("model.17.cv1", "model.1.other"):
         with pytest.raises(RecipeError, match="matches no convolution"):
             placement.plan(Network(layers), Recipe(float=(pattern,)))
-
-
-def test_spellings_and_the_first_match():
-    assert spellings("model.4.cv1.conv") == ("model.4.cv1.conv", "model.4.cv1")
-    assert spellings("model.22.cv2.0.2") == ("model.22.cv2.0.2",)
-    assert first_match(["model.9", "*cv1", "model.4"], "model.4.cv1.conv") == "*cv1"
-    assert first_match(["model.9"], "model.4.cv1.conv") is None
 
 
 def named(modules: Iterable[str]) -> onnx.ModelProto:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from utils.core import removed
+from utils.core import errors
 from utils.core.errors import RecipeError
-from utils.core.strict_model import StrictModel, plain, validate
+from utils.core.strict_model import StrictModel, validate
 
 
 class Section(StrictModel):
@@ -27,7 +27,7 @@ class Whole(StrictModel):
 def test_values_are_kept_and_missing_keys_have_their_defaults() -> None:
     made = validate(Whole, {"calibration": {"rate": 2}}, "file")
     assert made.calibration == Section(batches=25, rate=2.0)
-    assert validate(Whole, plain(made), "file") == made
+    assert validate(Whole, made.to_dict(), "file") == made
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_what_does_not_fit_is_refused_in_one_line(content: Any, named: list[str]
 
 
 def test_a_removed_key_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(removed.REMOVED, "calibration.scales", "use calibration.method")
+    monkeypatch.setitem(errors.REMOVED, "calibration.scales", "use calibration.method")
     with pytest.raises(RecipeError, match=r"calibration.scales was removed in 2.0: use calibration.method"):
         validate(Whole, {"calibration": {"scales": {}}}, "recipe.yaml", RecipeError)

@@ -13,7 +13,7 @@ from known_images import write_set
 
 from utils.core import files
 from utils.core.errors import InputError
-from utils.core.files import distinct_names, folder_name, refuse_overwrite, refuse_overwrite_in
+from utils.core.files import check_folder_name, distinct_names, refuse_overwrite, refuse_overwrite_in
 from utils.onnx_graph import deepstream
 from utils.reports.schema import Report
 
@@ -75,11 +75,11 @@ def test_run_folders(here):
 @pytest.mark.parametrize("name", ["", ".", "..", "../../x", "a/b", "/tmp/x", "a\\b", "a\nb", "\udcff"])
 def test_names_that_are_no_folders(name):
     with pytest.raises(InputError, match="is not the name of a folder"):
-        folder_name(name)
+        check_folder_name(name)
 
 
 def test_names_are_told_apart():
-    assert [folder_name(name) for name in ("exp", "a b", "ä.1", "...")] == ["exp", "a b", "ä.1", "..."]
+    assert [check_folder_name(name) for name in ("exp", "a b", "ä.1", "...")] == ["exp", "a b", "ä.1", "..."]
     names = distinct_names(["a.jpg", "A.jpg", "a-2.jpg", "b.jpg", "a.jpg", "c", "C"])
     assert names == ["a.jpg", "A-3.jpg", "a-2.jpg", "b.jpg", "a-4.jpg", "c", "C-2"]
 

@@ -7,10 +7,10 @@ from typing import Literal
 import pytest
 
 from utils.cli import run_program
-from utils.core import removed
+from utils.core.errors import REMOVED
 from utils.core.options import Options, option
 
-FLAGS = [name for name in removed.REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
+FLAGS = [name for name in REMOVED if "--" in name and not name.partition("--")[2].count(" ")]
 
 
 class Few(Options):
@@ -31,7 +31,7 @@ def test_a_removed_option_says_what_to_use(name: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         run(program or "program", flag)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {flag} was removed in 2.0: {removed.REMOVED[name]}")
+    assert capsys.readouterr().err.startswith(f"error: {flag} was removed in 2.0: {REMOVED[name]}")
 
 
 def test_a_removed_choice_says_what_to_use(capsys) -> None:

@@ -8,10 +8,9 @@ from small_networks import Network, detector
 from torch import Tensor, nn
 
 from models.quantize import backend, calibration, placement
-from models.quantize.fake_quantize import representable
+from models.quantize.fake_quantize import INT8, representable
 from models.quantize.finetune import LearnedRanges
 from models.quantize.recipe import Calibration, Recipe
-from utils.core.number_types import INT8
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 KINDS = [True, False]
@@ -78,7 +77,7 @@ def test_at_the_start_nothing_moves(network, learns):
 
 def test_every_float16_scale_comes_back_from_its_logarithm():
     scales = torch.arange(1, 0x7C00, dtype=torch.int16).view(torch.float16).float()
-    amax = scales * INT8.quant_max
+    amax = scales * INT8.max
     amax = amax[amax >= backend.SMALLEST_AMAX]
     came_back = LearnedRanges._amax(amax.log())
     assert torch.equal(representable(came_back), amax)
@@ -111,9 +110,9 @@ def test_what_is_settled_rounds_to_the_same_values_as_training_bit_for_bit(netwo
     assert during.keys() == values.keys() == before.keys()
     for name, one in values.items():
         assert torch.equal(during[name], one), name
-        steps = one.double() / (after[name].double() / INT8.quant_max)
+        steps = one.double() / (after[name].double() / INT8.max)
         assert float((steps - steps.round()).abs().max()) < 1e-4, name
-        assert float(steps.min()) >= INT8.quant_min - 1e-4, name
+        assert float(steps.min()) >= INT8.min - 1e-4, name
     assert all(torch.equal(one, other) for one, other in zip(maps, settled, strict=True))
 
 

@@ -6,7 +6,7 @@ import re
 
 from report_examples import NASTY, make_row
 
-from utils.core.text_tables import code, columns, markdown
+from utils.core.text import code, columns, markdown_table
 from utils.reports.schema import Report
 from utils.reports.tables import remarks, terminal_table
 
@@ -70,7 +70,7 @@ def test_differences_have_standard_errors_where_the_images_are_the_same(compared
 
 
 def test_a_markdown_table_escapes_markup():
-    lines = markdown(columns(("stage", "file", "measured on")), [("a|b*", code("x|y`.pt"), NASTY)])
+    lines = markdown_table(columns(("stage", "file", "measured on")), [("a|b*", code("x|y`.pt"), NASTY)])
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in lines)
     assert r"a\|b\*" in lines[-1]
     assert "<script>" not in lines[-1].replace(r"\<", "")

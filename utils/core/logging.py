@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def at_least(name: str, level: int) -> Iterator[None]:
+def log_level(name: str, level: int) -> Iterator[None]:
     """Within it the logger `name` says nothing below `level`."""
     log = logging.getLogger(name)
     before = log.level
