@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 
 def no_file(path: str | Path, expected: str) -> str:
     """The message for a path at which there is no regular file, and what was expected there."""
-    return f"{path} {_what_is_there(path)}; {expected}"
-
-
-def _what_is_there(path: str | Path) -> str:
-    try:
-        mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return "is a link to a file that does not exist" if os.path.islink(path) else "does not exist"
-    except OSError as error:  # a link to itself, a name that is too long, a folder that is closed to us
-        return f"cannot be read ({error.strerror})"
-    except ValueError:
-        return "is no name of a file"
-    if stat.S_ISDIR(mode):
-        return "is a folder"
-    return "cannot be read" if stat.S_ISREG(mode) else "is not a regular file"
+    what = "is a folder" if os.path.isdir(path) else "is not a regular file"
+    return f"{path} {what if os.path.exists(path) else 'does not exist'}; {expected}"
 
 
 class QatError(Exception):

@@ -6,27 +6,150 @@ has no end. What is wrong inside a YAML, JSON or ONNX file is said in one line, 
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
-import stat
-import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from utils.core.errors import DependencyError, InputError, QatError, no_file
+from utils.core.errors import InputError, QatError, no_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+EXPECTED = {
+    "weights": "a .pt file",
+    "teacher": "a .pt file",
+    "data": "a dataset's YAML",
+    "recipe": "a recipe's YAML",
+    "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",
+    "profile": "a JSON with an engine's layer times",
+    "cfg": "a model YAML such as models/detect/gelan-c.yaml",
+}
 
 
-@contextlib.contextmanager
+def check_file(path: str | Path, expected: str, error: type[InputError] = InputError) -> Path:
+    """Return `path` if a regular file is there.
+
+    Args:
+        expected: the second half of the message, such as "expected an ONNX file".
+        error: what is raised otherwise, with what is there instead.
+    """
+    if not os.path.isfile(path):
+        raise error(no_file(path, expected))
+    return Path(path)
+
+
+def check_files(**files: str | Path | None) -> None:
+    """Raise `InputError` for the first option whose file is not a regular file.
+
+    Args:
+        files: option, as `EXPECTED` names it → the file that the user gave; None and '' are options not given.
+    """
+    for option, path in files.items():
+        if path and not os.path.isfile(path):
+            raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
+
+
+def read_text(path: str | Path, expected: str, error: type[InputError] = InputError, *, errors: str = "ignore") -> str:
+    """The text of a UTF-8 file.
+
+    Args:
+        errors: what is done with bytes that are not UTF-8, as `open` takes it.
+
+    Raises:
+        InputError: of the kind `error`: no regular file, or it cannot be read.
+    """
+    path = check_file(path, expected, error)
+    try:
+        return path.read_text(encoding="utf-8", errors=errors)
+    except OSError as problem:
+        raise error(f"cannot read {path}: {problem.strerror}; {expected}") from problem
+
+
+def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
+    """The content of a YAML file, plain values only; a key that stands twice is refused, where PyYAML takes the last.
+
+    Raises:
+        InputError: of the kind `error`: it cannot be read, or is not valid YAML.
+    """
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [(key.tag, str(key.value)) for key, _ in node.value]
+            for index, key in enumerate(keys):
+                if key in keys[:index]:
+                    line = node.value[index][0].start_mark.line + 1
+                    raise yaml.YAMLError(f"line {line}: the key {key[1][:80]} stands twice; leave one out")
+            return dict(super().construct_mapping(node, deep))
+
+    text = read_text(path, expected, error)
+    try:
+        return yaml.load(text, UniqueKeys)
+    except Exception as problem:  # its constructors raise what they like: month 13, `!!int ""`, `!!bool maybe`
+        reason = " ".join(str(problem).split())[:300]
+        raise error(f"{path} is not valid YAML: {reason or type(problem).__name__}") from problem
+
+
+def read_json(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        InputError: of the kind `error`: it cannot be read, or is not JSON.
+    """
+    text = read_text(path, expected, error, errors="replace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} is not valid JSON ({str(problem)[:100]}); {expected}") from problem
+
+
+def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
+    """Read an ONNX file.
+
+    Args:
+        check: also run ONNX's checker, which does not know operators of TensorRT's own.
+
+    Raises:
+        InputError: the file is missing, or it is not a whole ONNX file.
+    """
+    import onnx
+
+    path = check_file(path, "expected an ONNX file, as export_qat.py writes it")
+    try:
+        model = onnx.load(path)
+        if check:
+            onnx.checker.check_model(model)
+        if not model.graph.input or not model.graph.node:
+            raise ValueError("it holds no network")
+    except Exception as error:  # protobuf and the checker raise several unrelated types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
+    return model
+
+
+STRONG_FROM = (10, 12)  # where TensorRT's release notes call weak typing deprecated; 11 has none
+
+
+def wanted_typing(version: str) -> Literal["weak", "strong"]:
+    """How a TensorRT of a version, such as '10.13.0', wants ONNX files to be typed.
+
+    Raises:
+        ValueError: this is no version.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return "strong" if (major, minor) >= STRONG_FROM else "weak"
+
+
+@contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
 
@@ -35,7 +158,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         QatError: the disk is full.
     """
     path = Path(path)
-    temporary = _writable(path)
+    temporary = _temporary_file(path)
     try:
         yield temporary
         temporary.replace(path)
@@ -53,33 +176,21 @@ def check_writable(path: str | Path) -> None:
     Raises:
         InputError: it cannot.
     """
-    temporary = _writable(Path(path))
-    temporary.unlink(missing_ok=True)
+    _temporary_file(Path(path)).unlink(missing_ok=True)
 
 
-def _writable(path: Path) -> Path:
-    """An empty file beside `path`.
-
-    Raises:
-        InputError: nothing can be written there.
-    """
+def _temporary_file(path: Path) -> Path:
+    """Make an empty file beside `path`, with the permissions that the user's files get; raises as `atomic_path`."""
+    temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _temporary(path)
+        temporary.touch()
     except OSError as error:
         kind = QatError if error.errno in NO_ROOM else InputError
         raise kind(f"cannot write {path}: {error.strerror}") from error
-
-
-def _temporary(path: Path) -> Path:
-    """Make an empty file beside `path`, with the permissions that the user's files get."""
-    while True:
-        temporary = path.absolute().with_name(f".{path.stem}-{os.urandom(4).hex()}.part{path.suffix}")
-        with contextlib.suppress(FileExistsError):
-            temporary.touch(exist_ok=False)
-            return temporary
+    return temporary
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -92,7 +203,7 @@ def save_torch(content: Any, path: str | Path) -> None:
     """`torch.save` to `path`: a reader sees the old file or the whole new one.
 
     The bytes are made in memory first: torch's writer hides the system's error, such as a full disk, behind a
-    RuntimeError about file positions. Equal content gives equal bytes.
+    RuntimeError about file positions.
 
     Raises:
         InputError, QatError: the file cannot be written, see `atomic_path`.
@@ -100,20 +211,9 @@ def save_torch(content: Any, path: str | Path) -> None:
     import torch
 
     buffer = io.BytesIO()
-    torch.save(_with_shared_texts(content), buffer)
+    torch.save(content, buffer)
     with atomic_path(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
-
-
-def _with_shared_texts(value: Any) -> Any:
-    """`value` with one object for each text: pickle writes a second object of the same text in full."""
-    if isinstance(value, str):
-        return sys.intern(str(value))
-    if type(value) is dict:
-        return {_with_shared_texts(key): _with_shared_texts(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_with_shared_texts(item) for item in value)
-    return value
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -124,13 +224,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 def file_hash(path: str | Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path:
@@ -141,42 +235,54 @@ def make_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Path
     """
     base = Path(project) / check_folder_name(name)
     try:
-        for number in range(1, 10_000):
+        for number in itertools.count(1):
             folder = base if number == 1 else base.with_name(f"{name}{number}")
             try:
                 folder.mkdir(parents=True, exist_ok=exist_ok)
+                break
             except FileExistsError:
-                if folder.is_dir():
-                    continue
-                raise
-            return folder
+                if not folder.is_dir():
+                    raise
     except OSError as error:
         raise InputError(f"cannot create the run folder {base}: {error.strerror}; choose another --project") from error
-    raise InputError(f"{base} and 9,998 numbered folders beside it exist; choose another --name")
+    return folder
+
+
+def check_folder_name(text: str) -> str:
+    """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT.
+
+    Raises:
+        InputError: it is empty, a path, or holds characters that cannot be shown.
+    """
+    if text in ("", ".", "..") or {"/", "\\"} & set(text) or not text.isprintable():
+        raise InputError(f"--name {text!r} is not the name of a folder; --project says where it lies")
+    return text
 
 
 def refuse_overwrite(
     outputs: Iterable[str | Path], inputs: Iterable[str | Path | None], advice: str = "choose another --output"
 ) -> None:
-    """Raise `InputError` if a file that is to be written is one that is read, or if two outputs are one file.
+    """Raise `InputError` if a file that is to be written is one that is read, no file, or another output.
 
     Args:
         outputs: files to be written; those that do not exist yet can be no input.
         inputs: files that are read; None for what was not given.
         advice: what to do about it.
     """
-    read = {identity: path for path in inputs if path and (identity := _identity(path))}
+    sources = [source for source in inputs if source and os.path.exists(source)]
     planned: dict[str, Path] = {}
     for output in map(Path, outputs):
         other = planned.setdefault(os.path.realpath(output).casefold(), output)
         if other is not output:
             raise InputError(f"{output} and {other} would be written to one file; {advice}")
-        _check_kind(output, advice)
-        identity = _identity(output)
-        if identity in read:
-            source = read[identity]
-            same = "" if str(source) == str(output) else f"is the same file as {source}, which "
-            raise InputError(f"{output} {same}is read and would be overwritten; {advice}")
+        if not os.path.exists(output):
+            continue
+        if not os.path.isfile(output):
+            raise InputError(no_file(output, f"a file is to be written there; {advice}"))
+        for source in sources:
+            if os.path.samefile(output, source):
+                same = "" if str(source) == str(output) else f"is the same file as {source}, which "
+                raise InputError(f"{output} {same}is read and would be overwritten; {advice}")
 
 
 def refuse_overwrite_in(
@@ -187,23 +293,8 @@ def refuse_overwrite_in(
     Without `exist_ok` the folder is a new one, in which nothing lies that could be read.
     """
     if exist_ok:
-        refuse_overwrite(
-            dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern)),
-            inputs,
-            "choose another --name or --project",
-        )
-
-
-def check_folder_name(text: str) -> str:
-    """Return `text` if it is the name of one folder, so that PROJECT/NAME lies in PROJECT.
-
-    Raises:
-        InputError: it is empty, a path, or holds characters that cannot be shown.
-    """
-    separators = {os.sep, "/", "\\"}
-    if text in ("", ".", "..") or separators & set(text) or not text.isprintable():
-        raise InputError(f"--name {text!r} is not the name of a folder; --project says where it lies")
-    return text
+        outputs = dict.fromkeys(path for pattern in patterns for path in (Path(project) / name).glob(pattern))
+        refuse_overwrite(outputs, inputs, "choose another --name or --project")
 
 
 def distinct_names(names: Iterable[str]) -> list[str]:
@@ -213,191 +304,13 @@ def distinct_names(names: Iterable[str]) -> list[str]:
     ['a.jpg', 'A-3.jpg', 'a-2.jpg', 'b.jpg']
     """
     names = list(names)
-    wished = {name.casefold() for name in names}
-    taken: set[str] = set()
-    found = []
+    reserved, taken = {name.casefold() for name in names}, set[str]()
+    distinct = []
     for name in names:
-        stem, dot, suffix = name.rpartition(".") if "." in name else (name, "", "")
-        number, chosen = 1, name
-        while chosen.casefold() in taken or (number > 1 and chosen.casefold() in wished):
-            number += 1
-            chosen = f"{stem}-{number}{dot}{suffix}"
-        taken.add(chosen.casefold())
-        found.append(chosen)
-    return found
-
-
-def _identity(path: str | Path) -> tuple[int, int] | None:
-    """What the file system knows a file by; None where there is none."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _check_kind(output: Path, advice: str) -> None:
-    """A file replaces what lies at `output`, so that must be a file (or nothing)."""
-    try:
-        mode = os.stat(output).st_mode
-    except (OSError, ValueError):
-        return  # writing it will say what is wrong
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise InputError(f"{output} is {what}, and a file is to be written there; {advice}")
-
-
-EXPECTED = {
-    "weights": "a .pt file",
-    "teacher": "a .pt file",
-    "data": "a dataset's YAML",
-    "recipe": "a recipe's YAML",
-    "hyp": "a YAML such as data/hyps/hyp.scratch-high.yaml",
-    "profile": "a JSON with an engine's layer times",
-    "cfg": "a model YAML such as models/detect/gelan-c.yaml",
-}
-
-
-def is_regular(path: str | Path) -> bool:
-    """Whether there is a regular file that can be looked at; anything that goes wrong means no."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return False
-
-
-def check_file(path: str | Path, expected: str, error: type[InputError] = InputError) -> Path:
-    """Return `path` if a regular file is there.
-
-    Args:
-        expected: the second half of the message, such as "expected an ONNX file".
-        error: what is raised otherwise, with what is there instead.
-    """
-    if not is_regular(path):
-        raise error(no_file(path, expected))
-    return Path(path)
-
-
-def check_text(path: str | Path) -> None:
-    """Raise `InputError` if a path is not text: ONNX Runtime and ONNX take none that holds other bytes."""
-    try:
-        os.fspath(path).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"the name {os.fspath(path)!r} is not UTF-8, which ONNX files need; rename it") from None
-
-
-def check_files(**files: str | Path | None) -> None:
-    """Raise `InputError` for the first option's file that is no regular file; None and '' are options not given.
-
-    Args:
-        files: option, as `EXPECTED` names it, → the file that the user gave.
-    """
-    for option, path in files.items():
-        if path and not is_regular(path):
-            raise InputError(f"--{option} {no_file(path, f'expected {EXPECTED[option]}')}")
-
-
-def read_text(path: str | Path, expected: str, error: type[InputError] = InputError, *, errors: str = "ignore") -> str:
-    """The text of a UTF-8 file.
-
-    Args:
-        errors: what is done with bytes that are no UTF-8, as `open` takes it.
-
-    Raises:
-        InputError: of the kind `error`: no regular file, or it cannot be read.
-    """
-    path = check_file(path, expected, error)
-    try:
-        return path.read_text(encoding="utf-8", errors=errors)
-    except OSError as problem:
-        raise error(f"cannot read {path}: {problem.strerror}; {expected}") from problem
-
-
-def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a YAML file, plain values only; a key that stands twice is refused, where PyYAML takes the last.
-
-    Raises:
-        InputError: of the kind `error`: it cannot be read, or is no valid YAML.
-    """
-    import yaml
-
-    class UniqueKeys(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                if (key.tag, str(key.value)) in seen:
-                    where = f"line {key.start_mark.line + 1}"
-                    raise yaml.YAMLError(f"{where}: the key {str(key.value)[:80]} stands twice; leave one out")
-                seen.add((key.tag, str(key.value)))
-            return dict(super().construct_mapping(node, deep))
-
-    text = read_text(path, expected, error)
-    try:
-        return yaml.load(text, UniqueKeys)
-    except RecursionError:
-        raise error(f"{path} is not valid YAML for us: it is nested too deeply") from None
-    except yaml.YAMLError as problem:
-        raise error(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
-    except Exception as problem:  # its constructors raise what they like: month 13, `!!int ""`, `!!bool maybe`
-        raise error(f"{path} is not valid YAML: it holds a value that cannot be read ({_short(problem)})") from problem
-
-
-def read_json(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        InputError: of the kind `error`: it cannot be read, or is no JSON.
-    """
-    text = read_text(path, expected, error, errors="replace")
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise error(f"{path} is nested too deeply; {expected}") from None
-    except ValueError as problem:
-        raise error(f"{path} is not valid JSON ({_short(problem)}); {expected}") from problem
-
-
-def _short(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:100]}"
-
-
-def read_onnx(path: str | Path, *, check: bool = False) -> ModelProto:
-    """Read an ONNX file.
-
-    Args:
-        check: also run ONNX's checker, which does not know operators of TensorRT's own.
-
-    Raises:
-        InputError: the file is missing, or it is not a whole ONNX file.
-        DependencyError: onnx is not installed.
-    """
-    try:
-        import onnx
-    except ImportError as error:
-        raise DependencyError("reading ONNX files needs onnx; install it with: pip install onnx") from error
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(no_file(path, "expected an ONNX file, as export_qat.py writes it"))
-    try:
-        model = onnx.load(path)
-        if check:
-            onnx.checker.check_model(model)
-    except Exception as error:  # protobuf and the checker raise several unrelated types
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} is not an ONNX file, or it is truncated: {reason}") from error
-    if not model.graph.input or not model.graph.node:
-        raise InputError(f"{path} is not an ONNX file, or it is truncated: it holds no network")
-    return model
-
-
-STRONG_FROM = (10, 12)  # where TensorRT's release notes call weak typing deprecated; 11 has none
-
-
-def wanted_typing(version: str) -> Literal["weak", "strong"]:
-    """What TensorRT of a version, such as '10.13.0', wants.
-
-    Raises:
-        ValueError: this is no version.
-    """
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return "strong" if (major, minor) >= STRONG_FROM else "weak"
+        stem, suffix = os.path.splitext(name)
+        numbers = itertools.count(2)
+        while name.casefold() in taken:
+            name = next(new for n in numbers if (new := f"{stem}-{n}{suffix}").casefold() not in reserved)
+        taken.add(name.casefold())
+        distinct.append(name)
+    return distinct

@@ -23,7 +23,6 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from utils.core.errors import DataError, no_file
-from utils.core.files import is_regular
 
 __all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
 
@@ -255,7 +254,7 @@ def find_images(paths: Iterable[str]) -> list[str]:
     for path in map(Path, paths):
         if path.is_dir():
             files += walk(str(path))
-        elif is_regular(path):
+        elif os.path.isfile(path):
             files += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
         else:
             raise DataError(no_file(path, "expected a folder of images or a list of them"))

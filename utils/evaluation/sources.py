@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import DataError, InputError, no_file
-from utils.core.files import distinct_names, is_regular
+from utils.core.files import distinct_names
 from utils.evaluation.images import SUFFIXES, decode, quiet_decoders
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ def check_source(source: str | Path) -> list[Path]:
             named = sorted(path for path in source.iterdir() if path.suffix.lower() in known)
         except OSError as error:
             raise InputError(f"--source {source} cannot be listed: {error.strerror}") from error
-        found = [path for path in named if is_regular(path)]
+        found = [path for path in named if os.path.isfile(path)]
         for path in set(named) - set(found):
             logger.warning("left out: %s", no_file(path, "expected an image or a video"))
         if not found:
             raise InputError(f"--source {source} holds neither images nor videos")
         return found
-    if not is_regular(source):
+    if not os.path.isfile(source):
         raise InputError(f"--source {no_file(source, EXPECTED)}")
     if source.suffix.lower() not in known:
         raise InputError(f"--source {source} is neither an image nor a video by its name")

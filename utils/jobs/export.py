@@ -8,7 +8,7 @@ from pathlib import Path
 
 from utils.core.device import select_device
 from utils.core.errors import InputError, QatError
-from utils.core.files import check_text, refuse_overwrite
+from utils.core.files import refuse_overwrite
 from utils.evaluation.data_yaml import load_data
 from utils.jobs import compare_outputs
 from utils.jobs.compare_outputs import check_images
@@ -31,7 +31,6 @@ def output_files(weights: str | None, output: str | None, forms: Sequence[Output
     if not weights:
         raise InputError("--weights is missing; give the checkpoint to export, or --verify an ONNX file")
     path = Path(output) if output else Path(weights).with_suffix(".onnx")
-    check_text(path)
     if path.suffix != ".onnx" or path.is_dir():
         raise InputError(f"--output {path} is not the name of an .onnx file")
     if output and len(forms) == 1:

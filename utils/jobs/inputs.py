@@ -19,7 +19,7 @@ from utils import upstream
 from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
-from utils.core.files import EXPECTED, is_regular, read_yaml
+from utils.core.files import EXPECTED, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data
@@ -252,7 +252,7 @@ def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfi
 def check_labelled(data: DataConfig) -> None:
     """Raises `DataError` when there are no validation images, or none of them has a label file: AP needs labels."""
     files = find_images(data.paths("val"))
-    if not any(is_regular(label_file(file)) for file in files):
+    if not any(os.path.isfile(label_file(file)) for file in files):
         raise unlabelled("val", files[0])
 
 

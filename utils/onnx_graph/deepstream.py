@@ -14,12 +14,13 @@ unless it says what it would say anyway.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import is_regular, write_text
+from utils.core.files import write_text
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.onnx_graph.output_formats import NmsSettings
 
@@ -236,7 +237,7 @@ def write(onnx: Path, labels: str, config: str) -> tuple[Path, Path]:
 
 def _there(path: Path) -> bool:
     """Whether a file lies there; anything else that does is refused."""
-    if is_regular(path):
+    if os.path.isfile(path):
         return True
     if path.is_symlink() or path.exists():
         raise InputError(no_file(path, ADVICE))

@@ -7,13 +7,13 @@ filled in the colour of their box, and outlined.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import is_regular
 from utils.reports.figures import BLUE, GREEN, VERMILLION, new_figure
 from utils.reports.schema import Box, Sample
 
@@ -127,7 +127,7 @@ def read_image(path: str | Path) -> tuple[Any, tuple[int, int]]:
     from PIL import Image, ImageOps
 
     remedy = "samples need the images where they were"
-    if not is_regular(path):  # opening a pipe waits for ever
+    if not os.path.isfile(path):  # opening a pipe waits for ever
         raise InputError(f"cannot read the image: {no_file(path, remedy)}")
     try:
         with Image.open(path) as file:

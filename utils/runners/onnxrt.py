@@ -16,7 +16,6 @@ from torch import Tensor
 
 from utils.core.device import cpu_cores, device_name
 from utils.core.errors import DependencyError, InputError, QatError, no_file
-from utils.core.files import check_text
 from utils.runners.base import Runner, TensorSpec
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ def _session(
         raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
     if not path.is_file():
         raise InputError(no_file(path, "expected an ONNX file"))
-    check_text(path)
     if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
         logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
         device = torch.device("cpu")

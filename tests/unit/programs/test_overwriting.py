@@ -60,7 +60,7 @@ def test_a_file_system_that_ignores_case(here, monkeypatch):
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_an_output_that_is_no_file(here, make):
     make("a.onnx")
-    with pytest.raises(InputError, match=r"a\.onnx is (a folder|not a regular file), and a file is to be written"):
+    with pytest.raises(InputError, match=r"a\.onnx is (a folder|not a regular file); a file is to be written"):
         refuse_overwrite(["a.onnx"], [])
 
 
