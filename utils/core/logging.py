@@ -1,10 +1,44 @@
-"""How much a part of the program, or a library, says in the log."""
+"""The log: plain lines on standard output, and how much a part of the program says."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from utils.core.text import printable
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        """Raise what writing a line raised: a closed pipe ends the program, and is not described on standard error."""
+        raise
+
+
+class _Formatter(logging.Formatter):
+    """Lines whose names, which come from files, do not steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def setup_logging(verbose: bool = False, rank: int = 0) -> None:
+    """Send the library's log to standard output as plain lines, the way upstream's programs look.
+
+    Of several processes, others than the main one say their number, and nothing below a warning.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text; a locale may lack →
+    handler = _Handler(sys.stdout)
+    handler.setFormatter(_Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in ("models.quantize", "utils", "__main__"):
+        logging.getLogger(name).setLevel(logging.WARNING if rank else logging.DEBUG if verbose else logging.INFO)
 
 
 @contextmanager

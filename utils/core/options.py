@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, Field, ValidationError
 
 from utils.core.errors import InputError
 from utils.core.files import check_folder_name
@@ -35,7 +33,7 @@ Kind = TypeVar("Kind", bound="Options")
 __all__ = ["Field"]  # programs take it from here, so that without pydantic `utils.cli` says what is missing
 
 IMAGE_SIZE_FLAGS = ("--imgsz", "--img", "--img-size")
-MAY_BE_EMPTY = ("--device", "--title", "--note", "--resume")
+MAY_BE_EMPTY = ("device", "title", "note", "resume")
 ImageSize = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]  # pixels
 BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 OneOrTwoSizes = Annotated[list[ImageSize], Field(max_length=2)]  # one side, or height and width
@@ -51,13 +49,13 @@ class Argument:
     """How a field stands on the command line.
 
     Attributes:
-        flags: none of a positional argument.
+        flags: its name, then its aliases; empty for `--name-of-the-field`, None for a positional argument.
         group: its title, perhaps with a description behind a colon.
         recipe: the recipe's entry that it stands for, such as `finetune.epochs`.
         keywords: for argparse.
     """
 
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] | None
     group: str
     recipe: str
     keywords: Mapping[str, Any]
@@ -71,13 +69,12 @@ def option(
     Args:
         default: `...` for an option that must be given.
         text: for `-h`.
-        flags: `--name-of-the-field` if none are given.
-        group, recipe: see `Argument`.
+        flags, group, recipe: see `Argument`.
         keywords: metavar, nargs, const and action are argparse's; bounds such as ge and le are pydantic's.
     """
     own: dict[str, Any] = {key: keywords.pop(key) for key in ("metavar", "nargs", "const", "action") if key in keywords}
-    argument = Argument(flags if flags or positional else ("",), group, recipe, own)
-    return Field(default, description=text, json_schema_extra={"argument": argument}, **keywords)  # type: ignore[dict-item]
+    argument: Any = Argument(None if positional else flags, group, recipe, own)
+    return Field(default, description=text, json_schema_extra={"argument": argument}, **keywords)
 
 
 class Options(StrictModel):
@@ -88,36 +85,36 @@ class Options(StrictModel):
         """The options in what argparse parsed.
 
         Raises:
-            InputError: they contradict each other.
+            InputError: a value does not fit, or the options contradict each other.
         """
         return cls.of({name: value for name, value in vars(arguments).items() if name in cls.model_fields})
 
     @classmethod
     def of(cls: type[Kind], values: Mapping[str, Any]) -> Kind:
-        """Make options from plain values.
-
-        Raises:
-            InputError: a value does not fit, or the options contradict each other.
-        """
+        """Make options from plain values; raises as `parsed`."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            name = str(next(iter(error.errors()[0]["loc"]), ""))
-            key = cls.flag(name) if name in cls.model_fields else ""
-            raise InputError(
-                first_problem(cls, error).replace(name, key, 1) if key else first_problem(cls, error)
-            ) from error
+            problem, name = first_problem(cls, error), str(next(iter(error.errors()[0]["loc"]), ""))
+            known = name in cls.model_fields
+            raise InputError(problem.replace(name, cls.flag(name), 1) if known else problem) from error
 
     @classmethod
     def arguments(cls) -> dict[str, Argument]:
         """Each field's name, and how it stands on the command line."""
-        return {name: argument_of(field) for name, field in cls.model_fields.items()}
+        extras: dict[str, Any] = {name: field.json_schema_extra for name, field in cls.model_fields.items()}
+        return {name: extra["argument"] for name, extra in extras.items()}
+
+    @classmethod
+    def flags(cls, name: str) -> tuple[str, ...]:
+        """The flags of a field, its name first, then its aliases; the field's name for a positional argument."""
+        flags = cls.arguments()[name].flags
+        return (name,) if flags is None else flags or (f"--{name.replace('_', '-')}",)
 
     @classmethod
     def flag(cls, name: str) -> str:
-        """The first long flag of a field: '--batch-size'."""
-        flags = flags_of(name, cls.model_fields[name])
-        return next((flag for flag in flags if flag.startswith("--")), flags[0])
+        """The name of a field on the command line: '--batch-size'."""
+        return cls.flags(name)[0]
 
     def given(self, *names: str) -> list[str]:
         """The flags of those of these options that were given."""
@@ -137,7 +134,7 @@ class Options(StrictModel):
 
     def reject_others(self, used: Iterable[str], why: str) -> None:
         """`reject_unused` for all options but those that are used."""
-        self.reject_unused([name for name in type(self).model_fields if name not in {*used, "debug"}], why)
+        self.reject_unused([name for name in type(self).model_fields if name not in used], why)
 
 
 class DeviceOptions(Options):
@@ -204,122 +201,52 @@ def data_option() -> Any:
     return option("data/coco.yaml", "dataset's YAML", metavar="FILE")
 
 
-def refuse_empty(refuse: Callable[[str], object], words: Sequence[str]) -> None:
-    """Call `refuse` with a message if an argument is empty: as a path it would mean the working folder."""
-    for before, word in zip(["", *words], words, strict=False):
-        flag, equals, value = word.partition("=")
-        if word and not (flag.startswith("--") and equals and not value):
-            continue
-        name = flag if word else before if before.startswith("-") else ""
-        if name not in MAY_BE_EMPTY:
-            refuse(f"argument {name}: it is empty; give a value, or leave it out" if name else "an argument is empty")
-
-
-def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """The flags of a field; its name for a positional argument."""
-    flags = argument_of(field).flags or (name,)
-    return tuple(flag or f"--{name.replace('_', '-')}" for flag in flags)
-
-
-def argument_of(field: FieldInfo) -> Argument:
-    """What `option` said of a field."""
-    extra: Any = field.json_schema_extra
-    return extra["argument"]
-
-
 def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
-    """Add an argument for each field of an options class; what is not given is not in the namespace."""
+    """Add an argument for each field of an options class; what is not given is not in the namespace.
+
+    The class's own fields come first, then those of its bases.
+    """
     groups: dict[str, Any] = {"": parser}
-    for name in _in_order(kind):
-        field = kind.model_fields[name]
-        argument = argument_of(field)
+    arguments, bases = kind.arguments(), list(kind.__mro__)
+    declared = {name: bases.index(base) for base in bases for name in inspect.get_annotations(base)}
+    for name in sorted(arguments, key=declared.__getitem__):
+        field, argument = kind.model_fields[name], arguments[name]
         if argument.group not in groups:
             title, _, about = argument.group.partition(": ")
             groups[argument.group] = parser.add_argument_group(title, about or None)
-        keywords: dict[str, Any] = {"help": _help(field), **_kind(field), **argument.keywords}
+        text = field.description or ""
+        if not (field.is_required() or field.default in (None, False, "", []) or "(default" in text):
+            default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
+            text = f"{text} (default: {default})"
+        keywords: dict[str, Any] = {
+            "help": text,
+            **_keywords(name, field.annotation, field.default),
+            **argument.keywords,
+        }
         if keywords.get("action") == "append":
             del keywords["nargs"]
-        if argument.flags:
+        if argument.flags is not None:
             keywords |= {"dest": name, "default": argparse.SUPPRESS, "required": field.is_required()}
-        groups[argument.group].add_argument(*flags_of(name, field), **keywords)
+        groups[argument.group].add_argument(*kind.flags(name), **keywords)
 
 
-def _in_order(kind: type[Options]) -> list[str]:
-    """The fields of an options class: its own, then those of its bases, each where it was first declared."""
-    declared = {name: base for base in kind.__mro__ for name in inspect.get_annotations(base)}
-    bases = list(kind.__mro__)
-    return sorted(kind.model_fields, key=lambda name: bases.index(declared[name]))
+def _keywords(name: str, annotation: Any, default: Any) -> dict[str, Any]:
+    """Argparse's keywords for a type: a switch, a number, text, a path, one of several words, or a list of these.
 
+    An empty text is refused: as a path it would mean the working folder. Bounds are checked by `Options.of`.
+    """
+    while get_origin(annotation) in (Annotated, Union, types.UnionType):  # bounds, `| None`
+        annotation = get_args(annotation)[0]
+    if annotation is bool:
+        return {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
+    if get_origin(annotation) is list:
+        return {"nargs": "+", **_keywords(name, get_args(annotation)[0], default)}
+    if get_origin(annotation) is Literal:
+        return {"choices": get_args(annotation)}
 
-def _help(field: FieldInfo) -> str:
-    text = field.description or ""
-    shown = field.default is not None and field.default is not False and field.default not in ("", [], ...)
-    if field.is_required() or not shown or "(default" in text:
-        return text
-    default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
-    return f"{text} (default: {default})"
+    def not_empty(text: str) -> Any:
+        if not text:
+            raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
+        return annotation(text)
 
-
-def _kind(field: FieldInfo) -> dict[str, Any]:
-    """Argparse's keywords for the type of a field."""
-    inner = _without_none(field.annotation)
-    if inner is bool:
-        return {"action": "store_true" if field.default is False else argparse.BooleanOptionalAction}
-    whole = get_args(inner)[0] if get_origin(inner) is Annotated else inner
-    if get_origin(whole) is list:
-        return {"nargs": "+", **_of_one(get_args(whole)[0], [])}
-    return _of_one(inner, field.metadata)
-
-
-def _of_one(inner: Any, metadata: list[Any]) -> dict[str, Any]:
-    if get_origin(inner) is Literal:
-        return {"choices": get_args(inner)}
-    kind = operator.getitem(Annotated, (inner, *metadata)) if metadata else inner
-    return {"type": _parser_of(kind)}
-
-
-def _without_none(annotation: Any) -> Any:
-    if get_origin(annotation) in (Union, types.UnionType):
-        (annotation,) = (part for part in get_args(annotation) if part is not type(None))
-    return annotation
-
-
-def _parser_of(kind: Any) -> Callable[[str], Any]:
-    adapter: list[TypeAdapter[Any]] = []  # made when it is needed: `-h` needs none
-
-    def parse(text: str) -> Any:
-        if not adapter:
-            adapter.append(TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)))
-        try:
-            return adapter[0].validate_strings(text)
-        except ValidationError as error:
-            expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
-            raise argparse.ArgumentTypeError(f"{text[:40]!r}; expected {_bounds(kind) or expected}") from error
-        except InputError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix("--name ")) from error
-
-    return parse
-
-
-def _bounds(kind: Any) -> str:
-    """'an integer from 1 to 8,192' for a number with bounds; '' otherwise."""
-    origin: Any = kind
-    found: dict[str, Any] = {}
-    for part in _metadata(kind):
-        found |= {name: getattr(part, name) for name in ("ge", "gt", "le", "lt") if hasattr(part, name)}
-    while get_origin(origin) is Annotated:
-        origin = get_args(origin)[0]
-    if origin not in (int, float) or not found:
-        return ""
-    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
-    number = "an integer" if origin is int else "a number"
-    if {"ge", "le"} <= set(found):
-        return f"{number} from {found['ge']:,} to {found['le']:,}"
-    return f"{number} {' and '.join(f'{words[name]} {value:,}' for name, value in found.items())}"
-
-
-def _metadata(kind: Any) -> Iterator[Any]:
-    while get_origin(kind) is Annotated:
-        kind, *parts = get_args(kind)
-        for part in parts:
-            yield from part.metadata if isinstance(part, FieldInfo) else [part]
+    return {"type": annotation if annotation in (int, float) or name in MAY_BE_EMPTY else not_empty}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -53,12 +52,21 @@ def validate(model: type[Model], content: Any, source: str | Path, error: type[I
 def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
     """The first error of a validation as one line: key, value, what is expected."""
     first = problem.errors(include_url=False)[0]
-    location, kind = first["loc"], first["type"]
-    holders = list(_holders(model, location))
-    parts = [part for part, holder in zip(location, holders, strict=False) if not _is_branch(part, holder)]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    kind, holder, key = first["type"], model, ""
+    for part in first["loc"]:
+        field = holder.model_fields.get(str(part))
+        if isinstance(part, int):
+            key += f"[{part}]"
+        elif field or not ("[" in part or part in ("float", "int", "str", "bool")):  # which are branches of a union
+            key += f".{part}" if key else part
+        holder = (field and _model_in(field.annotation)) or holder
     if kind == "extra_forbidden":
-        return _unknown_key(holders[-2], key, str(location[-1]))
+        if hint := removed(key):
+            return f"{key} {hint}"
+        known = list(holder.model_fields)
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+        advice = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
+        return f"there is no key {short_repr(key)[1:-1]}; {advice}"
     if kind == "missing":
         return f"the key {key} is missing"
     expected = re.sub(r"^(Value error, )?((Input|String|List|Tuple|Keys) should (be|have) )?", "", first["msg"])
@@ -66,40 +74,13 @@ def first_problem(model: type[BaseModel], problem: ValidationError) -> str:
     if kind == "too_long":
         expected = f"at most {first['ctx']['max_length']} values"
     if kind == "model_type":
-        expected = f"a mapping with the keys {', '.join(holders[-1].model_fields)}"
+        expected = f"a mapping with the keys {', '.join(holder.model_fields)}"
     value = "empty" if first["input"] is None else short_repr(first["input"])  # as YAML writes it
     return f"{key or 'the content'} is {value}; expected {expected}"
 
 
-def _unknown_key(model: type[BaseModel], key: str, name: str) -> str:
-    if hint := removed(key):
-        return f"{key} {hint}"
-    known = list(model.model_fields)
-    close = difflib.get_close_matches(name, known, 1)
-    return f"there is no key {short_repr(key).strip(chr(39))}; " + (
-        f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
-    )
-
-
-def _holders(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[type[BaseModel]]:
-    """The model that each part of an error's location is a key of, and the one that lies there, or around it."""
-    yield model
-    for part in location:
-        field = model.model_fields.get(str(part))
-        inner = next(_models_in(field.annotation), None) if field else None
-        model = inner or model  # an index or the branch of a union is no step down
-        yield model
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
-
-def _is_branch(part: int | str, holder: type[BaseModel]) -> bool:
-    """Whether pydantic put the name of a union's branch into a location, such as `float` or `dict[int,float]`."""
-    if not isinstance(part, str) or part in holder.model_fields:
-        return False
-    return part in ("float", "int", "str", "bool") or "[" in part
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model in an annotation such as `list[Row] | None`."""
+    if arguments := get_args(annotation):
+        return next(filter(None, map(_model_in, arguments)), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None

@@ -14,6 +14,7 @@ from utils import cli
 from utils.core import device, distributed
 from utils.core.distributed import VARIABLES, World
 from utils.core.errors import InputError
+from utils.core.logging import setup_logging
 from utils.core.options import Options
 
 
@@ -103,4 +104,4 @@ def test_other_ranks_say_their_number_and_only_what_is_wrong(torchrun, capsys):
     assert cli.run_program("qat.py", (Options, work), [], together=True) == 2
     said = capsys.readouterr()
     assert (said.out, said.err) == ("rank 1: odd\n", "rank 1: error: cannot be used\n")
-    cli.setup_logging()
+    setup_logging()

@@ -58,19 +58,19 @@ def test_what_is_given_has_its_type(words: list[str], name: str, value: object) 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--imgsz 0", ["--imgsz", "'0'", "from 1 to 8,192"]),
-        ("--imgsz 2.5", ["--imgsz", "'2.5'", "an integer"]),
+        ("--imgsz 0", ["--imgsz is 0", "1"]),
+        ("--imgsz 2.5", ["--imgsz", "'2.5'", "int"]),
         ("--sizes 5 x", ["--sizes", "'x'"]),
-        ("--lr nan", ["--lr", "'nan'", "above 0 and below 1"]),
-        ("--lr 1", ["--lr", "'1'"]),
-        ("--lr 0", ["--lr", "'0'"]),
+        ("--lr nan", ["--lr is nan"]),
+        ("--lr 1", ["--lr is 1", "less than 1"]),
+        ("--lr 0", ["--lr is 0", "greater than 0"]),
         ("--task train", ["--task", "train", "val"]),
     ],
 )
 def test_what_does_not_fit_names_option_value_and_bounds(words: str, named: list[str], capsys) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises((SystemExit, InputError)) as caught:
         parsed(*words.split())
-    error = capsys.readouterr().err
+    error = capsys.readouterr().err or str(caught.value)
     assert all(part in error for part in named)
 
 

@@ -56,11 +56,9 @@ def test_errors_become_one_line_and_an_exit_code(error, code, line, capsys):
 def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path):
     root = Path(cli.__file__).parents[1]
     for program, shown in (("val_trt.py", "val_trt.py"), ("scripts/benchmark_trt.py", "scripts/benchmark_trt.py")):
-        monkeypatch.setattr(sys, "argv", [str(root / program)])
-        monkeypatch.setattr(cli, "_words", ["--name", "a b"])
+        monkeypatch.setattr(sys, "argv", [str(root / program), "--name", "a b"])
         assert cli.command_line() == f"python {shown} --name 'a b'"
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "other.py")])
-    monkeypatch.setattr(cli, "_words", [])
     assert cli.command_line() == "python other.py"
 
 
@@ -70,7 +68,7 @@ def test_a_command_says_nothing_of_where_the_checkout_lies(monkeypatch, tmp_path
         (["eval", "--batchsize", "4"], ["--batchsize 4", "did you mean --batch-size?", "p eval -h"]),
         (["eval", "--batch-size", "four"], ["--batch-size", "'four'"]),
         (["eval", "--batch-size=4", "more"], ["unrecognized arguments: more"]),
-        (["eval", "--batch-size="], ["--batch-size", "empty"]),
+        (["eval", "--batch-size="], ["--batch-size", "''"]),
         (["evaluate"], ["evaluate", "eval"]),
         ([], ["{eval}"]),
     ],
