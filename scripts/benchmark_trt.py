@@ -40,11 +40,11 @@ from utils.core.options import (
 )
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
-from utils.trt.build_config import OF_BUILDS, BuildOptions
+from utils.trt.preflight import OF_BUILDS, BuildOptions
 
 if TYPE_CHECKING:
-    from utils.trt.benchmark import Entry, Row
-    from utils.trt.build_config import BuildConfig
+    from utils.trt.benchmark import BenchmarkRow, Entry
+    from utils.trt.preflight import BuildConfig
     from utils.trt.tensorrt_api import Api
     from utils.trt.trtexec import Trtexec
 
@@ -103,8 +103,8 @@ def main(options: BenchmarkOptions) -> int:
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))
     from utils.jobs import benchmark, benchmark_networks, benchmark_report
     from utils.trt import tensorrt_api
-    from utils.trt.benchmark import Entry, check
-    from utils.trt.build_preflight import check_target
+    from utils.trt.benchmark import Entry, check_entries
+    from utils.trt.preflight import check_target
     from utils.trt.timing import TimingConfig
 
     entries = [*(Entry(file, True) for file in options.baseline), *map(Entry, others)]
@@ -112,7 +112,7 @@ def main(options: BenchmarkOptions) -> int:
     batches = benchmark.batch_sizes(options.batch_size, options.sweep)
     timing = TimingConfig(options.warmUp, options.duration, options.rounds, options.useCudaGraph, options.useSpinWait,
                           not options.noDataTransfers, overlap=not options.exposeDMA)  # fmt: skip
-    check(entries)
+    check_entries(entries)
     building = options.build_config()
     if not engines:
         if built := [entry.file for entry in entries if entry.is_engine]:
@@ -123,7 +123,7 @@ def main(options: BenchmarkOptions) -> int:
         options.reject_unused(OF_BUILDS, "to engines that are built already")
     if options.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
-    api = tensorrt_api.load() if engines else None
+    api = tensorrt_api.load_tensorrt() if engines else None
     if api is None:
         device = tensorrt_api.use_device(options.device)
     else:
@@ -141,7 +141,7 @@ def main(options: BenchmarkOptions) -> int:
         logger.warning("on a CPU these do nothing: %s", ", ".join(options.given(*OF_GPUS)))
     about = benchmark_report.about(job, _method(options, job.program, job.on_gpu))
     logger.info("=== Device Information ===\n%s\n", "\n".join(f"{k}: {v}" for k, v in about["device"].items()))
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     with new_run(options.project, options.name, options.exist_ok) as folder:
         for batch in batches:
             found = job.measure(batch)
@@ -183,7 +183,7 @@ def _trtexec(api: Api) -> Trtexec | None:
     from utils.trt import trtexec
 
     try:
-        found = trtexec.find()
+        found = trtexec.find_trtexec()
     except DependencyError:
         return None
     if found.name == api.name:

@@ -26,7 +26,7 @@ from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, option
 from utils.jobs.dependencies import need, need_tensorrt
-from utils.trt.build_config import BuildOptions, min_opt_max
+from utils.trt.preflight import BuildOptions, min_opt_max
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def main(options: EngineOptions) -> None:
         options.reject_unused(["check"], "with --target, whose engine need not run here")
     need_tensorrt(options.trtexec)
     if options.generate_graph and not options.target:
-        from utils.trt.layer_report import graphviz
+        from utils.trt.layers import graphviz
 
         graphviz()  # refuses before the long build
         need_tensorrt()
@@ -96,7 +96,7 @@ def main(options: EngineOptions) -> None:
     if options.trtexec:
         from utils.trt import trtexec
 
-        trtexec.build(options.onnx, engine, config, trtexec.find())
+        trtexec.build_with_trtexec(options.onnx, engine, config, trtexec.find_trtexec())
     else:
         from utils.trt.tune import build_or_tune
 
@@ -127,7 +127,7 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
         logger.info("not compared with ONNX Runtime, which is not installed; val_trt.py shows whether AP is as it was")
         return
     if options.trtexec:
-        api = tensorrt_api.load() if tensorrt_api.installed() is not None else None
+        api = tensorrt_api.load_tensorrt() if tensorrt_api.installed_module() is not None else None
         if api is None or not EngineNote.load(engine).made_by(api, tensorrt_api.gpu(device.index)):
             logger.info("not compared with ONNX Runtime: this needs TensorRT's Python module, of trtexec's version")
             return

@@ -27,8 +27,8 @@ def main(options: CheckOptions) -> None:
     """Check, and print the typing."""
     from utils.evaluation.data_yaml import load_data
     from utils.trt import tensorrt_api
-    from utils.trt.build_preflight import check_target
-    from utils.trt.layer_report import graphviz
+    from utils.trt.layers import graphviz
+    from utils.trt.preflight import check_target
 
     load_data(options.data).paths("val")
     need_tensorrt()
@@ -36,7 +36,7 @@ def main(options: CheckOptions) -> None:
         graphviz()
     need("torch")
     tensorrt_api.use_device(options.device)
-    api = tensorrt_api.load()
+    api = tensorrt_api.load_tensorrt()
     check_target(api, tensorrt_api.gpu(), ())
     print(api.typing)
 

@@ -42,7 +42,7 @@ def main(options: InspectOptions) -> None:
         need("torch")
         need_tensorrt()
     if options.generate_graph:
-        from utils.trt.layer_report import graphviz
+        from utils.trt.layers import graphviz
 
         graphviz()
     from utils.jobs import inspect_engine

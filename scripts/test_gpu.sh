@@ -34,7 +34,7 @@ if [ ! -f "$DEMO_ONNX" ]; then
   program qat.py quantize --weights data/demo/gelan-digits.pt --data "$DEMO_DATA" --imgsz 320 --device cpu \
     --ptq-only --no-eval-origin --project "$build" --name demo --exist-ok
   quantized=("$build"/demo/weights/ptq_ap_*.pt)
-  wanted='from utils.trt import tensorrt_api; print(tensorrt_api.load().typing)'
+  wanted='from utils.trt import tensorrt_api; print(tensorrt_api.load_tensorrt().typing)'
   typing=$(cd "$OVERLAY_ROOT" && "$engine_python" -c "$wanted" 2>/dev/null) || typing=strong
   common=(--imgsz 320 --dynamic batch --simplify --device cpu --typing "$typing")
   program export_qat.py --weights data/demo/gelan-digits.pt "${common[@]}" --output "$DEMO_FLOAT_ONNX"

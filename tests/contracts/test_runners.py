@@ -26,10 +26,10 @@ from utils.runners.base import Runner, TensorSpec
 from utils.runners.pytorch import TorchRunner
 from utils.serving.options import ServingOptions
 from utils.serving.runner import TritonRunner
-from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt import tensorrt_api
+from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import BuildConfig, OnnxFile
 from utils.trt.runner import TensorRTRunner
 
 
@@ -88,7 +88,7 @@ def server(tmp_path_factory):
 
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-          pytest.mark.skipif(tensorrt_api.installed() is None, reason="TensorRT is not installed")]  # fmt: skip
+          pytest.mark.skipif(tensorrt_api.installed_module() is None, reason="TensorRT is not installed")]  # fmt: skip
 
 
 EVERY = ["torch", "onnxruntime", "triton http", "triton grpc", "tensorrt stand-in",
@@ -307,7 +307,7 @@ def test_an_engine_with_results_of_unknown_size_is_not_captured(tmp_path, monkey
     model = onnx.load(tmp_path / "a.onnx")
     model.graph.node.append(onnx.helper.make_node(operator, ["raw"], ["unread"]))
     note = EngineNote.load(path)
-    replace(note, data_dependent=onnx_summary.describe(model, path).data_dependent).save(path)
+    replace(note, data_dependent=OnnxFile.of_model(model, path).data_dependent).save(path)
     with TensorRTRunner(path, "cpu", api=api) as runner:
         before = len(api.module.calls)
         for number in range(1, 5):

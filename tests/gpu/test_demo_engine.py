@@ -13,7 +13,8 @@ from utils.core.errors import InputError
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import check_engine
 from utils.jobs.open import open_runner
-from utils.trt import inspector, layer_report, tensorrt_api, timing
+from utils.trt import tensorrt_api, timing
+from utils.trt.layers import layers_of, report_lines, summarize
 from utils.trt.runner import Execution, TensorRTRunner
 
 CONFIG = EvalConfig(imgsz=320, workers=8)
@@ -76,18 +77,18 @@ def test_graphs_pinned_feeds_and_feeds_on_the_gpu_give_the_same(demo_engine):
 
 
 def test_layers_are_int8_and_their_times_add_up(demo_engine):
-    api, device = tensorrt_api.load(), torch.device("cuda:0")
+    api, device = tensorrt_api.load_tensorrt(), torch.device("cuda:0")
     execution = Execution(demo_engine, api, device)
     execution.set_shapes({"images": (8, 3, 320, 320)})
-    layers = layer_report.layers_of(execution)
-    found = inspector.summarize(layers)
+    layers = layers_of(execution)
+    found = summarize(layers)
     kernels = timing.TimingConfig(50, 0, 1, cuda_graph=True, transfers=False, iterations=300)
-    median = timing.measure({"a": execution}, kernels)["a"].parts["compute"].median
-    print("\n".join(layer_report.text(found, "demo model, batch 8", "int8")), f"\nas a CUDA graph: {median:.3f} ms")
+    median = timing.time_interleaved({"a": [execution]}, kernels)["a"].parts["compute"].median
+    print("\n".join(report_lines(found, "demo model, batch 8", "int8")), f"\nas a CUDA graph: {median:.3f} ms")
     assert found.int8_layers > 0.7
     assert all(layer.ms is not None for layer in layers)
     assert 0.8 * median < found.total_ms < 6 * median  # measured one by one, layers wait for each other
-    figures = timing.measure({"a": execution}, timing.TimingConfig(50, 0.5, 1, cuda_graph=True))["a"]
+    figures = timing.time_interleaved({"a": [execution]}, timing.TimingConfig(50, 0.5, 1, cuda_graph=True))["a"]
     assert figures.parts["compute"].median == pytest.approx(median, rel=0.3)
     assert figures.parts["latency"].median > figures.parts["compute"].median
     execution.close()

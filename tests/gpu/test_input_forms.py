@@ -19,8 +19,8 @@ from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
 from utils.runners.base import as_feed
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
+from utils.trt.preflight import BuildConfig
 
 FORMS = {"float": FLOATS, "uint8": InputSpec("uint8"), "uint8-nhwc": InputSpec("uint8", "nhwc")}
 BATCH = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import benchmark_networks
 from utils.jobs.open import open_runner
 from utils.trt import benchmark, tensorrt_api, timing
-from utils.trt.benchmark import Opening
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
@@ -22,7 +22,7 @@ QUICK = TimingConfig(50, 0.6, 2, cuda_graph=True)
 
 def test_contexts_give_what_one_gives(demo_engine):
     """Two contexts, each on a stream of its own, at the same time."""
-    one = Execution(demo_engine, tensorrt_api.load(), DEVICE)
+    one = Execution(demo_engine, tensorrt_api.load_tensorrt(), DEVICE)
     one.set_shapes({"images": (8, 3, 320, 320)})
     both = [one, one.sibling()]
     feeds = [torch.rand(8, 3, 320, 320, generator=torch.Generator().manual_seed(seed)).cuda() for seed in (1, 2)]
@@ -50,12 +50,12 @@ def test_contexts_give_what_one_gives(demo_engine):
 
 
 def test_throughput_of_two_contexts_and_of_copies_during_runs(demo_engine):
-    one = Execution(demo_engine, tensorrt_api.load(), DEVICE)
+    one = Execution(demo_engine, tensorrt_api.load_tensorrt(), DEVICE)
     one.set_shapes({"images": (8, 3, 320, 320)})
     other = one.sibling()
     exposed = TimingConfig(50, 0.6, 2, cuda_graph=True, overlap=False)
-    found = timing.measure({"one": one, "two": [one, other]}, QUICK)
-    slow = timing.measure({"one": one}, exposed)["one"]
+    found = timing.time_interleaved({"one": [one], "two": [one, other]}, QUICK)
+    slow = timing.time_interleaved({"one": [one]}, exposed)["one"]
     print({name: (figures.qps, figures.parts["latency"].median) for name, figures in found.items()}, slow.qps)
     assert found["two"].qps > 0.95 * found["one"].qps
     assert found["one"].qps > 0.95 * slow.qps
@@ -73,10 +73,10 @@ def test_pytorch_beside_an_engine(demo_engine, graphs):
     """Four rows of a small network; those of torch.compile have figures where there is a compiler."""
     model = Detector().to(DEVICE).eval()
     found = benchmark_networks.open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE, compiled=True, graphs=graphs)
-    with Opening(tensorrt_api.load(), DEVICE) as opening:
-        group = opening.load(demo_engine, 8, None)
-        candidates = [*found, benchmark.Candidate(benchmark.Row("demo", 8, False), [group])]
-        rows = benchmark.measure(candidates, TimingConfig(50, 0.4, 2, cuda_graph=graphs))
+    with ExitStack() as stack:
+        engine = benchmark.load_engine_at(demo_engine, 8, None, tensorrt_api.load_tensorrt(), DEVICE, stack)
+        candidates = [*found, benchmark.Candidate(benchmark.BenchmarkRow("demo", 8, False), [engine])]
+        rows = benchmark.time_candidates(candidates, TimingConfig(50, 0.4, 2, cuda_graph=graphs))
     print([(row.runtime, row.precision, row.error or row.figures.parts["compute"].median) for row in rows])
     for row in rows:
         assert row.figures is not None or row.runtime == "torch.compile"

@@ -22,8 +22,8 @@ from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.verify import verify_file
 from utils.trt import tensorrt_api
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
+from utils.trt.preflight import BuildConfig
 
 SIDE = "128"  # pixels
 
@@ -81,7 +81,7 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
             == ()
         )
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
-    rtx = tensorrt_api.load("tensorrt_rtx_bindings")
+    rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
     build_config = BuildConfig(targets=("SM89",), progress=False)
     for name in ("none", "deepstream"):
         assert build(tmp_path / f"{name}.onnx", tmp_path / f"{name}.engine", build_config, rtx).note.precision == "int8"

@@ -32,8 +32,8 @@ from utils.onnx_graph.view import metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import tensorrt_api
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
+from utils.trt.preflight import BuildConfig
 
 FORMS = {
     "float": [],
@@ -187,7 +187,7 @@ def test_it_builds(form, strong_file, tmp_path, monkeypatch):
     """For a GPU that is not there; with a dynamic batch."""
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     config = BuildConfig(targets=("SM89",), batch=(1, 4, 8), progress=False)
-    rtx = tensorrt_api.load("tensorrt_rtx_bindings")
+    rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
     note = build(in_form(strong_file, form), tmp_path / "net.engine", config, rtx).note
     assert (note.precision, note.typing) == ("int8", "strong")
     assert note.metadata["input_form"] == "uint8"

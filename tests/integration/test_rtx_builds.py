@@ -27,9 +27,9 @@ from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.onnx_graph.view import GraphAppender
 from utils.trt import tensorrt_api
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import BuildResult, build
+from utils.trt.build import BuildResult, build
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import BuildConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from random_networks import TINY, convolutions_in, narrow, random_network, save_float, save_quantized, tiny_with
@@ -69,7 +69,7 @@ def named(request: pytest.FixtureRequest, upstream_yaml) -> tuple[str, nn.Module
 
 
 def built(file: Path, target: str, **changes) -> BuildResult:
-    rtx = tensorrt_api.load("tensorrt_rtx_bindings")
+    rtx = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
     config = BuildConfig(**{"targets": (target,), "progress": False, **changes})
     return build(file, file.with_suffix(".engine"), config, rtx)
 

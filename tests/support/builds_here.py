@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from utils.core.errors import QatError
-from utils.trt.builder import build
-from utils.trt.tune import BuildProcess, Outcome
+from utils.trt.build import build
+from utils.trt.tune import BuildProcess, BuildTimeout
 
 
 class Here(BuildProcess):
@@ -17,20 +17,15 @@ class Here(BuildProcess):
         self.seconds, self.endless, self.failing = seconds, endless, failing
         self.asked = []  # options and limit
 
-    def build(self, onnx, engine, config, limit, on_wait=lambda: None):
+    def build(self, onnx, engine, config, limit):
         self.asked.append((config.options, limit))
         late = config.options in self.endless or limit < self.seconds
         Here.now += limit if late else self.seconds
-        on_wait()
         if late:
-            return Outcome(limit, f"not built within {limit:.0f} s", 1, late=True)
+            raise BuildTimeout(f"not built within {limit:.0f} s")
         if config.options in self.failing:
-            return Outcome(self.seconds, "no engine for this", 1)
-        try:
-            build(onnx, engine, config)
-        except QatError as error:
-            return Outcome(self.seconds, str(error), error.exit_code)
-        return Outcome(self.seconds, "", 0)
+            raise QatError("no engine for this")
+        return build(onnx, engine, config)
 
     def options(self):
         return [options for options, _ in self.asked]

@@ -18,7 +18,7 @@ def why_not() -> str:
 
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU"
-    if tensorrt_api.installed() is None:
+    if tensorrt_api.installed_module() is None:
         return "TensorRT is not installed (install_dependencies.sh --tensorrt)"
     return ""
 
@@ -52,8 +52,8 @@ def demo_onnx() -> Path:
 @pytest.fixture(scope="session")
 def demo_engine(demo_onnx, tmp_path_factory) -> Path:
     """Its engine for batches of 1 to 32, built at a low optimization level, which takes a fraction of the time."""
-    from utils.trt.build_config import BuildConfig
-    from utils.trt.builder import build
+    from utils.trt.build import build
+    from utils.trt.preflight import BuildConfig
 
     cache = demo_onnx.with_name("gpu-tests.timing.cache")
     config = BuildConfig(batch=(1, 8, 32), timing_cache=cache, timing_iterations=1, optimization_level=2,

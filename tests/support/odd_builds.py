@@ -6,14 +6,13 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from utils.core.errors import InputError
-from utils.trt.build_config import BuildConfig
+from utils.trt.preflight import BuildConfig
 
 
-def odd_build(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[], None]) -> None:
+def odd_build(onnx: Path, engine: Path, config: BuildConfig) -> None:
     """The engine holds the process's number."""
     way = onnx.stem
     if way == "endless":
@@ -26,9 +25,4 @@ def odd_build(onnx: Path, engine: Path, config: BuildConfig, on_plan: Callable[[
         raise TypeError("incompatible function arguments.\n    1. (self: Builder)")
     elif way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif way == "exits":
-        os._exit(3)
-    on_plan()
-    if way == "slow writer":
-        time.sleep(2)
     engine.write_text(str(os.getpid()))

@@ -16,8 +16,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, version: str = "8.6.0") -> Api:
     from utils.trt import runner, timing
 
     api = Api(fake_tensorrt.make(version, GPU.name))
-    monkeypatch.setattr(tensorrt_api, "load", lambda name=None: api)
-    monkeypatch.setattr(tensorrt_api, "installed", lambda names=None: "tensorrt")
+    monkeypatch.setattr(tensorrt_api, "load_tensorrt", lambda name=None: api)
+    monkeypatch.setattr(tensorrt_api, "installed_module", lambda names=None: "tensorrt")
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: GPU)
     for module in (runner, timing):
         monkeypatch.setattr(module, "cuda", fake_tensorrt.FakeCuda)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from parsing import parsed
 
-from utils.trt.build_config import BuildConfig
+from utils.trt.preflight import BuildConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from benchmark_trt import BenchmarkOptions
@@ -20,6 +20,6 @@ def test_every_program_that_builds_takes_them(kind):
     words = ["--tactic-sources-off", "CUBLAS", "CUDNN", "--optimization-level", "4", "--timing-iterations", "7"]
     words += ["--max-aux-streams", "0", "--tune", "2.5", "--build-limit", "3"]
     expected = BuildConfig(tactic_sources_off=("CUBLAS", "CUDNN"), optimization_level=4, timing_iterations=7,
-                           max_aux_streams=0, tune=2.5, build_limit=3, shares=2)  # fmt: skip
-    assert parsed(kind, "a.onnx", *words).build_config(shares=2) == expected
+                           max_aux_streams=0, tune=2.5, build_limit=3, progress=False)  # fmt: skip
+    assert parsed(kind, "a.onnx", *words).build_config(progress=False) == expected
     assert parsed(kind, "a.onnx").build_config() == BuildConfig()

@@ -1,4 +1,4 @@
-"""The job behind `scripts/benchmark_trt.py`: engines, PyTorch networks and ONNX files, timed in turns."""
+"""The job behind `scripts/benchmark_trt.py`: engines, PyTorch networks and ONNX files, timed interleaved."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from utils.core.errors import InputError
 from utils.core.input_spec import KIND_KEY, InputSpec
 from utils.jobs import benchmark_networks
 from utils.runners import onnxrt
-from utils.trt import benchmark, onnx_summary
-from utils.trt.benchmark import COMPILED, Candidate, Entry, Opening, Row
-from utils.trt.build_config import BuildConfig
-from utils.trt.build_preflight import profile_shapes
+from utils.trt import benchmark
+from utils.trt.benchmark import COMPILED, BenchmarkRow, Candidate, Entry
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import BuildConfig, OnnxFile, profile_shapes
 from utils.trt.timing import TimingConfig
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ class Benchmark:
         """Whether a GPU is what is measured."""
         return self.api is not None or self.device.type == "cuda"
 
-    def measure(self, batch: int) -> list[Row]:
-        """Build what is missing for this batch size, and time everything in turns."""
+    def measure(self, batch: int) -> list[BenchmarkRow]:
+        """Build what is missing for this batch size, and time everything interleaved."""
         engines: dict[Entry, Path | str] = {}
         if self.api is not None:
             engines = benchmark.prepare(self.entries, batch, self.size, self.building, self.api)
@@ -81,13 +80,13 @@ class Benchmark:
                     file, model, shape, self.device, compiled=self.compiled, graphs=self.timing.cuda_graph
                 )
             if self.api is not None:
-                opening = Opening(self.api, self.device, self.program is None, self.timing.cuda_graph)
-                stack.enter_context(opening)
-                candidates += benchmark.open_engines(engines, batch, self.size, self.contexts, opening)
+                candidates += benchmark.open_engines(
+                    engines, batch, self.size, self.contexts, self.api, self.device, self.timing, stack, self.program
+                )
             else:
                 candidates += [benchmark_networks.open_onnx(entry.file, entry.baseline, batch, self.size, stack)
                                for entry in self.entries]  # fmt: skip
-            rows = benchmark.measure(candidates, self.timing, self.program)
+            rows = benchmark.time_candidates(candidates, self.timing, self.program)
             candidates.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # TensorRT cannot have what PyTorch keeps
@@ -123,7 +122,7 @@ def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[
 def _size_of(entry: Entry) -> tuple[int, int] | None:
     """Height and width at which a file is timed by itself; None for an engine whose note does not say it."""
     if not entry.is_engine:
-        summary = onnx_summary.read(entry.file)
+        summary = OnnxFile.read(entry.file)
         ranges = profile_shapes(summary, BuildConfig())
         shape = summary.input_spec.nchw(ranges[summary.image[0]][-1]) if ranges else summary.image[1]
         return cast(tuple[int, int], tuple(shape[2:]))
@@ -147,6 +146,6 @@ def batch_sizes(given: Sequence[int] | None, sweep: int | None) -> list[int]:
     return list(dict.fromkeys((*powers, sweep)))
 
 
-def succeeded(rows: Sequence[Row]) -> bool:
+def succeeded(rows: Sequence[BenchmarkRow]) -> bool:
     """Whether all rows have figures; torch.compile may have none, since it needs a compiler."""
     return not any(row.error and row.runtime != COMPILED for row in rows)

@@ -20,8 +20,8 @@ from utils.core.tasks import DETECT, IMAGES, task_of_head
 from utils.runners.base import TensorSpec
 from utils.runners.onnxrt import OnnxRuntimeRunner, convolution_type
 from utils.runners.pytorch import last_layer
-from utils.trt import onnx_summary
-from utils.trt.benchmark import COMPILED, FAILURES, ONNX_RUNTIME, PYTORCH, Candidate, Row, one_line
+from utils.trt.benchmark import COMPILED, FAILURES, ONNX_RUNTIME, PYTORCH, BenchmarkRow, Candidate, one_line
+from utils.trt.preflight import OnnxFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,7 +141,7 @@ def open_checkpoint(
     for dtype, precision in ((torch.float32, "FP32"), (torch.float16, "FP16")):
         network = deepcopy(model).to(dtype) if dtype != torch.float32 else model
         for runtime in (PYTORCH, COMPILED) if compiled else (PYTORCH,):
-            row = Row(file.stem, shape[0], False, precision, masks=masks, runtime=runtime)
+            row = BenchmarkRow(file.stem, shape[0], False, precision, masks=masks, runtime=runtime)
             try:
                 images = torch.zeros(shape[0], 3, *shape[1:], dtype=dtype, device=device)
                 execution = TorchExecution(network, images, runtime == COMPILED)
@@ -160,9 +160,9 @@ def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | No
 
     Where a file is not computed in the type that it holds, the row's precision and a note say both.
     """
-    summary = onnx_summary.read(file)
+    summary = OnnxFile.read(file)
     precision = "INT8" if summary.quantized else "FP16" if summary.half else "FP32"
-    row = Row(file.stem, batch, baseline, precision, runtime=ONNX_RUNTIME,
+    row = BenchmarkRow(file.stem, batch, baseline, precision, runtime=ONNX_RUNTIME,
               nms=set(DETECT.detections) <= set(summary.outputs))  # fmt: skip
     try:
         runner = opened.enter_context(OnnxRuntimeRunner(file))

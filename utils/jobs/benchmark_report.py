@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from utils.core.files import write_text
 from utils.core.text import Column, aligned, code, columns, markdown_table
 from utils.trt import benchmark
-from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, Row
+from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, BenchmarkRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,25 +30,25 @@ class _Column:
     """A column: its text of a row with figures, and whether it is shown for these rows."""
 
     title: str
-    text: Callable[[Row], str]
-    shown: Callable[[Sequence[Row]], bool] = lambda rows: True
+    text: Callable[[BenchmarkRow], str]
+    shown: Callable[[Sequence[BenchmarkRow]], bool] = lambda rows: True
     left: bool = False
     measured: bool = True  # empty without figures
 
 
-def _milliseconds(part: str, percentile: str = "median") -> Callable[[Row], str]:
-    def text(row: Row) -> str:
+def _milliseconds(part: str, percentile: str = "median") -> Callable[[BenchmarkRow], str]:
+    def text(row: BenchmarkRow) -> str:
         found = row.figures.parts.get(part) if row.figures else None
         return f"{getattr(found, percentile):.3f} ms" if found else ""
 
     return text
 
 
-def _any(holds: Callable[[Row], bool]) -> Callable[[Sequence[Row]], bool]:
+def _any(holds: Callable[[BenchmarkRow], bool]) -> Callable[[Sequence[BenchmarkRow]], bool]:
     return lambda rows: any(map(holds, rows))
 
 
-def _columns(rows: Sequence[Row]) -> list[_Column]:
+def _columns(rows: Sequence[BenchmarkRow]) -> list[_Column]:
     """The columns that say something about these rows."""
     bases = {row.precision for row in rows if row.baseline}
     copied = _any(lambda row: row.figures is not None and "h2d" in row.figures.parts)
@@ -77,7 +77,7 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
     return [column for column in known if column.shown(rows)]
 
 
-def table(rows: Sequence[Row]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
+def table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
     """Columns and cells; those of masks, contexts, copies and PyTorch are there where a row has some.
 
     Latency is the median in milliseconds; why a row has no figures stands in the last column.
@@ -90,23 +90,23 @@ def table(rows: Sequence[Row]) -> tuple[Sequence[Column], list[tuple[str, ...]]]
     return columns([one.title for one in shown], [one.title for one in shown if one.left]), cells
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(rows: Sequence[BenchmarkRow]) -> str:
     """Aligned columns."""
     return "\n".join(aligned(*table(rows)))
 
 
-def fastest(rows: Sequence[Row]) -> list[str]:
+def fastest(rows: Sequence[BenchmarkRow]) -> list[str]:
     """A line for each network with the most images per second of all batch sizes and contexts, if there are several."""
     if len({(row.batch, row.contexts) for row in rows}) < 2:
         return []
     return [
         f"most images/s: {row.title}: {row.images_per_second:,.0f} at {row.figures.parts['latency'].median:.3f} ms"
-        for row in benchmark.fastest(rows)
+        for row in benchmark.fastest_rows(rows)
         if row.figures
     ]
 
 
-def markdown(rows: Sequence[Row], about: str, command: str) -> str:
+def markdown(rows: Sequence[BenchmarkRow], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
     lines = markdown_table(*table(rows))
     lines += ["", about, "", code(command)]
@@ -114,7 +114,7 @@ def markdown(rows: Sequence[Row], about: str, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(rows: Sequence[Row], title: str) -> Figure:
+def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
     """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
     from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure
 
@@ -157,7 +157,7 @@ def _logarithmic(axes: Axes) -> None:
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
 
 
-def _name(row: Row, rows: Sequence[Row]) -> str:
+def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:
     """What tells a row's network from the others."""
     if row.runtime in (PYTORCH, COMPILED):
         return f"{row.model}, {row.runtime} {row.precision}"
@@ -165,7 +165,7 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
     return f"{row.model}, {row.runtime}" if several else row.model
 
 
-def save(rows: Sequence[Row], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
+def save(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
     """Write `benchmark.md`, `benchmark.json`, `benchmark.csv` and `benchmark.png`."""
     from utils.reports import figures
 

@@ -33,11 +33,11 @@ def need_tensorrt(trtexec: bool = False) -> None:
     from utils.trt import tensorrt_api
 
     if trtexec:
-        from utils.trt import trtexec as program
+        from utils.trt.trtexec import find_trtexec
 
-        program.find()
-    elif tensorrt_api.installed() is None:
-        tensorrt_api.load()
+        find_trtexec()
+    elif tensorrt_api.installed_module() is None:
+        tensorrt_api.load_tensorrt()
 
 
 def need_for(path: str | Path) -> None:

@@ -14,8 +14,9 @@ from utils.core.files import check_file, file_hash
 from utils.core.text import short_repr
 from utils.jobs.dependencies import ENGINES
 from utils.reports.machine import output_of
-from utils.trt import onnx_summary, tensorrt_api
+from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import OnnxFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def describe(files: Iterable[str | Path] = ()) -> str:
     """
     commit = output_of("git", f"--git-dir={ROOT / '.git'}", "rev-parse", "HEAD").strip() or "unknown"
     try:
-        tensorrt = tensorrt_api.load().name
+        tensorrt = tensorrt_api.load_tensorrt().name
     except QatError as error:
         tensorrt = str(error)
     if importlib.util.find_spec("torch") is None:
@@ -58,7 +59,7 @@ def _describe_file(file: str | Path) -> str:
 def _metadata(path: Path) -> Mapping[str, Any]:
     suffix = path.suffix.lower()
     if suffix == ".onnx":
-        model = onnx_summary.read(path)
+        model = OnnxFile.read(path)
         return {"opset": model.opset, "inputs": model.inputs, "outputs": model.outputs, **model.metadata}
     if suffix in ENGINES:
         note = vars(EngineNote.load(path))

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
 from utils.core.errors import InputError, QatError
-from utils.core.files import refuse_overwrite
-from utils.trt import inspector, layer_report, tensorrt_api
+from utils.core.files import read_text, refuse_overwrite, write_text
+from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
-from utils.trt.inspector import Summary
+from utils.trt.layers import (
+    Layer,
+    LayerSummary,
+    draw_layers,
+    graphviz,
+    layers_from_json,
+    layers_json,
+    layers_of,
+    parse_layers,
+    report_lines,
+    summarize,
+)
 
 logger = logging.getLogger(__name__)
 
 RENAME = "rename the file that is read: the files that are written are named after it"
 
 
-def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, device: str = "") -> Summary:
+def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, device: str = "") -> LayerSummary:
     """Report on an engine's layers; writes `ENGINE.layers.json`, and `ENGINE.svg` if it is to be drawn.
 
     Args:
@@ -31,15 +41,15 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
 
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:
-        layer_report.graphviz()
-    execution = Execution(engine, tensorrt_api.load(), tensorrt_api.engine_device(device))
+        graphviz()
+    execution = Execution(engine, tensorrt_api.load_tensorrt(), tensorrt_api.engine_device(device))
     try:
         shapes = {spec.name: execution.opt_shape(spec.name) for spec in execution.inputs}
         if batch is not None:
             shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
         execution.set_shapes(shapes)
         shape = "x".join(map(str, execution.buffers[execution.inputs[0].name].shape))
-        layers = layer_report.layers_of(execution)
+        layers = layers_of(execution)
         gpu = tensorrt_api.gpu(execution.device.index)
         title = f"{engine.name}: {shape}, {execution.api.name}, {gpu.name if gpu else 'no GPU'}"
         found = report(layers, engine, title, execution.note.precision, draw)
@@ -55,7 +65,7 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
         execution.close()
 
 
-def look_at_record(record: Path, *, draw: bool = False) -> Summary:
+def look_at_record(record: Path, *, draw: bool = False) -> LayerSummary:
     """The same for `ENGINE.layers.json`, and for the inspector's JSON as trtexec's `--exportLayerInfo` writes it.
 
     The latter has no times, and `layers.json` is written for it.
@@ -63,11 +73,11 @@ def look_at_record(record: Path, *, draw: bool = False) -> Summary:
     Raises:
         InputError: it is no such file.
     """
-    content = inspector.read(record)
+    content = read_text(record, "expected the inspector's JSON", errors="replace")  # 8.6 writes no UTF-8
     saved = content.lstrip().startswith("[")
     try:
-        layers = layer_report.from_rows(json.loads(content)) if saved else inspector.parse(content)
-    except (ValueError, QatError) as error:
+        layers = layers_from_json(content) if saved else parse_layers(content)
+    except QatError as error:
         raise InputError(f"{record}: {error}") from error
     name = record.name.removesuffix(".json").removesuffix(".layers")
     refuse_overwrite(_files(record.with_name(f"{name}.json"), not saved, draw), [record], RENAME)
@@ -76,14 +86,16 @@ def look_at_record(record: Path, *, draw: bool = False) -> Summary:
 
 
 def report(
-    layers: list[inspector.Layer], file: Path, title: str, precision: str, draw: bool, written: bool = False
-) -> Summary:
+    layers: list[Layer], file: Path, title: str, precision: str, draw: bool, written: bool = False
+) -> LayerSummary:
     """Log the report, and write the layers (unless they are `written`) and the image beside `file`."""
-    summary = inspector.summarize(layers)
-    logger.info("%s", "\n".join(layer_report.text(summary, title, precision)))
-    files = [] if written else [layer_report.save(layers, file.with_suffix(".layers.json"))]
+    summary = summarize(layers)
+    logger.info("%s", "\n".join(report_lines(summary, title, precision)))
+    files = _files(file, not written, draw)
+    if not written:
+        write_text(file.with_suffix(".layers.json"), layers_json(layers))
     if draw:
-        files.append(layer_report.draw(layers, title, file.with_suffix(".svg")))
+        draw_layers(layers, title, file.with_suffix(".svg"))
     if files:
         logger.info("layers: %s", ", ".join(map(str, files)))
     return summary

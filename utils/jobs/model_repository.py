@@ -16,11 +16,8 @@ from utils.runners.base import TensorSpec
 from utils.serving import repository
 from utils.serving.config import ServingOptions, model_configs
 from utils.serving.served_file import ONNX, PLAN, ServedFile
-from utils.trt import onnx_summary
-from utils.trt.build_config import BuildConfig, min_opt_max
-from utils.trt.build_preflight import profile_shapes
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
-from utils.trt.onnx_summary import OnnxFile
+from utils.trt.preflight import BuildConfig, OnnxFile, min_opt_max, profile_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +65,7 @@ def check(folder: Path, *, pending: bool = False) -> None:
 def _look(path: Path, platform: str) -> ServedFile | None:
     """What a file of a repository is; None for an engine about which nothing is known."""
     if platform == ONNX:
-        return of_onnx(onnx_summary.read(path), ONNX)
+        return of_onnx(OnnxFile.read(path), ONNX)
     note = EngineNote.load(path)
     if not note.tensors:
         logger.warning("%s has no note beside it and was not looked into", path)
@@ -88,7 +85,7 @@ def describe(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
         platform = options.platform or ONNX
         if platform == ONNX and (options.batch_size or side):
             raise InputError("--batch-size and --imgsz are those of an engine's profile; give --max-batch-size")
-        file = onnx_summary.read(path)
+        file = OnnxFile.read(path)
         return of_onnx(file, platform, profile_shapes(file, profile) if platform == PLAN else {}), None
     if path.suffix.lower() not in ENGINE_SUFFIXES or options.platform == ONNX:
         raise InputError(f"{path}: expected .onnx, or .engine or .plan, which run as {PLAN}")
@@ -97,7 +94,7 @@ def describe(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
         raise InputError(f"the note of {path} says what it takes; leave --onnx, --batch-size and --imgsz out")
     if not note.tensors:
         source = check_file(options.onnx or note.onnx, f"give --onnx FILE, from which {path} was built")
-        file = onnx_summary.read(source)
+        file = OnnxFile.read(source)
         tensors = {name: [file.types[name], list(shape)] for name, shape in file.tensors.items()}
         shapes = note.profile or profile_shapes(file, profile)
         note = replace(note, onnx=str(source), tensors=tensors, profile=shapes, metadata=dict(file.metadata))

@@ -117,7 +117,7 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
 def _open_engine(path: Path, device: torch.device | str) -> Runner:
     from utils.trt import tensorrt_api
 
-    if tensorrt_api.installed() is None:
+    if tensorrt_api.installed_module() is None:
         raise DependencyError(f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt")
     if not str(device).startswith("cuda"):
         raise InputError(

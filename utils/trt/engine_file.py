@@ -16,9 +16,7 @@ from typing import Any
 from utils.core.errors import InputError, no_file
 from utils.core.files import write_text
 from utils.core.text import short_repr
-from utils.trt.build_config import BuildConfig
-from utils.trt.build_preflight import Decision
-from utils.trt.onnx_summary import OnnxFile
+from utils.trt.preflight import BuildConfig, Decision, OnnxFile
 from utils.trt.tensorrt_api import Api, Gpu, Log
 
 ENGINE_SUFFIXES = (".engine", ".plan")
@@ -62,22 +60,30 @@ class EngineNote:
 
     @classmethod
     def of_build(
-        cls, file: OnnxFile, builder: str, gpu: Gpu | None, config: BuildConfig, decided: Decision, **others: Any
+        cls,
+        file: OnnxFile,
+        builder: str,
+        gpu: Gpu | None,
+        config: BuildConfig,
+        decision: Decision,
+        seconds: float,
+        warnings: tuple[str, ...] = (),
     ) -> EngineNote:
-        """The note of an engine that `builder`, a name and a version, made; `others` are further fields."""
+        """The note of an engine that `builder`, a name and a version, made."""
         return cls(
             onnx=str(file.path),
             api=builder,
             gpu=" ".join(config.targets) or (gpu.name if gpu else ""),
-            typing=decided.typing,
-            precision=decided.precision,
-            profile={name: [list(shape) for shape in triple] for name, triple in decided.shapes.items()},
+            typing=decision.typing,
+            precision=decision.precision,
+            profile={name: [list(shape) for shape in triple] for name, triple in decision.shapes.items()},
             metadata=dict(file.metadata),
             plugins=file.plugins,
             data_dependent=file.data_dependent,
             options=config.options,
             tensors={name: [file.types[name], list(shape)] for name, shape in file.tensors.items()},
-            **others,
+            seconds=seconds,
+            warnings=warnings,
         )
 
     def made_by(self, api: Api, gpu: Gpu | None) -> bool:
@@ -100,12 +106,12 @@ class EngineNote:
             return cls()
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            found = cls(**{**content, "warnings": tuple(content.get("warnings", ()))})
-            for name, usual in vars(cls()).items():
-                value = getattr(found, name)
-                if not isinstance(value, (int, float) if isinstance(usual, float) else type(usual)):
+            note = cls(**{**content, "warnings": tuple(content.get("warnings", ()))})
+            for name, default in vars(cls()).items():
+                value = getattr(note, name)
+                if not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
                     raise TypeError(f"{name} is {short_repr(value)}")
-            return found
+            return note
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}; delete it, or build the engine again") from error
 
@@ -158,15 +164,13 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         log.errors.append(" ".join(str(error).split()))
         engine = None
     if engine is None:
-        raise InputError(f"{path}: {_why_refused(note, api, gpu, log)}")
+        again = f"build it again here from {note.onnx or 'its .onnx'}"
+        if note.api and note.api != api.name:
+            why = f"this engine was built by {note.api}, and here is {api.name}"
+        elif note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
+            why = f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture})"
+        else:
+            reason = log.reason("it is no engine, or it is truncated")
+            why = f"{api.name} on {gpu.name} cannot load this engine: {reason}"
+        raise InputError(f"{path}: {why}; {again}")
     return engine
-
-
-def _why_refused(note: EngineNote, api: Api, gpu: Gpu, log: Log) -> str:
-    again = f"build it again here from {note.onnx or 'its .onnx'}"
-    if note.api and note.api != api.name:
-        return f"this engine was built by {note.api}, and here is {api.name}; {again}"
-    if note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
-        return f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture}); {again}"
-    reason = log.reason("it is no engine, or it is truncated")
-    return f"{api.name} on {gpu.name} cannot load this engine: {reason}; {again}"

@@ -277,7 +277,7 @@ class TensorRTRunner(Runner):
             InputError: the file is missing, damaged, or of another TensorRT or GPU; or there is no GPU.
             DependencyError: TensorRT is not installed.
         """
-        api = api or tensorrt_api.load()
+        api = api or tensorrt_api.load_tensorrt()
         device = torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", cuda.current_device())  # as its tensors say

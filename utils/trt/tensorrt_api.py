@@ -178,18 +178,18 @@ def readable(message: str) -> str:
     return text[:500]
 
 
-def installed(names: Sequence[str] | None = None) -> str | None:
+def installed_module(names: Sequence[str] | None = None) -> str | None:
     """Name of the first TensorRT module, or of these, that is installed; nothing is imported."""
     return next((name for name in names or MODULES if importlib.util.find_spec(name) is not None), None)
 
 
-def load(name: str | None = None) -> Api:
+def load_tensorrt(name: str | None = None) -> Api:
     """Import TensorRT, or the module of that name.
 
     Raises:
         DependencyError: it is not installed, or its libraries do not load.
     """
-    name = name or installed()
+    name = name or installed_module()
     if name is None:
         raise DependencyError(
             "TensorRT is not installed: where there is a GPU, run install_dependencies.sh --tensorrt in the folder "
@@ -203,8 +203,7 @@ def load(name: str | None = None) -> Api:
 
 def load_for(targets: Sequence[str]) -> Api:
     """The same to build with: for other GPUs TensorRT-RTX, which alone does that, also where TensorRT is installed."""
-    name = installed(MODULES[1:]) if targets else None
-    return load(name) if name else load()
+    return load_tensorrt(installed_module(MODULES[1:]) if targets else None)
 
 
 @dataclass(frozen=True)

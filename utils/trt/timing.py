@@ -1,4 +1,4 @@
-"""Times of engines as trtexec takes them: queries of one or several contexts, with or without copies; in turns.
+"""Times of engines as trtexec takes them: queries of one or several contexts, with or without copies; interleaved.
 
 While one query runs the next is enqueued, so that the GPU is never idle, and the distance of two events is its time for
 one query, without the time that the CPU needs to start it. Inputs and outputs are copied from and to pinned memory, on
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,7 +62,7 @@ class TimingConfig:
     Attributes:
         warm_up: milliseconds before each round that do not count.
         duration: seconds for each engine, over all rounds.
-        rounds: turns that the engines take.
+        rounds: how often each network gets its turn.
         cuda_graph: replay a CUDA graph instead of enqueueing layer by layer.
         spin_wait: wait for the GPU without sleeping: shorter times that scatter less, and a busy core.
         transfers: copy inputs and outputs too.
@@ -85,8 +85,8 @@ class TimingConfig:
             raise InputError("--warmUp and --duration must not be negative, --iterations and --rounds must be positive")
 
 
-TURNS = 5
-TURN = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, transfers=False, iterations=20)
+TUNING_ROUNDS = 5
+TUNING_ROUND = TimingConfig(warm_up=100, duration=0.2, rounds=1, cuda_graph=True, transfers=False, iterations=20)
 
 
 @dataclass
@@ -98,33 +98,30 @@ class _Samples:
 
     def figures(self) -> Figures:
         if self.milliseconds:
-            return Figures(len(self.milliseconds) / self.seconds, {"latency": Summary.of(self.milliseconds)})
+            return Figures(len(self.milliseconds) / self.seconds, {"latency": TimeStatistics.of(self.milliseconds)})
         spans = [query.milliseconds() for query in self.queries]
-        parts = {name: Summary.of([one[name] for one in spans]) for name in spans[0]}
-        parts["latency"] = Summary.of([sum(one.values()) for one in spans])  # trtexec's, without waiting in between
-        parts["enqueue"] = Summary.of(self.enqueue)
+        parts = {name: TimeStatistics.of([one[name] for one in spans]) for name in spans[0]}
+        parts["latency"] = TimeStatistics.of(
+            [sum(one.values()) for one in spans]
+        )  # trtexec's, without waiting in between
+        parts["enqueue"] = TimeStatistics.of(self.enqueue)
         return Figures(len(self.queries) / self.seconds, parts)
 
 
-def measure(
-    running: Mapping[str, Timed | Sequence[Timed]], config: TimingConfig, on_round: Callable[[], object] = lambda: None
-) -> dict[str, Figures]:
-    """Time several engines in turns, so that the ratio of their times can be trusted when clocks drift.
+def time_interleaved(networks: Mapping[str, Sequence[Timed]], config: TimingConfig) -> dict[str, Figures]:
+    """Time several networks interleaved, so that the ratio of their times can be trusted when clocks drift.
 
     Args:
-        running: by name; of several contexts, which run side by side, a query is one of any of them.
-        on_round: called after each engine in each round, for a progress bar.
+        networks: by name, the contexts that run side by side; a query is one of any of them.
     """
-    groups = {name: tuple(one) if isinstance(one, Sequence) else (one,) for name, one in running.items()}
-    lanes = {id(one): _Lane(one, config) for group in groups.values() for one in group}
-    samples = {name: _Samples() for name in groups}
-    for name in turns(groups, config.rounds):
-        group = [lanes[id(one)] for one in groups[name]]
+    lanes = {id(context): _Lane(context, config) for contexts in networks.values() for context in contexts}
+    samples = {name: _Samples() for name in networks}
+    for name in interleaved(networks, config.rounds):
+        group = [lanes[id(context)] for context in networks[name]]
         _run(group, config.warm_up / 1000, 1, _Samples())
         each = -(-config.iterations // config.rounds)
         _run(group, config.duration / config.rounds, each, samples[name])
-        on_round()
-    return {name: one.figures() for name, one in samples.items()}
+    return {name: sample.figures() for name, sample in samples.items()}
 
 
 class _Query:
@@ -174,7 +171,11 @@ class _Lane:
         for name, buffer in timed.buffers.items():
             values = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=pinned and config.transfers)
             if name in {spec.name for spec in timed.inputs}:
-                buffer.copy_(_fill(values))
+                if values.is_floating_point():  # random values cost the power that images cost
+                    values.uniform_()
+                elif values.dtype == torch.uint8:
+                    values.random_(0, 256)
+                buffer.copy_(values)
             if config.transfers:
                 self.memory[name] = values
         self._streams = (timed.stream, timed.stream)
@@ -216,16 +217,6 @@ class _Lane:
             self._waiting.popleft().wait()
 
 
-def _fill(values: Tensor) -> Tensor:
-    """Random values, which cost the power that images cost; in place."""
-    if values.is_floating_point():
-        return values.uniform_()
-    if values.dtype in (torch.uint8, torch.int8):
-        kind = torch.iinfo(values.dtype)
-        return values.random_(kind.min, kind.max + 1)
-    return values
-
-
 def _run(lanes: Sequence[_Lane], seconds: float, iterations: int, into: _Samples) -> None:
     """Run queries for so long, and at least so many; in each context the next is enqueued while one runs."""
     began, count = time.perf_counter(), 0
@@ -240,35 +231,35 @@ def _run(lanes: Sequence[_Lane], seconds: float, iterations: int, into: _Samples
     into.seconds += time.perf_counter() - began
 
 
-def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
-    """The order in which engines are measured: all of them in each round, every other round backwards."""
+def interleaved(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """The order in which networks are measured: all of them in each round, every other round backwards."""
     order = list(names)
     for _ in range(rounds):
         yield from order
         order.reverse()
 
 
-def time_in_turns(engines: Mapping[str, Path], api: Api, device: torch.device) -> dict[str, tuple[float, ...] | str]:
-    """Time engines in `TURNS` turns, each at its profile's opt shape.
+def time_engines(engines: Mapping[str, Path], api: Api, device: torch.device) -> dict[str, tuple[float, ...] | str]:
+    """Time engines interleaved, in `TUNING_ROUNDS` rounds, each at its profile's opt shape.
 
     Returns:
-        By name the median milliseconds of a run in each turn, or the reason why an engine could not be timed.
+        By name the median milliseconds of a run in each round, or the reason why an engine could not be timed.
     """
     reasons: dict[str, str] = {}
     medians: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        running: dict[str, Execution] = {}
+        executions: dict[str, Execution] = {}
         for name, path in engines.items():
             try:
                 execution = Execution(path, api, device)
                 stack.callback(execution.close)
                 execution.set_shapes({spec.name: execution.opt_shape(spec.name) for spec in execution.inputs})
                 execution.graph()
-                running[name] = execution
+                executions[name] = execution
             except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
                 reasons[name] = " ".join(str(error).split())[:200]
-        for name in turns(running, TURNS):
-            figures = measure({name: running[name]}, TURN)
+        for name in interleaved(executions, TUNING_ROUNDS):
+            figures = time_interleaved({name: [executions[name]]}, TUNING_ROUND)
             medians.setdefault(name, []).append(figures[name].parts["compute"].median)
     torch.cuda.empty_cache()  # the next build wants the memory
     return {**reasons, **{name: tuple(values) for name, values in medians.items()}}
@@ -280,7 +271,7 @@ TITLES = {"latency": "Latency", "enqueue": "Enqueue Time", "h2d": "H2D Latency",
 
 
 @dataclass(frozen=True)
-class Summary:
+class TimeStatistics:
     """Milliseconds of several runs."""
 
     min: float
@@ -293,7 +284,7 @@ class Summary:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
+    def of(cls, values: Sequence[float]) -> TimeStatistics:
         """Percentiles as trtexec takes them: a value that was measured, not one between two."""
         array = np.sort(np.asarray(values, dtype=np.float64))
         p90, p95, p99 = (float(np.percentile(array, q, method="inverted_cdf")) for q in (90, 95, 99))
@@ -307,7 +298,7 @@ class Figures:
     """Queries per second, and milliseconds of each of PARTS; a query is one batch."""
 
     qps: float
-    parts: Mapping[str, Summary]
+    parts: Mapping[str, TimeStatistics]
 
     def to_dict(self) -> dict[str, Any]:
         """Queries per second and the summary of each part, as JSON holds them."""
@@ -317,10 +308,10 @@ class Figures:
         """The summary as trtexec prints it."""
         lines = ["=== Performance summary ===", f"Throughput: {self.qps:.6g} qps"]
         for name in (name for name in PARTS if name in self.parts):
-            one = self.parts[name]
+            ms = self.parts[name]
             lines.append(
-                f"{TITLES[name]}: min = {one.min:.6g} ms, max = {one.max:.6g} ms, mean = {one.mean:.6g} ms, median = "
-                f"{one.median:.6g} ms, percentile(90%) = {one.p90:.6g} ms, percentile(95%) = {one.p95:.6g} ms, "
-                f"percentile(99%) = {one.p99:.6g} ms"
+                f"{TITLES[name]}: min = {ms.min:.6g} ms, max = {ms.max:.6g} ms, mean = {ms.mean:.6g} ms, median = "
+                f"{ms.median:.6g} ms, percentile(90%) = {ms.p90:.6g} ms, percentile(95%) = {ms.p95:.6g} ms, "
+                f"percentile(99%) = {ms.p99:.6g} ms"
             )
         return lines

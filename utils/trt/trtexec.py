@@ -9,7 +9,7 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,11 @@ from shutil import which
 
 from utils.core.errors import DependencyError, InputError, QatError
 from utils.core.files import atomic_path
-from utils.trt import onnx_summary, tensorrt_api
-from utils.trt.build_config import BuildConfig
-from utils.trt.build_preflight import Decision, decide
-from utils.trt.builder import cache_path
+from utils.trt import tensorrt_api
+from utils.trt.build import cache_path
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing import TITLES, Summary
+from utils.trt.preflight import BuildConfig, OnnxFile, decide
+from utils.trt.timing import TITLES, Figures, TimeStatistics, TimingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -79,17 +78,22 @@ class Trtexec:
         """No architectures: trtexec builds for the GPU that is there."""
         return ()
 
-    def timing_flags(self, *, cuda_graph: bool, spin_wait: bool, transfers: bool) -> list[str]:
+    def timing_flags(self, config: TimingConfig) -> list[str]:
         """How an engine is to be timed; from 11 on the defaults are a CUDA graph, spin-wait and no transfers."""
         if self.knows("--includeDataTransfers"):
-            chosen = {
-                "--noCudaGraph": not cuda_graph,
-                "--noSpinWait": not spin_wait,
-                "--includeDataTransfers": transfers,
+            flags = {
+                "--noCudaGraph": not config.cuda_graph,
+                "--noSpinWait": not config.spin_wait,
+                "--includeDataTransfers": config.transfers,
             }
         else:
-            chosen = {"--useCudaGraph": cuda_graph, "--useSpinWait": spin_wait, "--noDataTransfers": not transfers}
-        return [flag for flag, wanted in chosen.items() if wanted]
+            flags = {
+                "--useCudaGraph": config.cuda_graph,
+                "--useSpinWait": config.spin_wait,
+                "--noDataTransfers": not config.transfers,
+            }
+        flags["--exposeDMA"] = not config.overlap
+        return [flag for flag, wanted in flags.items() if wanted]
 
     def knows(self, flag: str) -> bool:
         """Whether its help lists the flag."""
@@ -125,7 +129,7 @@ class Trtexec:
         return text
 
 
-def find() -> Trtexec:
+def find_trtexec() -> Trtexec:
     """Find the installed trtexec.
 
     Raises:
@@ -140,35 +144,23 @@ def find() -> Trtexec:
     return Trtexec(path)
 
 
-def build(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Trtexec) -> EngineNote:
-    """Build an engine as `builder.build` does.
+def build_with_trtexec(onnx: str | Path, engine: str | Path, config: BuildConfig, program: Trtexec) -> EngineNote:
+    """Build an engine as `build.build` does.
 
     Raises:
-        InputError: see `builder.build`.
+        InputError: see `build.build`.
         QatError: trtexec failed.
     """
-    file, engine = onnx_summary.read(onnx), Path(engine)
+    file, engine = OnnxFile.read(onnx), Path(engine)
     gpu = tensorrt_api.gpu()
-    decided = decide(file, program, gpu, config)
-    began = time.perf_counter()
-    flags = _build_flags(program, config, decided, cache_path(engine, config, program.name, gpu))
-    with atomic_path(engine) as temporary:
-        program.run([f"--onnx={file.path}", f"--saveEngine={temporary}", *flags, *_shape_flags(decided.shapes)],
-                    config.build_limit)  # fmt: skip
-        seconds = time.perf_counter() - began
-    note = EngineNote.of_build(file, program.name, gpu, config, decided, seconds=round(seconds, 1))
-    note.save(engine)
-    return note
-
-
-def _build_flags(program: Trtexec, config: BuildConfig, decided: Decision, cache: Path | None) -> list[str]:
-    flags = ["--profilingVerbosity=detailed", "--noTF32"]
-    if decided.typing == "strong" and program.weakly_typed:
+    decision = decide(file, program, gpu, config)
+    flags = [f"--onnx={file.path}", "--profilingVerbosity=detailed", "--noTF32"]
+    if decision.typing == "strong" and program.weakly_typed:
         flags.append("--stronglyTyped")
-    if decided.typing == "weak":
-        flags += {"int8": ["--fp16", "--int8"], "fp16": ["--fp16"], "fp32": []}[decided.precision]
+    if decision.typing == "weak":
+        flags += {"int8": ["--fp16", "--int8"], "fp16": ["--fp16"], "fp32": []}[decision.precision]
     flags.append("--skipInference" if program.knows("--skipInference") else "--buildOnly")
-    if cache is not None:
+    if (cache := cache_path(engine, config, program.name, gpu)) is not None:
         flags.append(f"--timingCacheFile={cache}")
     if config.workspace is not None:
         flags.append(f"--memPoolSize=workspace:{config.workspace >> 20}")
@@ -182,20 +174,19 @@ def _build_flags(program: Trtexec, config: BuildConfig, decided: Decision, cache
         flags.append(f"--maxAuxStreams={config.max_aux_streams}")
     if config.sources_off:
         flags.append("--tacticSources=" + ",".join(f"-{name.upper()}" for name in config.sources_off))
-    return flags
+    for name, shapes in decision.shapes.items():  # there is one input
+        for word, shape in zip(("min", "opt", "max"), shapes, strict=True):
+            flags.append(f"--{word}Shapes={name}:{'x'.join(map(str, shape))}")
+    began = time.perf_counter()
+    with atomic_path(engine) as temporary:
+        program.run([*flags, f"--saveEngine={temporary}"], config.build_limit)
+    note = EngineNote.of_build(file, program.name, gpu, config, decision, round(time.perf_counter() - began, 1))
+    note.save(engine)
+    return note
 
 
-def _shape_flags(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
-    texts = {name: ["x".join(map(str, shape)) for shape in triple] for name, triple in shapes.items()}
-    return [
-        f"--{word}Shapes=" + ",".join(f"{name}:{triple[index]}" for name, triple in texts.items())
-        for index, word in enumerate(("min", "opt", "max"))
-        if texts
-    ]
-
-
-def parse_times(text: str) -> tuple[float, dict[str, Summary]]:
-    """Queries per second, and figures in milliseconds, from what trtexec prints after timing an engine.
+def parse_times(text: str) -> Figures:
+    """The figures in what trtexec prints after timing an engine.
 
     Raises:
         QatError: the figures are not there.
@@ -203,13 +194,13 @@ def parse_times(text: str) -> tuple[float, dict[str, Summary]]:
     speed = re.search(r"Throughput: ([\d.]+) qps", text)
     if not speed:
         raise QatError("trtexec printed no throughput")
-    figures = {}
+    parts = {}
     for line in text.splitlines():
-        match = re.search(r"\] (\w[\w ]*): min = ", line) or re.match(r"(\w[\w ]*): min = ", line)
+        match = re.search(r"(?:^|\] )(\w[\w ]*): min = ", line)
         if match and match.group(1) in NAMES:
             values = {name: float(value) for name, _, value in _VALUE.findall(line)}
             p90, p95, p99 = (values.get(f"percentile({q}%)", float("nan")) for q in (90, 95, 99))
-            figures[NAMES[match.group(1)]] = Summary(
+            parts[NAMES[match.group(1)]] = TimeStatistics(
                 values["min"], values["max"], values["mean"], values["median"], p90, p95, p99, 0
             )
-    return float(speed.group(1)), figures
+    return Figures(float(speed.group(1)), parts)

@@ -27,7 +27,7 @@ def ticks(config) -> int:
     return 100 - config.max_aux_streams
 
 
-timing.TURN = TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2)
+timing.TUNING_ROUND = TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2)
 api = stand_in(pytest.MonkeyPatch())
 api.module.ticks = ticks
 sys.modules[__name__] = api.module

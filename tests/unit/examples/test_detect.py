@@ -23,8 +23,8 @@ from utils.core.input_spec import FLOATS, InputSpec
 from utils.jobs.visualize import Artist
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
+from utils.trt.preflight import BuildConfig
 from utils.trt.runner import TensorRTRunner
 
 FILE = Path(__file__).resolve().parents[3] / "examples/detect.py"

@@ -16,9 +16,9 @@ from timed_networks import Detector
 
 from utils.core.errors import InputError
 from utils.jobs import benchmark, benchmark_networks, benchmark_report
-from utils.trt.benchmark import Entry, Row, compared, fastest
+from utils.trt.benchmark import BenchmarkRow, Entry, compared, fastest_rows
 from utils.trt.engine_file import EngineNote
-from utils.trt.timing import Figures, Summary
+from utils.trt.timing import Figures, TimeStatistics
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import benchmark_trt
@@ -27,9 +27,9 @@ CPU = torch.device("cpu")
 
 
 def row(model="c", batch=8, ms=4.0, **more):
-    one = Summary(ms, ms, ms, ms, ms, ms, ms, 10)
+    one = TimeStatistics(ms, ms, ms, ms, ms, ms, ms, 10)
     parts = {"latency": one, "compute": one}
-    return Row(model, batch, more.pop("baseline", False), figures=Figures(1000 / ms, parts), **more)
+    return BenchmarkRow(model, batch, more.pop("baseline", False), figures=Figures(1000 / ms, parts), **more)
 
 
 def pytorch(precision="FP32", runtime="PyTorch", **more):
@@ -86,7 +86,7 @@ def test_speed_against_pytorch_in_fp32_eager():
         pytorch(ms=20.0), pytorch(ms=10.0, runtime="torch.compile"), pytorch("FP16", ms=8.0),
         row("seg", ms=5.0, masks=True, precision="INT8"),
         row("c-int8", ms=2.0, precision="INT8"), row("c-int8", ms=1.6, contexts=2, precision="INT8"),
-        Row("d", 8, False, error="no memory"),
+        BenchmarkRow("d", 8, False, error="no memory"),
     ]  # fmt: skip
     found = compared(rows)
     assert [one.speedup for one in found] == [1.0, 2.0, 2.5, None, 10.0, 12.5, None]
@@ -112,8 +112,14 @@ def test_contexts_are_compared_with_as_many_of_the_baseline():
 
 
 def test_fastest_of_batches_and_contexts():
-    rows = [row("a", 8, 2.0), row("a", 16, 3.0), row("a", 16, 2.8, contexts=2), row("b", 1, 1.0), Row("a", 64, False)]
-    assert [(one.model, one.batch, one.contexts) for one in fastest(rows)] == [("a", 16, 2), ("b", 1, 1)]
+    rows = [
+        row("a", 8, 2.0),
+        row("a", 16, 3.0),
+        row("a", 16, 2.8, contexts=2),
+        row("b", 1, 1.0),
+        BenchmarkRow("a", 64, False),
+    ]
+    assert [(one.model, one.batch, one.contexts) for one in fastest_rows(rows)] == [("a", 16, 2), ("b", 1, 1)]
     assert benchmark_report.fastest([row("a", 8)]) == []
 
 

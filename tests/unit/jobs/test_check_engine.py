@@ -19,8 +19,8 @@ from utils.jobs import check_engine
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.view import metadata_of
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
+from utils.trt.preflight import BuildConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import build_engine

@@ -35,7 +35,7 @@ def test_it_says_what_is_there(capsys):
     assert run("--environment") == 0
     found = capsys.readouterr().out
     assert f"Overlay: {(ROOT / 'VERSION').read_text().strip()}" in found
-    assert f"TensorRT: {tensorrt_api.load().name}\n" in found
+    assert f"TensorRT: {tensorrt_api.load_tensorrt().name}\n" in found
     assert f"PyTorch version: {torch.__version__}\n" in found
     assert f"Python version: {sys.version.split()[0]} " in found
 

@@ -62,8 +62,8 @@ def test_graph_of_a_new_engine(tmp_path, monkeypatch, capsys):
 
 
 def test_ahead_of_time_with_the_real_rtx(tmp_path, monkeypatch, capsys):
-    api = tensorrt_api.load("tensorrt_rtx_bindings")
-    monkeypatch.setattr(tensorrt_api, "load", lambda name=None: api)
+    api = tensorrt_api.load_tensorrt("tensorrt_rtx_bindings")
+    monkeypatch.setattr(tensorrt_api, "load_tensorrt", lambda name=None: api)
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)
     file = write_onnx(tmp_path / "a.onnx", dtype=TensorProto.FLOAT16, quantized=True, opset=19)
     words = (file, "--target", "SM89", "SM120", "--batch-size", 1, 2, 4, "--imgsz", 64, "--generate-graph")
@@ -108,7 +108,7 @@ import sys
 sys.path.append({str(ROOT / "tests/support")!r})
 import pytest, tensorrt_stand_in, utils.jobs.open
 from utils.jobs import evaluate_file
-from utils.trt import builder, runner
+from utils.trt import runner
 """
 
 

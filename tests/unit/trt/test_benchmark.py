@@ -6,25 +6,25 @@ import pytest
 
 from utils.jobs import benchmark_report
 from utils.trt import trtexec
-from utils.trt.benchmark import Row, compared
-from utils.trt.timing import PARTS, Figures, Summary
+from utils.trt.benchmark import BenchmarkRow, compared
+from utils.trt.timing import PARTS, Figures, TimeStatistics
 
 
 def row(model="c", batch=8, baseline=False, ms=4.0, **more):
-    one = Summary(ms, ms, ms, ms, ms, ms, ms, 10)
+    one = TimeStatistics(ms, ms, ms, ms, ms, ms, ms, 10)
     figures = Figures(1000 / ms, {"latency": one, "compute": one})
-    return Row(model, batch, baseline, figures=figures, **{"precision": "INT8", **more})
+    return BenchmarkRow(model, batch, baseline, figures=figures, **{"precision": "INT8", **more})
 
 
 def test_the_summary_has_trtexecs_lines():
-    parts = {name: Summary(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in PARTS}
+    parts = {name: TimeStatistics(1.0, 9.0, 4.0, 3.0, 7.0, 8.0, 8.5, 10) for name in PARTS}
     lines = Figures(123.456, parts).lines()
     assert lines[:2] == ["=== Performance summary ===", "Throughput: 123.456 qps"]
     assert lines[2] == ("Latency: min = 1 ms, max = 9 ms, mean = 4 ms, median = 3 ms, percentile(90%) = 7 ms, "
                         "percentile(95%) = 8 ms, percentile(99%) = 8.5 ms")  # fmt: skip
-    speed, figures = trtexec.parse_times("\n".join(lines))  # what reads trtexec's summary reads ours
-    assert speed == 123.456
-    assert {name: (figure.min, figure.p99) for name, figure in figures.items()} == dict.fromkeys(parts, (1.0, 8.5))
+    figures = trtexec.parse_times("\n".join(lines))  # what reads trtexec's summary reads ours
+    assert figures.qps == 123.456
+    assert {name: (part.min, part.p99) for name, part in figures.parts.items()} == dict.fromkeys(parts, (1.0, 8.5))
 
 
 def test_speed_against_the_baseline_of_the_same_kind():

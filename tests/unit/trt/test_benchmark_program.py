@@ -18,9 +18,9 @@ from utils.core.errors import QatError
 from utils.jobs import benchmark_report
 from utils.reports import figures
 from utils.trt import tensorrt_api, timing, trtexec, tune
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
@@ -127,8 +127,8 @@ def test_which_engines_are_used_again(program, tmp_path):
 
 def test_tuned_engines_and_their_tuned_baseline(program, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "BuildProcess", Here)
-    monkeypatch.setattr(timing, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-    tensorrt_api.load().module.ticks = lambda config: 20 - config.max_aux_streams
+    monkeypatch.setattr(timing, "TUNING_ROUND", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    tensorrt_api.load_tensorrt().module.ticks = lambda config: 20 - config.max_aux_streams
     words = ("--optimization-level", 2, "--tune", 30, "--batch-size", 4)
     code, _, _, builds = program(*words)
     assert (code, len(builds)) == (0, 2 * 6)

@@ -10,9 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
 from utils.onnx_graph.decoding import decode_in_few_steps
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
-from utils.trt.onnx_summary import fp32_box_layers
+from utils.trt.build import build
+from utils.trt.preflight import BuildConfig, fp32_box_layers
 
 HEAD = "/model.5/"
 TRACED = {

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from odd_builds import odd_build
 
-from utils.trt.build_config import BuildConfig
-from utils.trt.tune import BuildProcess, Outcome
+from utils.core.errors import InputError, QatError
+from utils.trt import tune
+from utils.trt.preflight import BuildConfig
+from utils.trt.tune import BuildProcess, BuildTimeout
 
 CONFIG = BuildConfig(progress=False)
 LONG = 100.0
@@ -18,8 +20,9 @@ LONG = 100.0
 
 @pytest.fixture(scope="module")
 def process():
-    with BuildProcess(work=odd_build) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch, BuildProcess() as process:
+        patch.setattr(tune, "build", odd_build)
+        yield process
 
 
 def alive(pid: int) -> bool:
@@ -31,49 +34,33 @@ def alive(pid: int) -> bool:
 
 def built(process: BuildProcess, engine: Path) -> int:
     """The number of the process that built."""
-    outcome = process.build(Path("fine.onnx"), engine, CONFIG, LONG)
-    assert (outcome.error, outcome.exit_code) == ("", 0)
+    process.build(Path("fine.onnx"), engine, CONFIG, LONG)
     return int(engine.read_text())
 
 
 @pytest.mark.parametrize(
-    ("way", "error", "exit_code"),
-    [
-        ("refused", "this file is refused", 2),
-        ("full", "OSError: [Errno 28] no space left", 1),
-        ("no type", "TypeError: incompatible function arguments. 1. (self: Builder)", 1),
-    ],
+    ("way", "kind", "message"),
+    [("refused", InputError, "this file is refused"), ("full", OSError, "no space left"), ("no type", TypeError, "1.")],
 )
-def test_an_error_is_a_line_and_the_process_stays(process, tmp_path, way, error, exit_code):
+def test_an_error_is_raised_here_and_the_process_stays(process, tmp_path, way, kind, message):
     before = built(process, tmp_path / "a.engine")
-    outcome = process.build(Path(f"{way}.onnx"), tmp_path / "b.engine", CONFIG, LONG)
-    assert outcome == Outcome(outcome.seconds, error, exit_code)
+    with pytest.raises(kind, match=message):
+        process.build(Path(f"{way}.onnx"), tmp_path / "b.engine", CONFIG, LONG)
     assert built(process, tmp_path / "a.engine") == before != os.getpid()
 
 
-@pytest.mark.parametrize(("way", "error"), [("killed", "signal 9"), ("exits", "exit code 3")])
-def test_a_process_that_ends_is_replaced(process, tmp_path, way, error):
+def test_a_process_that_dies_is_replaced(process, tmp_path):
     before = built(process, tmp_path / "a.engine")
-    outcome = process.build(Path(f"{way}.onnx"), tmp_path / "b.engine", CONFIG, LONG)
-    assert (outcome.error, outcome.exit_code) == (f"the build's process ended: {error}", 1)
+    with pytest.raises(QatError, match="process ended"):
+        process.build(Path("killed.onnx"), tmp_path / "b.engine", CONFIG, LONG)
     assert built(process, tmp_path / "a.engine") != before
 
 
 def test_a_build_that_takes_too_long_is_ended(process, tmp_path):
-    before, waits = built(process, tmp_path / "a.engine"), []
+    before = built(process, tmp_path / "a.engine")
     began = time.monotonic()
-    outcome = process.build(Path("endless.onnx"), tmp_path / "b.engine", CONFIG, 1.2, lambda: waits.append(1))
+    with pytest.raises(BuildTimeout, match="not built within 1 s"):
+        process.build(Path("endless.onnx"), tmp_path / "b.engine", CONFIG, 1.2)
     assert 1.2 <= time.monotonic() - began < 10
-    assert (outcome.error, outcome.exit_code, outcome.late) == ("not built within 1 s", 1, True)
-    assert len(waits) >= 2
     assert not alive(before)
     assert built(process, tmp_path / "a.engine") != before
-
-
-def test_files_that_are_being_written_are_finished(process, tmp_path):
-    """Its plan is there in time; writing it takes longer than the limit."""
-    built(process, tmp_path / "a.engine")
-    outcome = process.build(Path("slow writer.onnx"), tmp_path / "b.engine", CONFIG, 1.0)
-    assert outcome.error == ""
-    assert outcome.seconds > 1.5
-    assert (tmp_path / "b.engine").is_file()

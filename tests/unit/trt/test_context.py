@@ -9,9 +9,10 @@ from one_conv import reference, write_onnx
 from tensorrt_stand_in import GPU, stand_in
 
 from utils.core.errors import InputError
-from utils.trt import layer_report, tensorrt_api
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt import tensorrt_api
+from utils.trt.build import build
+from utils.trt.layers import layers_of
+from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
 CPU = torch.device("cpu")
@@ -88,8 +89,8 @@ def test_layers_of_free_shapes(execution):
     one = execution(**FREE)
     images = feed(one, 2, 3, 32, 64)
     one.graph()  # of a context that is gone afterwards
-    layers = layer_report.layers_of(one, runs=2)
-    found = [(layer.name, layer.ms, layer.outputs[0].dtype) for layer in layers]
+    layers = layers_of(one, runs=2)
+    found = [(layer.name, layer.ms, layer.outputs[0].type) for layer in layers]
     assert found == [("raw", 0.5, "FP32"), ("output0", 0.5, "FP32")]
     one.buffers["output0"].zero_()
     check(one, images, one.graph().replay)

@@ -14,8 +14,8 @@ from trtexec_summary import SUMMARY
 
 from utils.core.errors import QatError
 from utils.trt import trtexec
-from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import BuildConfig
 
 HELP = {
     "8.6": "TensorRT v8601\n  --fp16  Enable fp16\n  --int8  Enable int8\n  --skipInference  Exit after the engine\n"
@@ -49,7 +49,7 @@ def install(tmp_path, monkeypatch):
         )
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(folder), prepend=":")
-        return trtexec.find(), lambda: (folder / "asked").read_text().splitlines()[-1].split()
+        return trtexec.find_trtexec(), lambda: (folder / "asked").read_text().splitlines()[-1].split()
 
     return put
 
@@ -81,7 +81,7 @@ def test_flags_of_the_version(install, tmp_path, version, quantized, half, flags
     file = write_onnx(tmp_path / "a.onnx", quantized=quantized, dtype=dtype, opset=19 if half else 17)
     config = BuildConfig(batch=(1, 4, 8), workspace=2 << 30, timing_cache=str(tmp_path / "t"), optimization_level=2,
                          tactic_sources_off=("cudnn",), timing_iterations=4)  # fmt: skip
-    note = trtexec.build(file, tmp_path / "a.engine", config, program)
+    note = trtexec.build_with_trtexec(file, tmp_path / "a.engine", config, program)
     words = set(asked())
     assert flags <= words
     assert not without & words
@@ -99,13 +99,13 @@ def test_defaults_of_a_build(install, file, tmp_path, monkeypatch):
     """The timing cache, tactic sources of the environment, torch's current GPU (trtexec's own is the first)."""
     monkeypatch.setenv("TRT_TACTIC_SOURCES_OFF", "CUBLAS,cudnn")
     program, asked = install("8.6")
-    trtexec.build(file, tmp_path / "a.engine", BuildConfig(), program)
+    trtexec.build_with_trtexec(file, tmp_path / "a.engine", BuildConfig(), program)
     cache = f"--timingCacheFile={tmp_path / 'Fake-GPU-TensorRT-8.6.1.timing.cache'}"
     assert {cache, "--tacticSources=-CUBLAS,-CUDNN"} <= set(asked())
     assert not any("Streams" in word or "--device" in word for word in asked())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    trtexec.build(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=0), program)
+    trtexec.build_with_trtexec(file, tmp_path / "a.engine", BuildConfig(max_aux_streams=0), program)
     assert {"--maxAuxStreams=0", "--device=1"} <= set(asked())
 
 
@@ -124,14 +124,17 @@ def test_its_failure_is_one_line_and_leaves_no_file(install, file, tmp_path, fai
     program, _ = install("8.6", fails)
     began = time.monotonic()
     with pytest.raises(QatError, match=message):
-        trtexec.build(file, tmp_path / "a.engine", BuildConfig(build_limit=0.01 if "sleep" in fails else None), program)
+        trtexec.build_with_trtexec(
+            file, tmp_path / "a.engine", BuildConfig(build_limit=0.01 if "sleep" in fails else None), program
+        )
     assert time.monotonic() - began < 20
     assert not list(tmp_path.glob("*engine*"))
 
 
 def test_its_figures():
-    speed, figures = trtexec.parse_times(SUMMARY)
-    assert speed == 220.105
+    parsed = trtexec.parse_times(SUMMARY)
+    figures = parsed.parts
+    assert parsed.qps == 220.105
     assert set(figures) == {"latency", "enqueue", "compute"}
     assert dataclasses.asdict(figures["latency"]) == {
         "min": 4.51, "max": 5.25, "mean": 4.6, "median": 4.55, "p90": 4.7, "p95": 4.8, "p99": 5.1, "count": 0,

@@ -13,8 +13,8 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.errors import QatError
 from utils.trt import tensorrt_api, timing, tune
-from utils.trt.build_config import BuildConfig
 from utils.trt.engine_file import EngineNote, is_current
+from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 from utils.trt.timing import TimingConfig
 
@@ -22,15 +22,15 @@ CONFIG = BuildConfig(tune=60, progress=False)
 
 
 def tuned(onnx, engine, config=CONFIG, builds=None):
-    return tune.tune(onnx, engine, config, tensorrt_api.load(), builds or Here()).note
+    return tune.tune(onnx, engine, config, tensorrt_api.load_tensorrt(), builds or Here()).note
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """A file, an engine's path, and times of engines by streams and level."""
     api = stand_in(monkeypatch)
-    monkeypatch.setattr(timing, "TURN", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
-    monkeypatch.setattr(timing, "TURNS", 2)
+    monkeypatch.setattr(timing, "TUNING_ROUND", TimingConfig(1, 0, 1, cuda_graph=True, transfers=False, iterations=2))
+    monkeypatch.setattr(timing, "TUNING_ROUNDS", 2)
     monkeypatch.setattr(Here, "now", 0.0)
     monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: Here.now))
 
@@ -57,7 +57,7 @@ def test_the_fastest_of_streams_and_levels_is_found_and_kept(bench, caplog):
     assert times[:3] == [[101.0, 101.0], [101.0, 101.0], [91.0, 91.0]]  # and a tick for the start
     assert "level 4, 2 streams: 14.9% less time than as asked for; the noise is 0.0%" in caplog.text
     assert sorted(path.name for path in engine.parent.glob("*a.*")) == ["a.engine", "a.engine.json", "a.onnx"]
-    execution = Execution(engine, tensorrt_api.load(), torch.device("cpu"))  # the one that was measured
+    execution = Execution(engine, tensorrt_api.load_tensorrt(), torch.device("cpu"))  # the one that was measured
     assert execution.engine.num_aux_streams == 2
     execution.close()
 
@@ -85,14 +85,14 @@ def test_within_the_noise_nothing_changes(bench, caplog):
 
 def test_an_engine_that_looked_fast_once_is_timed_once_more(bench, monkeypatch):
     onnx, engine = bench(lambda n, level: 100)
-    real, calls = timing.time_in_turns, []
+    real, calls = timing.time_engines, []
 
     def lucky(engines, *more):
         calls.append(len(engines))
         found = real(engines, *more)
         return {**found, list(engines)[-1]: (50.0, 50.0)} if len(calls) == 1 else found
 
-    monkeypatch.setattr(timing, "time_in_turns", lucky)
+    monkeypatch.setattr(timing, "time_engines", lucky)
     note = tuned(onnx, engine, dataclasses.replace(CONFIG, optimization_level=2))
     assert calls == [6, 3]
     assert note.options == {"optimization_level": 2}
@@ -142,13 +142,13 @@ def test_ctrl_c_leaves_the_best_so_far_or_nothing(bench, at):
     if at:
         note = EngineNote.load(engine)
         assert (note.options, note.tuning["complete"]) == ({}, False)
-        assert not is_current(engine, onnx, tensorrt_api.load(), tensorrt_api.gpu(), CONFIG)
+        assert not is_current(engine, onnx, tensorrt_api.load_tensorrt(), tensorrt_api.gpu(), CONFIG)
     assert [path.name for path in engine.parent.iterdir() if path.name.startswith(".a")] == []
 
 
 def test_an_engine_is_used_again_if_it_was_asked_for_the_same(bench):
     onnx, engine = bench(lambda n, level: 100 - n)
-    api, gpu = tensorrt_api.load(), tensorrt_api.gpu()
+    api, gpu = tensorrt_api.load_tensorrt(), tensorrt_api.gpu()
     level = dataclasses.replace(CONFIG, optimization_level=2)
     tune.build_or_tune(onnx, engine, dataclasses.replace(level, tune=None))
     plain = BuildConfig(optimization_level=2)
@@ -165,7 +165,7 @@ def test_an_engine_is_used_again_if_it_was_asked_for_the_same(bench):
 def test_engines_of_dynamic_shape_are_timed_at_the_opt_shape(bench):
     onnx, engine = bench(lambda n, level: 100, ("batch", 3, 32, 32))
     tuned(onnx, engine, dataclasses.replace(CONFIG, batch=(1, 4, 8), optimization_level=2))
-    shapes = {item for name, item in tensorrt_api.load().module.calls if name == "execute"}
+    shapes = {item for name, item in tensorrt_api.load_tensorrt().module.calls if name == "execute"}
     assert shapes == {((4, 3, 32, 32),)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
@@ -13,10 +14,10 @@ import torch
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from utils.trt import inspector, layer_report
-from utils.trt.build_config import BuildConfig
-from utils.trt.builder import build
+from utils.trt.build import build
 from utils.trt.engine_file import EngineNote
+from utils.trt.layers import COLOURS, REFORMAT, dot, draw_layers, layers_json, parse_layers, report_lines, summarize
+from utils.trt.preflight import BuildConfig
 from utils.trt.runner import Execution
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,8 +30,7 @@ import inspect_engine  # noqa: E402
 @pytest.fixture
 def layers():
     """The recorded layers, the n-th of which took n microseconds."""
-    found = inspector.parse(inspector.read(RECORD))
-    return inspector.with_times(found, {layer.name: index / 1000 for index, layer in enumerate(found)})
+    return [replace(layer, ms=index / 1000) for index, layer in enumerate(parse_layers(OLD))]
 
 
 def program(*words):
@@ -66,8 +66,8 @@ def in_other_letters(text):
 
 @pytest.mark.parametrize("change", [str, as_version_11, in_other_letters])
 def test_all_schemas_say_the_same(change):
-    layers = inspector.parse(change(OLD))
-    found = inspector.summarize(layers)
+    layers = parse_layers(change(OLD))
+    found = summarize(layers)
     assert found.counts == {"INT8": 5, "FP16": 7, "FP32": 1}
     assert found.reformats == {"quantize": 1, "copy": 6, "dequantize": 4, "cast": 3}
     assert found.int8_layers == 5 / 13
@@ -78,7 +78,7 @@ def test_all_schemas_say_the_same(change):
 
 
 def test_times_and_shares(layers):
-    found = inspector.summarize(layers)
+    found = summarize(layers)
     each = [layer.ms for layer in layers]
     assert found.total_ms == pytest.approx(sum(each))
     assert found.ms["INT8"] == pytest.approx(sum(layer.ms for layer in layers if layer.precision == "INT8"))
@@ -102,7 +102,7 @@ def test_what_a_reformat_is(origin, before, after, kind):
     ends = {side: [{"Name": "x", "Dimensions": [1], "Format/Datatype": f"Row major linear {word}"}]
             for side, word in (("Inputs", before), ("Outputs", after))}  # fmt: skip
     text = json.dumps({"Layers": [{"Name": "a", "LayerType": "Reformat", "Origin": origin, **ends}]})
-    (layer,) = inspector.parse(text)
+    (layer,) = parse_layers(text)
     assert (layer.kind, layer.reformats) == (kind, True)
 
 
@@ -110,7 +110,7 @@ def test_what_a_reformat_is(origin, before, after, kind):
 
 
 def test_rows_are_all_layers_that_run(layers):
-    rows = layer_report.rows(layers)
+    rows = json.loads(layers_json(layers))
     shown = [layer for layer in layers if layer.kind != "idle"]
     assert [row["name"] for row in rows] == [layer.name for layer in shown]
     assert [row["share"] for row in rows] == pytest.approx([one.ms / sum(la.ms for la in layers) for one in shown])
@@ -122,12 +122,12 @@ def test_rows_are_all_layers_that_run(layers):
 
 
 def test_every_layer_is_drawn_and_connected(layers):
-    text = layer_report.dot(layers, 'a "title"')
+    text = dot(layers, 'a "title"')
     shown = [layer for layer in layers if layer.kind != "idle"]
     nodes = re.findall(r'^  n(\d+) \[label="(.*?)", fillcolor="(#\w+)"', text, re.MULTILINE)
     assert len(nodes) == len(shown)
     for (_, label, colour), layer in zip(nodes, shown, strict=True):
-        assert colour == (layer_report.REFORMAT if layer.reformats else layer_report.COLOURS.get(layer.precision))
+        assert colour == (REFORMAT if layer.reformats else COLOURS.get(layer.precision))
         assert f"{layer.ms:.4f} ms" in label
     sources = {tensor.name for layer in layers for tensor in layer.outputs}
     fed_by_layers = sum(any(t.name in sources for t in layer.inputs) for layer in shown)
@@ -138,7 +138,7 @@ def test_every_layer_is_drawn_and_connected(layers):
 
 @pytest.mark.skipif(which("dot") is None, reason="graphviz is not installed (install_dependencies.sh --trex)")
 def test_graphviz_reads_it(layers, tmp_path):
-    svg = layer_report.draw(layers, "t", tmp_path / "a.svg").read_text()
+    svg = draw_layers(layers, "t", tmp_path / "a.svg").read_text()
     assert svg.count('class="node"') >= sum(layer.kind != "idle" for layer in layers)
 
 
@@ -172,13 +172,14 @@ def test_inspecting_an_engine(tmp_path, monkeypatch, capsys, streams):
 
 
 def test_what_was_written_can_be_looked_at_again(layers, tmp_path, capsys):
-    saved = layer_report.save(layers, tmp_path / "c.v2.layers.json")
+    saved = tmp_path / "c.v2.layers.json"
+    saved.write_text(layers_json(layers))
     EngineNote(precision="int8").save(tmp_path / "c.v2.engine")
     EngineNote(precision="fp16").save(tmp_path / "c.engine")
     content = saved.read_bytes()
     assert program(saved) == 0
     out = capsys.readouterr().out
-    expected = layer_report.text(inspector.summarize([one for one in layers if one.kind != "idle"]), "", "int8")
+    expected = report_lines(summarize([one for one in layers if one.kind != "idle"]), "", "int8")
     assert "\n".join(expected[1:]) in out
     assert saved.read_bytes() == content
     for broken in ("[1, 2]", "[", '[{"name": "a"}]'):

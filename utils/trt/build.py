@@ -1,0 +1,236 @@
+"""ONNX file → TensorRT engine. What cannot work is refused before the build, which takes minutes.
+
+result = build("yolov9-c.onnx", "yolov9-c.engine", BuildConfig(batch=(1, 8, 8)))
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from utils.core.errors import InputError, QatError
+from utils.core.files import atomic_path, check_writable
+from utils.trt import tensorrt_api
+from utils.trt.engine_file import EngineNote
+from utils.trt.preflight import KERNEL_OPTIONS, BuildConfig, Decision, OnnxFile, decide
+from utils.trt.tensorrt_api import Api, Gpu
+
+logger = logging.getLogger(__name__)
+
+# A builder of each TensorRT that was used: with the last one gone TensorRT unloads its kernels, which takes the next
+# one ten seconds to load again.
+_BUILDERS: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What was built; `note` also lies beside the engine."""
+
+    path: Path
+    size_bytes: int
+    note: EngineNote
+
+
+def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | None = None) -> BuildResult:
+    """Build an engine; the file appears under its name only when it is whole.
+
+    Raises:
+        InputError: file, shapes, TensorRT and GPU do not fit each other, or the parser refuses the file.
+        QatError: TensorRT built no engine.
+    """
+    file, engine = OnnxFile.read(onnx), Path(engine)
+    api, gpu = api or tensorrt_api.load_for(config.targets), tensorrt_api.gpu()
+    decision = decide(file, api, gpu, config)
+    log = api.log()
+    builder = api.module.Builder(log.handle)
+    _BUILDERS.setdefault(api.name, builder)
+
+    flags, bits = api.module.NetworkDefinitionCreationFlag, 0
+    if hasattr(flags, "EXPLICIT_BATCH"):  # the default, and deprecated, from TensorRT 10
+        bits |= 1 << int(flags.EXPLICIT_BATCH)
+    if decision.typing == "strong" and api.weakly_typed:
+        bits |= 1 << int(flags.STRONGLY_TYPED)
+    network = builder.create_network(bits)
+    if file.plugins:
+        api.register_plugins(log)
+    parser = api.module.OnnxParser(network, log.handle)  # it holds the weights until the engine is built
+    if not parser.parse_from_file(str(file.path)):
+        where, reason = "", log.reason("no reason given")
+        if parser.num_errors:
+            error = parser.get_error(0)
+            reason = tensorrt_api.readable(error.desc())
+            if hasattr(error, "node_operator"):  # from TensorRT 10
+                where = f" (node {error.node_name() or 'without a name'}, {error.node_operator()})"
+        raise InputError(f"{api.name} cannot parse {file.path}{where}: {reason}")
+
+    setup = builder.create_builder_config()
+    _configure(api, setup, config, decision, gpu)
+    if decision.typing == "weak" and decision.precision != "fp32" and file.fp32_box_layers:
+        setup.set_flag(api.module.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
+        _keep_in_fp32(network, file.fp32_box_layers, api.module.DataType.FLOAT)
+    if decision.shapes:
+        profile = builder.create_optimization_profile()
+        for name, (min_shape, opt_shape, max_shape) in decision.shapes.items():
+            profile.set_shape(name, min_shape, opt_shape, max_shape)
+        setup.add_optimization_profile(profile)
+    cache = cache_path(engine, config, api.name, gpu)
+    for path in (engine, *([] if cache is None else [cache])):
+        check_writable(path)
+
+    began = time.perf_counter()
+    with _timing_cache(setup, cache), tqdm(desc=f"{engine.name}: building", disable=not config.progress) as bar:
+        with _deferred_signals() as signals:
+            if api.progress_monitor is not None:
+                setup.progress_monitor = _monitor(api.progress_monitor, engine.name, bar, signals)
+            plan = builder.build_serialized_network(network, setup)
+        if plan is not None:
+            bar.update((bar.total or bar.n) - bar.n)
+    seconds = time.perf_counter() - began
+    del parser
+    if plan is None:
+        raise QatError(f"{api.name} could not build {file.path}: {log.reason('it gives no reason')}")
+    content = bytes(plan)
+    with atomic_path(engine) as temporary:
+        temporary.write_bytes(content)
+    note = EngineNote.of_build(file, api.name, gpu, config, decision, round(seconds, 1), tuple(log.warnings))
+    note.save(engine)
+    logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
+    return BuildResult(engine, len(content), note)
+
+
+def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gpu: Gpu | None) -> None:
+    """Set an IBuilderConfig up: precision, memory, tactic sources, options, architectures."""
+    flags = api.module.BuilderFlag
+    setup.clear_flag(flags.TF32)  # what is in FP32, boxes above all, wants its precision
+    if decision.typing == "weak":
+        if decision.precision != "fp32":
+            setup.set_flag(flags.FP16)
+        if decision.precision == "int8":
+            setup.set_flag(flags.INT8)
+    workspace = config.workspace
+    if workspace is None and gpu is not None:
+        workspace = int(gpu.free * 0.75)
+    if workspace is not None:
+        setup.set_memory_pool_limit(api.module.MemoryPoolType.WORKSPACE, workspace)
+    setup.profiling_verbosity = api.module.ProfilingVerbosity.DETAILED
+    if config.sources_off:
+        known, sources = api.module.TacticSource, int(setup.get_tactic_sources())
+        for name in config.sources_off:
+            source = getattr(known, name.upper(), None)
+            if source is None:
+                raise InputError(f"{api.name} has no tactic source {name}; it has {', '.join(known.__members__)}")
+            sources &= ~(1 << int(source))
+        setup.set_tactic_sources(sources)
+    for name, (setting, _) in KERNEL_OPTIONS.items():
+        if (value := getattr(config, name)) is not None:
+            if not api.has_option(setting):
+                raise InputError(f"{api.name} has no {setting}; leave out --{name.replace('_', '-')}")
+            setattr(setup, setting, value)
+    if config.targets:
+        setup.num_compute_capabilities = len(config.targets)
+        for index, target in enumerate(config.targets):
+            setup.set_compute_capability(getattr(api.module.ComputeCapability, target), index)
+
+
+def _keep_in_fp32(network: Any, names: frozenset[str], fp32: Any) -> None:
+    """Have TensorRT compute these layers in FP32 where it can, not in what is fastest; integers stay what they are.
+
+    Args:
+        network: an INetworkDefinition.
+        fp32: TensorRT's data type.
+    """
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == fp32]
+        if layer.name in names and floats:
+            layer.precision = fp32
+            for index in floats:
+                layer.set_output_type(index, fp32)
+
+
+@contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM during a build and raise them behind it: TensorRT drops what its callbacks raise."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received[0])
+
+
+def _monitor(base: Any, name: str, bar: tqdm[Any], signals: Sequence[int]) -> Any:
+    """An IProgressMonitor (TensorRT 10) that moves a bar, and cancels the build when a signal has come."""
+
+    class Monitor(base):
+        """The bar is the outermost phase; what runs inside it is named behind."""
+
+        outermost = ""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if parent is None:
+                self.outermost = phase
+                bar.reset(steps)
+                bar.set_description(f"{name}: {phase}")
+            else:
+                bar.set_postfix_str(phase, refresh=False)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            if phase == self.outermost:
+                bar.update(step + 1 - bar.n)
+            return not signals
+
+        def phase_finish(self, phase: str) -> None:
+            pass
+
+    return Monitor()
+
+
+def cache_path(engine: Path, config: BuildConfig, api_name: str, gpu: Gpu | None) -> Path | None:
+    """The file of measured kernels: what `config` says, else beside the engine, by GPU and version."""
+    if config.timing_cache == "" or gpu is None:  # kernels are measured on a GPU
+        return None
+    if config.timing_cache is not None:
+        return Path(config.timing_cache)
+    key = re.sub(r"[^\w.]+", "-", f"{gpu.name}-{api_name}")
+    return engine.with_name(f"{key}.timing.cache")
+
+
+@contextmanager
+def _timing_cache(setup: Any, path: Path | None) -> Iterator[None]:
+    """Let the build use the measurements in a file, and write them there with its own afterwards."""
+    if path is None:
+        yield
+        return
+    cache = setup.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+    if cache is None or not setup.set_timing_cache(cache, False):
+        logger.warning("%s is from another GPU or TensorRT; kernels are measured anew", path)
+        cache = setup.create_timing_cache(b"")
+        setup.set_timing_cache(cache, False)
+    yield
+    if (measured := setup.get_timing_cache()) is not None:
+        try:
+            with atomic_path(path) as temporary:
+                temporary.write_bytes(bytes(measured.serialize()))
+        except (OSError, QatError) as error:  # the engine is worth more than what the next build would save
+            logger.warning("the timing cache %s cannot be written: %s", path, error)

@@ -1,0 +1,354 @@
+"""An engine's layers, from TensorRT's inspector and profiler: precision, formats, times; as a report and drawn.
+
+    layers = layers_of(execution)
+    summary = summarize(layers)
+    lines = report_lines(summary, "yolov9-c-int8.engine", "int8")
+
+Reads the JSON of 8.6 to 10 (`Bindings`, `Format/Datatype`) and of 11 (`I/O Tensors`, type and format apart).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING, Any
+
+from utils.core.errors import DependencyError, InputError, QatError
+from utils.core.files import atomic_path
+from utils.core.text import Column, aligned
+
+if TYPE_CHECKING:
+    from utils.trt.runner import Execution
+
+# Types of layers, which versions capitalise differently: those that run nothing, and that change a tensor's form alone
+IDLE = ("constant", "noop", "signal", "wait", "signal_wait", "shape_call")
+REFORMATS = ("reformat", "cast", "quantize", "dequantize")
+PRECISIONS = ("INT8", "FP8", "FP16", "BF16", "FP32", "other")
+TYPES = {
+    "int8": "INT8", "fp8": "FP8", "half": "FP16", "fp16": "FP16", "bf16": "BF16", "bfloat16": "BF16", "float": "FP32",
+    "fp32": "FP32", "int32": "INT32", "int64": "INT64", "bool": "BOOL", "uint8": "UINT8",
+}  # fmt: skip
+COLUMNS = (Column("", left=True, width=14), Column("layers", width=8), Column("share", width=8), Column("ms", width=10),
+           Column("share", width=8))  # fmt: skip
+MOSTLY = 0.5  # below this share of the layers, or of the time, an engine is not called an INT8 engine
+# By precision; layers that only change a tensor's form have their own colour. Text on all of them is dark.
+COLOURS = {"INT8": "#9BD8B4", "FP8": "#C5E8A5", "FP16": "#F6D186", "BF16": "#F6D186", "FP32": "#F0A08C"}
+REFORMAT, OTHER = "#CBB5E2", "#E4E7EB"
+
+
+@dataclass(frozen=True)
+class LayerTensor:
+    """An input or output of a layer: `type` such as 'INT8', `format` as TensorRT words it."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    format: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an engine.
+
+    Attributes:
+        type: TensorRT's, such as 'CaskConvolution'.
+        kind: 'compute', 'idle', or what only changes a tensor's form: 'quantize', 'dequantize', 'requantize', 'cast',
+            'copy' (to another place or layout, at the same type).
+        precision: of a computing layer: the narrowest type that it computes from.
+        tactic: name of the kernel, '' if TensorRT does not say.
+        ms: milliseconds, None if it was not measured.
+    """
+
+    name: str
+    type: str
+    kind: str
+    precision: str
+    inputs: tuple[LayerTensor, ...] = ()
+    outputs: tuple[LayerTensor, ...] = ()
+    tactic: str = ""
+    ms: float | None = None
+
+    @property
+    def reformats(self) -> bool:
+        """Whether it computes nothing, but takes time."""
+        return self.kind not in ("compute", "idle")
+
+
+def layers_of(execution: Execution, runs: int = 20) -> list[Layer]:
+    """The layers of an engine on its present shapes, with their mean milliseconds where TensorRT measures them.
+
+    Raises:
+        InputError: the engine was built without details of its layers.
+    """
+    layers, times = parse_layers(execution.information()), execution.layer_times(runs)
+    return [replace(layer, ms=times.get(layer.name, 0.0 if layer.kind == "idle" else None)) for layer in layers]
+
+
+def parse_layers(text: str) -> list[Layer]:
+    """The layers in an inspector's JSON, in order, without times.
+
+    Raises:
+        InputError: it is no such JSON, or the engine was built without details.
+    """
+    try:
+        entries = json.loads(text, strict=False)["Layers"]  # 8.6 writes raw control characters
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"this is no JSON of TensorRT's engine inspector: {type(error).__name__}: {error}") from error
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise InputError("the engine holds only names of layers; build it with detailed profiling verbosity")
+    layers = []
+    for entry in entries:
+        inputs, outputs = (tuple(map(_tensor, entry.get(side, []))) for side in ("Inputs", "Outputs"))
+        name, layer_type, tactic = (str(entry.get(key, "")) for key in ("Name", "LayerType", "TacticName"))
+        kind = _kind(layer_type.lower(), entry.get("Origin"), inputs, outputs)
+        precision = ""
+        if kind == "compute":
+            types, weights = {tensor.type for tensor in inputs or outputs}, entry.get("Weights")
+            if isinstance(weights, dict) and _type(str(weights.get("Type", ""))) == "INT8":
+                types = {"INT8"}
+            precision = next((known for known in PRECISIONS if known in types), "other")
+        layers.append(Layer(name, layer_type, kind, precision, inputs, outputs, tactic))
+    return layers
+
+
+def _tensor(entry: Mapping[str, Any]) -> LayerTensor:
+    both = str(entry.get("Format/Datatype", ""))
+    tensor_type = str(entry.get("DataType", entry.get("Datatype", ""))) or both
+    layout = str(entry.get("Format", "")) or both
+    shape = tuple(int(size) for size in entry.get("Dimensions", []))
+    return LayerTensor(str(entry.get("Name", "")), shape, _type(tensor_type) or _type(layout), layout)
+
+
+def _type(text: str) -> str:
+    words = re.findall(r"[a-z]+\d*", text.lower())
+    return next((TYPES[word] for word in words if word in TYPES), "")
+
+
+def _kind(layer_type: str, origin: Any, inputs: Sequence[LayerTensor], outputs: Sequence[LayerTensor]) -> str:
+    if layer_type in IDLE:
+        return "idle"
+    if layer_type not in REFORMATS or not inputs or not outputs:
+        return "compute"
+    before, after = inputs[0].type, outputs[0].type
+    if before == after == "INT8":
+        return "requantize" if origin == "QDQ" else "copy"
+    if "INT8" in (before, after):
+        return "quantize" if after == "INT8" else "dequantize"
+    return "copy" if before == after else "cast"
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What an engine consists of: layers by precision and kind, and their times.
+
+    Attributes:
+        counts: computing layers by precision.
+        ms: milliseconds by precision, of computing layers; None without a profile.
+        reformats, reformat_ms: by kind, the layers that only change a tensor's form.
+        total_ms: of all layers.
+        slowest: the ten layers that take longest.
+    """
+
+    counts: dict[str, int]
+    ms: dict[str, float] | None
+    reformats: dict[str, int]
+    reformat_ms: dict[str, float] | None
+    total_ms: float | None
+    slowest: tuple[Layer, ...] = field(default=(), repr=False)
+
+    @property
+    def int8_layers(self) -> float:
+        """INT8's share of the computing layers, 0 to 1."""
+        return self.counts.get("INT8", 0) / max(sum(self.counts.values()), 1)
+
+    @property
+    def int8_time(self) -> float | None:
+        """INT8's share of the time of all layers, 0 to 1."""
+        return self.ms.get("INT8", 0.0) / self.total_ms if self.ms is not None and self.total_ms else None
+
+
+def summarize(layers: Sequence[Layer]) -> LayerSummary:
+    """Counts and times by precision and by kind."""
+    computing = [layer for layer in layers if layer.kind == "compute"]
+    reformats = [layer for layer in layers if layer.reformats]
+    timed = any(layer.ms is not None and layer.kind != "idle" for layer in layers)
+    return LayerSummary(
+        counts=dict(Counter(layer.precision for layer in computing)),
+        ms=_sums((layer.precision, layer.ms) for layer in computing) if timed else None,
+        reformats=dict(Counter(layer.kind for layer in reformats)),
+        reformat_ms=_sums((layer.kind, layer.ms) for layer in reformats) if timed else None,
+        total_ms=sum(layer.ms or 0.0 for layer in layers) if timed else None,
+        slowest=tuple(sorted((layer for layer in layers if layer.ms), key=lambda layer: -(layer.ms or 0))[:10]),
+    )
+
+
+def _sums(pairs: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for key, value in pairs:
+        total[key] = total.get(key, 0.0) + (value or 0.0)
+    return total
+
+
+def layers_json(layers: Sequence[Layer]) -> str:
+    """The content of `ENGINE.layers.json`: an entry for each layer that runs something, in order.
+
+    The keys are the fields of `Layer`, and `share`, a fraction of all layers' time, null where nothing was measured.
+    """
+    total = sum(layer.ms or 0.0 for layer in layers)
+    running = [layer for layer in layers if layer.kind != "idle"]
+    entries = [{**asdict(layer), "share": (layer.ms or 0.0) / total if total else None} for layer in running]
+    return json.dumps(entries, indent=1) + "\n"
+
+
+def layers_from_json(text: str) -> list[Layer]:
+    """The layers that `layers_json` described.
+
+    Raises:
+        InputError: they are described differently.
+    """
+
+    def tensors(side: Sequence[Mapping[str, Any]]) -> tuple[LayerTensor, ...]:
+        return tuple(LayerTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in side)
+
+    layers = []
+    try:
+        for entry in json.loads(text):
+            fields = {key: value for key, value in entry.items() if key != "share"}
+            fields |= {side: tensors(entry[side]) for side in ("inputs", "outputs")}
+            layers.append(Layer(**fields))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"these are no layers as inspect_engine.py writes them: {error!r}") from error
+    return layers
+
+
+def report_lines(summary: LayerSummary, title: str, precision: str = "") -> list[str]:
+    """The report's lines: shares by precision, reformatting, the slowest layers, and what that means.
+
+    Args:
+        precision: that the engine was built for, such as 'int8'.
+    """
+
+    def share(ms: float | None) -> str:
+        return "" if ms is None or not summary.total_ms else f"{ms / summary.total_ms:.0%}"
+
+    def time(ms: Mapping[str, float] | None, key: str) -> tuple[str, str]:
+        return ("", "") if ms is None else (f"{ms.get(key, 0.0):.4f}", share(ms.get(key)))
+
+    computing = sum(summary.counts.values())
+    rows = [
+        (name, str(summary.counts[name]), f"{summary.counts[name] / computing:.0%}", *time(summary.ms, name))
+        for name in PRECISIONS if name in summary.counts
+    ]  # fmt: skip
+    rows += [(kind, str(count), "", *time(summary.reformat_ms, kind)) for kind, count in summary.reformats.items()]
+    coverage = f"INT8 coverage: {summary.int8_layers:.0%} of {computing} computing layers"
+    if summary.int8_time is not None:
+        coverage += f", {summary.int8_time:.0%} of {summary.total_ms:.3f} ms (each layer measured by itself)"
+    lines = [title, "", *aligned(COLUMNS, rows, gap=""), "", coverage]
+    if summary.slowest:
+        lines += ["", "Slowest layers:"]
+        lines += [f"  {layer.ms:8.4f} ms  {share(layer.ms):>4}  {layer.precision or layer.kind:<10}"
+                  f"  {_short(layer.name, 110)}" for layer in summary.slowest]  # fmt: skip
+    sentences = advice(summary, precision)
+    return [*lines, *(["", *sentences] if sentences else [])]
+
+
+def advice(summary: LayerSummary, precision: str) -> list[str]:
+    """Sentences on what stands in INT8's way, for an engine that was built for `precision`."""
+    sentences = []
+    low_time = summary.int8_time is not None and summary.int8_time < MOSTLY
+    if precision == "int8" and (summary.int8_layers < MOSTLY or low_time):
+        time = "" if summary.int8_time is None else f" and {summary.int8_time:.0%} of the time"
+        sentences.append(
+            f"This engine was built for INT8 and is mostly not INT8: {summary.int8_layers:.0%} of its layers{time}. "
+            "Look at the slowest layers: those without INT8 have no Q/DQ in front, or TensorRT found them faster so."
+        )
+    spent = sum((summary.reformat_ms or {}).values())
+    if summary.total_ms and spent > 0.15 * summary.total_ms:
+        sentences.append(
+            f"{spent / summary.total_ms:.0%} of the time only changes the form of tensors (copy, cast, requantize): "
+            "tensors that meet in a Concat or Add do not share one scale, or change their layout."
+        )
+    return sentences
+
+
+def dot(layers: Sequence[Layer], title: str) -> str:
+    """The graph in graphviz's language; a layer is labelled with its name, kernel and time."""
+    total = sum(layer.ms or 0.0 for layer in layers)
+    lines = [
+        "digraph engine {",
+        f'  graph [rankdir=TB, nodesep=0.2, ranksep=0.3, label="{_escape(title)}", labelloc=t, fontname="sans-serif"];',
+        '  node [shape=box, style="filled,rounded", color="#9AA5B1", fontname="sans-serif", fontsize=10];',
+        '  edge [color="#52606D", fontname="sans-serif", fontsize=8];',
+    ]
+    source: dict[str, str] = {}  # tensor → node that it comes from
+    produced = {tensor.name for layer in layers for tensor in layer.outputs}
+    for index, layer in enumerate(layers):
+        for tensor in layer.inputs:
+            if tensor.name not in produced | source.keys():
+                source[tensor.name] = f"i{index}"
+                lines.append(f'  i{index} [label="{_escape(tensor.name)}", shape=ellipse, fillcolor=white];')
+        if layer.kind == "idle":  # its outputs are its inputs; a constant has no source
+            source |= {t.name: source[i.name] for t in layer.outputs for i in layer.inputs if i.name in source}
+            continue
+        time = "" if layer.ms is None else f"\\n{layer.ms:.4f} ms"
+        time += f" ({layer.ms / total:.1%})" if layer.ms and total else ""
+        label = f"{_escape(_short(layer.name, 70))}\\n{_escape(layer.type)}, {layer.precision or layer.kind}{time}"
+        colour = REFORMAT if layer.reformats else COLOURS.get(layer.precision, OTHER)
+        tooltip = f"{_escape(layer.name)} | {_escape(layer.tactic)}"
+        lines.append(f'  n{index} [label="{label}", fillcolor="{colour}", tooltip="{tooltip}"];')
+        for tensor in layer.inputs:
+            if tensor.name in source:
+                what = f"{tensor.type} {'x'.join(map(str, tensor.shape))}"
+                lines.append(
+                    f'  {source[tensor.name]} -> n{index} [label="{what}", tooltip="{_escape(tensor.format)}"];'
+                )
+        source |= {tensor.name: f"n{index}" for tensor in layer.outputs}
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def draw_layers(layers: Sequence[Layer], title: str, path: Path) -> Path:
+    """Write the graph as SVG.
+
+    Raises:
+        DependencyError: graphviz is not installed.
+        QatError: it fails.
+    """
+    with atomic_path(path) as temporary:
+        done = subprocess.run(
+            [graphviz(), "-Tsvg", "-o", str(temporary)], input=dot(layers, title), encoding="utf-8", errors="replace",
+            capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise QatError(f"graphviz could not draw {path}: {' '.join(done.stderr.split())[:300]}")
+    return path
+
+
+def graphviz() -> str:
+    """Graphviz' `dot`.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    path = which("dot")
+    if path is None:
+        raise DependencyError(
+            "drawing needs graphviz: install_dependencies.sh --trex, where this overlay was cloned, "
+            "or apt-get install graphviz"
+        )
+    return path
+
+
+def _short(name: str, limit: int) -> str:
+    """A fused layer's name with its middle left out."""
+    name = " ".join(name.split())
+    return name if len(name) <= limit else f"{name[: limit // 2]} ... {name[-limit // 2 :]}"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,433 @@
+"""Before a build, which takes minutes: what is asked for, what the ONNX file holds, and whether both and TensorRT fit.
+
+    file = OnnxFile.read("yolov9-c-int8.onnx")
+    decision = decide(file, load_tensorrt(), gpu(), BuildConfig(batch=(1, 8, 16)))
+
+How the network is typed follows from the file and from what TensorRT can do ("Strongly Typed Networks", developer
+guide): a file whose float part is FP16 is built in its own types; one in FP32 by flags, where TensorRT has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from utils.core.errors import InputError
+from utils.core.files import read_onnx
+from utils.core.input_spec import DEFAULT_BATCH, FLOATS, InputSpec
+from utils.core.options import DeviceOptions, Options, option
+
+if TYPE_CHECKING:
+    from utils.trt.tensorrt_api import Api, Gpu
+    from utils.trt.trtexec import Trtexec
+
+BUILDING = "building"
+OF_BUILDS = ("tactic_sources_off", "optimization_level", "max_aux_streams", "timing_iterations", "build_limit", "tune")
+Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
+Precision = Literal["best", "fp16", "fp32"]
+Range = tuple[int, int, int]  # min, opt, max
+SOURCES_OFF = "TRT_TACTIC_SOURCES_OFF"
+# Fields of BuildConfig that change which kernels an engine has: the property of IBuilderConfig, and words of tables.
+KERNEL_OPTIONS = {
+    "optimization_level": ("builder_optimization_level", "level {}"),  # from TensorRT 8.6
+    "max_aux_streams": ("max_aux_streams", "{} streams"),  # from TensorRT 8.6
+    "timing_iterations": ("avg_timing_iterations", "{} timing iterations"),
+}
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """How an engine is built.
+
+    Attributes:
+        batch: images, min, opt and max; for a file of dynamic batch (default: `input_form.DEFAULT_BATCH`).
+        height, width: pixels, min, opt and max; for a file of dynamic size.
+        precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
+            network has the precision of its file.
+        workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free.
+        timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
+        tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS; if empty, those that the
+            environment variable TRT_TACTIC_SOURCES_OFF lists (`sources_off`).
+        optimization_level: 0 to 5, TensorRT's own default if None.
+        max_aux_streams: streams beside the main one that layers may be spread over, at most; TensorRT's choice if None.
+        timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
+        targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
+        tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
+        build_limit: minutes after which a build is ended; None: never, but for those of `tune`.
+        allow_fp32: build a file with an FP32 float part where TensorRT cannot choose FP16 by itself.
+        progress: show a progress bar.
+    """
+
+    batch: Range | None = None
+    height: Range | None = None
+    width: Range | None = None
+    precision: Precision = "best"
+    workspace: int | None = None
+    timing_cache: str | Path | None = None
+    tactic_sources_off: tuple[str, ...] = ()
+    optimization_level: int | None = None
+    max_aux_streams: int | None = None
+    timing_iterations: int | None = None
+    targets: tuple[str, ...] = ()
+    tune: float | None = None
+    build_limit: float | None = None
+    allow_fp32: bool = False
+    progress: bool = True
+
+    @property
+    def sources_off(self) -> tuple[str, ...]:
+        """The tactic sources that are not to be used: `tactic_sources_off`, or those of the environment variable."""
+        return self.tactic_sources_off or tuple(os.environ.get(SOURCES_OFF, "").replace(",", " ").split())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was asked for instead of the defaults, as JSON holds it: names of fields and their values."""
+        values = {name: value for name in KERNEL_OPTIONS if (value := getattr(self, name)) is not None}
+        off = sorted(name.upper() for name in self.sources_off)
+        return {**values, **({"tactic_sources_off": off} if off else {})}
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "height", "width"):
+            values = getattr(self, name)
+            if values is not None and not 0 < values[0] <= values[1] <= values[2]:
+                raise InputError(f"{name} {values}: expected min <= opt <= max, all positive")
+
+
+class BuildOptions(DeviceOptions):
+    """Options of programs that build engines: what changes how fast an engine is."""
+
+    tactic_sources_off: list[str] = option([], "such as CUBLAS CUBLAS_LT CUDNN", group=BUILDING, metavar="NAME")
+    optimization_level: Annotated[int, Field(ge=0, le=5)] | None = option(
+        None, "0 to 5 (default: TensorRT's)", group=BUILDING, metavar="N"
+    )
+    max_aux_streams: Annotated[int, Field(ge=0, le=64)] | None = option(
+        None, "streams beside the main one that layers may be spread over (default: TensorRT's choice)",
+        group=BUILDING, metavar="N",
+    )  # fmt: skip
+    timing_iterations: Annotated[int, Field(ge=1, le=1000)] | None = option(
+        None, "runs of a measured kernel, see TensorRT", group=BUILDING, metavar="N"
+    )
+    build_limit: Minutes | None = option(None, "end a build that takes longer", group=BUILDING, metavar="MINUTES")
+    tune: Minutes | None = option(
+        None, "of each engine: for so long try options that are not given here, and keep the fastest", group=BUILDING,
+        metavar="MINUTES",
+    )  # fmt: skip
+
+    def build_config(self, **others: Any) -> BuildConfig:
+        """How engines are built; `others` are further fields."""
+        shared = {name: getattr(self, name) for name in OF_BUILDS if name != "tactic_sources_off"}
+        return BuildConfig(tactic_sources_off=tuple(self.tactic_sources_off), **shared, **others)
+
+
+def min_opt_max(options: Options, name: str) -> Range | None:
+    """The option `name` of a profile, one number or three; None if it was not given.
+
+    Raises:
+        InputError: there are others.
+    """
+    values = getattr(options, name)
+    if values is not None and len(values) not in (1, 3):
+        raise InputError(f"{options.flag(name)} takes one number, or three: min opt max")
+    return None if values is None else (values[0], values[len(values) // 2], values[-1])
+
+
+def describe_options(options: Mapping[str, Any]) -> str:
+    """Options in the words of tables, such as 'level 2, 3 streams'; tactic sources are left out."""
+    words = [text.format(options[name]) for name, (_, text) in KERNEL_OPTIONS.items() if name in options]
+    return ", ".join(words) or "TensorRT's own"
+
+
+# TensorProto's number of a type → torch's name
+ONNX_TYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
+    16: "bfloat16",
+}  # fmt: skip
+FLOAT16 = 10
+DATA_DEPENDENT = ("NonMaxSuppression", "NonZero")
+# Results that are no floats, by their index; of operators that are not here all are floats.
+NOT_FLOAT = {
+    "TopK": {1}, "EfficientNMS_TRT": {0, 3}, "NonMaxSuppression": {0}, "ArgMax": {0}, "Shape": {0},
+    "Less": {0}, "LessOrEqual": {0}, "Greater": {0}, "GreaterOrEqual": {0}, "Equal": {0},
+}  # fmt: skip
+# Behind these stand masks and scores: products with prototypes, which are large and need no such precision.
+BEYOND = frozenset({"MatMul"})
+SIDES = 4  # of a box: DFL's convolution gives one or four numbers an anchor, those of a network many more
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """An ONNX file in words.
+
+    Attributes:
+        inputs, outputs: name → shape; None where the size is dynamic.
+        opset: version of the operators.
+        quantized: whether there are QuantizeLinear or DequantizeLinear nodes.
+        half: whether weights or scales are FP16: the types of a strongly typed network are in the file.
+        half_scales: whether quantizers have FP16 scales (opset 19), which weakly typed TensorRT does not read.
+        plugins: whether there are nodes of TensorRT's own, such as EfficientNMS_TRT.
+        data_dependent: whether the size of a result is only known once it is computed, as NonMaxSuppression's.
+        metadata: its properties.
+        input_spec: the form in which it takes images.
+        types: of inputs and outputs, torch's names for them.
+        fp32_box_layers: names of the nodes that compute boxes.
+    """
+
+    path: Path
+    inputs: dict[str, tuple[int | None, ...]]
+    outputs: dict[str, tuple[int | None, ...]]
+    opset: int
+    quantized: bool
+    half: bool
+    half_scales: bool
+    plugins: bool
+    data_dependent: bool
+    metadata: Mapping[str, str]
+    input_spec: InputSpec = FLOATS
+    types: Mapping[str, str] = field(default_factory=dict)
+    fp32_box_layers: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, path: str | Path) -> OnnxFile:
+        """Read a file's description.
+
+        Raises:
+            InputError: the file is missing, is no ONNX, or is truncated.
+            DependencyError: onnx is not installed.
+        """
+        return cls.of_model(read_onnx(path), Path(path))
+
+    @classmethod
+    def of_model(cls, model: Any, path: Path) -> OnnxFile:
+        """The description of a loaded ModelProto; `path` is the file it came from."""
+        graph = model.graph
+        stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        for node in graph.node:
+            for item in node.attribute if node.op_type == "Constant" else ():
+                if item.name == "value":
+                    stored[node.output[0]] = item.t.data_type
+        quantizers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+        scales = {stored.get(node.input[1]) for node in quantizers}
+        weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv" and len(node.input) > 1}
+        values = [value for value in graph.input if value.name not in stored]
+        inputs, outputs = ({value.name: _shape(value) for value in side} for side in (values, graph.output))
+        types = {value.name: _type(value) for value in (*values, *graph.output)}
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        return cls(
+            path=path,
+            inputs=inputs,
+            outputs=outputs,
+            opset=max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
+            quantized=bool(quantizers),
+            half=FLOAT16 in scales or FLOAT16 in weights,
+            half_scales=FLOAT16 in scales,
+            plugins=any(node.op_type.endswith("_TRT") for node in graph.node),
+            data_dependent=any(node.op_type in DATA_DEPENDENT for node in graph.node),
+            metadata=metadata,
+            input_spec=FLOATS if len(inputs) != 1 else InputSpec.of_file(
+                metadata, types[values[0].name], inputs[values[0].name]
+            ),
+            types=types,
+            fp32_box_layers=fp32_box_layers(model),
+        )  # fmt: skip
+
+    @property
+    def tensors(self) -> dict[str, tuple[int | None, ...]]:
+        """Shapes of inputs and outputs by name."""
+        return {**self.inputs, **self.outputs}
+
+    @property
+    def image(self) -> tuple[str, tuple[int | None, ...]]:
+        """Name of the input that takes images, and its shape as batch, channels, height and width.
+
+        Raises:
+            InputError: there is not exactly one such input.
+        """
+        if len(self.inputs) != 1 or any(len(shape) != 4 for shape in self.inputs.values()):
+            raise InputError(f"{self.path} takes {dict(self.inputs)}; expected one input [batch, 3, height, width]")
+        ((name, shape),) = self.inputs.items()
+        return name, self.input_spec.nchw(shape)
+
+
+def fp32_box_layers(model: Any) -> frozenset[str]:
+    """Names of a graph's nodes from DFL's softmax over distances on to the boxes that come out of the file.
+
+    They stay in FP32 where TensorRT chooses precisions by itself. FP16 has steps of half a pixel from 512 pixels on,
+    and of an eighth from 128 on. TensorRT 8.6.0 took it for boxes in front of its NMS plugin: mask AP of the demo's
+    engine moved by 0.005, by how upstream crops masks to boxes.
+
+    Args:
+        model: an onnx.ModelProto whose boxes are decoded from distributions (DFL, Li et al., Generalized Focal Loss,
+            2020). Any other softmax, such as one of attention, does not count: convolutions of features follow it.
+    """
+    consumers = defaultdict(list)
+    for node in model.graph.node:
+        for name in node.input:
+            consumers[name].append(node)
+    weights = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    names: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type == "Softmax":
+            names |= _computed_from(node, consumers, weights)
+    return frozenset(names)
+
+
+def _computed_from(softmax: Any, consumers: dict[str, list[Any]], weights: dict[str, list[int]]) -> set[str]:
+    """The softmax and the nodes that compute with floats from it; none if features of a network come of it."""
+    names, queue = {softmax.name}, deque([softmax])
+    while queue:
+        node = queue.popleft()
+        integers = NOT_FLOAT.get(node.op_type, set())
+        for name in (name for index, name in enumerate(node.output) if index not in integers):
+            for consumer in consumers[name]:
+                wide = consumer.op_type == "Conv" and weights.get(consumer.input[1], [0])[0] > SIDES
+                if consumer.op_type == "QuantizeLinear" or wide:
+                    return set()
+                if consumer.op_type not in BEYOND and consumer.name not in names:
+                    names.add(consumer.name)
+                    queue.append(consumer)
+    return names
+
+
+def _type(value: Any) -> str:
+    """Torch's name of a type, by its number in TensorProto; such as 'type 8' for those that no network here has."""
+    number = value.type.tensor_type.elem_type
+    return ONNX_TYPES.get(number, f"type {number}")
+
+
+def _shape(value: Any) -> tuple[int | None, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is settled about a build before it begins.
+
+    Attributes:
+        typing: how this TensorRT has to read the file.
+        precision: 'int8', 'fp16' or 'fp32'.
+        shapes: input → min, opt and max shape, see `profile_shapes`.
+    """
+
+    typing: Literal["weak", "strong"]
+    precision: str
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildConfig) -> Decision:
+    """Settle what has to be known before a build.
+
+    Raises:
+        InputError: file, TensorRT, GPU and what is asked for do not go together.
+    """
+    typing = choose_typing(file, api, config)
+    check_target(api, gpu, config.targets)
+    half = file.half if typing == "strong" else config.precision != "fp32"
+    precision = "int8" if file.quantized else "fp16" if half else "fp32"
+    if config.precision not in ("best", precision):
+        raise InputError(
+            f"--precision {config.precision} does nothing: {api.name} builds {file.path} in its own types, "
+            f"{precision.upper()}; leave it out"
+        )
+    return Decision(typing, precision, profile_shapes(file, config))
+
+
+def choose_typing(file: OnnxFile, api: Api | Trtexec, config: BuildConfig) -> Literal["weak", "strong"]:
+    """How this TensorRT has to read this file.
+
+    Raises:
+        InputError: it cannot; the message says how to export the file instead.
+    """
+    by_opset = file.metadata.get("form") == "deepstream"  # of export_yoloV9.py, where --opset decides on the typing
+    if api.max_opset is not None and file.opset > api.max_opset:
+        raise InputError(
+            f"{file.path} has opset {file.opset}, and {api.name} reads up to {api.max_opset}; "
+            f"export it with {'' if by_opset else '--typing weak '}--opset 17"
+        )
+    if file.quantized and config.precision != "best":
+        raise InputError(
+            f"{file.path} holds quantizers, so its engine is INT8; an {config.precision.upper()} engine to compare "
+            "with is built from the float model's ONNX"
+        )
+    if file.half_scales and not api.strongly_typed:
+        raise InputError(
+            f"{file.path} is strongly typed (its scales are FP16), which {api.name} does not read; "
+            f"export it with {'--opset 17' if by_opset else '--typing weak'}"
+        )
+    if file.half_scales or not api.weakly_typed or (file.half and file.quantized):
+        if not file.half and not config.allow_fp32 and config.precision != "fp32":
+            in_fp16 = "export it with --typing strong (a float network too), or "
+            if by_opset:
+                in_fp16 = "export it with --opset 19, or " if file.quantized else ""
+            raise InputError(
+                f"{file.path} is in FP32, and {api.name} builds what the file says: the engine would be slow; "
+                f"{in_fp16}give build_engine.py --allow-fp32"
+            )
+        return "strong"
+    return "weak"
+
+
+def check_target(api: Api | Trtexec, gpu: Gpu | None, targets: Sequence[str]) -> None:
+    """Check that there is something to build for.
+
+    Raises:
+        InputError: no GPU and no target, or a target that this TensorRT does not know.
+    """
+    known = api.ahead_of_time
+    unknown = [target for target in targets if target not in known]
+    if unknown and not known:
+        raise InputError(f"{api.name} builds only for the GPU it runs on; --target is for TensorRT-RTX")
+    if unknown:
+        raise InputError(f"{api.name} does not know {', '.join(unknown)}; it builds for {', '.join(known)}")
+    if gpu is None and not targets:
+        how = f"--target with one of {', '.join(known)}" if known else "--target SM89 and the like"
+        raise InputError(
+            "torch sees no NVIDIA GPU, and an engine is built on the GPU that it is for; val_trt.py and "
+            "benchmark_trt.py --device cpu run the .onnx file here, and build_engine.py builds ahead of time with "
+            f"TensorRT-RTX (requirements/rtx.txt) and {how}"
+        )
+
+
+def profile_shapes(file: OnnxFile, config: BuildConfig) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Input → min, opt and max shape, for the dynamic axes; empty when none is.
+
+    Raises:
+        InputError: a range was asked for where the file's shape is static, or a size is no multiple of the stride.
+    """
+    name, shape = file.image
+    stride = int(file.metadata.get("stride", "1")) if file.metadata.get("stride", "1").isdigit() else 1
+    axes: list[Range] = []
+    for axis, size, wanted in zip(
+        ("batch", "channels", "height", "width"), shape, (config.batch, None, config.height, config.width), strict=True
+    ):
+        if size is not None:
+            if wanted is not None and wanted != (size, size, size):
+                way = f"give --batch-size {size}" if axis == "batch" else "run build_engine.py without --imgsz"
+                raise InputError(
+                    f"{file.path} has a static {axis} of {size}, and {'/'.join(map(str, wanted))} was asked for; "
+                    f"{way}, export it for that {axis}, or export it with --dynamic"
+                )
+            axes.append((size, size, size))
+        elif axis == "batch":
+            axes.append(wanted or DEFAULT_BATCH)
+        else:
+            if wanted is None:
+                try:
+                    height, width = json.loads(file.metadata.get("imgsz", "[640, 640]"))
+                    wanted = (int(height if axis == "height" else width),) * 3
+                except (ValueError, TypeError) as error:
+                    raise InputError(f"{file.path} does not say its image size; give --imgsz") from error
+            if any(value % stride for value in wanted):
+                raise InputError(f"{axis} {'/'.join(map(str, wanted))}: all must be multiples of {stride}, the stride")
+            axes.append(wanted)
+    if None not in shape:
+        return {}
+    min_shape, opt_shape, max_shape = (file.input_spec.own(sizes) for sizes in zip(*axes, strict=True))
+    return {name: (min_shape, opt_shape, max_shape)}
