@@ -62,6 +62,7 @@ def test_float_files(tmp_path):
     assert convolution_type(write_onnx(tmp_path / "a.onnx"), IMAGES) == "FP32"
     node = helper.make_node("Identity", ["images"], ["output0"])
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in ("images", "output0")]
-    model = helper.make_model(helper.make_graph([node], "net", values[:1], values[1:]), ir_version=9)
+    graph, opset = helper.make_graph([node], "net", values[:1], values[1:]), helper.make_opsetid("", 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
     onnx.save(model, tmp_path / "none.onnx")
     assert convolution_type(tmp_path / "none.onnx", IMAGES) is None
