@@ -6,12 +6,11 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from utils.core.text import printable
 
 
-class _Handler(logging.StreamHandler[Any]):
+class _Handler(logging.StreamHandler):  # Python 3.10 cannot subscript it
     def handleError(self, record: logging.LogRecord) -> None:  # logging's name
         """Raise what writing a line raised: a closed pipe ends the program, and is not described on standard error."""
         raise
