@@ -54,7 +54,7 @@ def evaluate(options: ValOptions) -> None:
 
 def draw(options: ValOptions, source: str) -> None:
     """Draw detections on `source`."""
-    from utils.evaluation.sources import check_readable, check_source, target_names
+    from utils.evaluation.images import check_readable, check_source, target_names
 
     files = check_source(source)
     check_readable(files)

@@ -32,7 +32,7 @@ def main(options: TritonClientOptions) -> None:
     if options.source is None:
         raise InputError("give --source, an image, a video or a folder to draw detections on")
     need("torch", "tritonclient", "grpc", *["geventhttpclient"] * (options.protocol == "http"))
-    from utils.evaluation.sources import check_readable, check_source, target_names
+    from utils.evaluation.images import check_readable, check_source, target_names
 
     files = check_source(options.source)
     check_readable(files)

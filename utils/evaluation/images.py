@@ -1,4 +1,4 @@
-"""Reading images, their sizes and their labels, in upstream's layout.
+"""Finding and reading images with their labels, in upstream's layout, and the images and videos that `--source` names.
 
 `.../images/a/b.jpg` has its labels in `.../labels/a/b.txt`: one line per object, `class cx cy w h` as fractions of the
 image, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon. An image without a label file shows no object.
@@ -9,6 +9,7 @@ label is an error that names its file and line instead of an image that is left 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -16,23 +17,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
-from utils.core.errors import DataError, no_file
-
-__all__ = ["SUFFIXES", "ImageFile", "find_images", "label_file", "read_images", "read_labels"]
+from utils.core.errors import DataError, InputError, no_file
+from utils.core.files import distinct_names
 
 logger = logging.getLogger(__name__)
 
+SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})  # upstream's
+WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # drawings of other images become PNG
+VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 SMALLEST = 10  # pixels: upstream leaves out images with a smaller side
 FIRST, SLOW = 64, 1e-3  # images that show how fast the disk is; seconds for one, above which it is slow
-STDERR = 2  # the decoders write to the descriptor, past Python's sys.stderr
-_ORIENTATION = 0x0112  # EXIF's tag
-_TRANSPOSING = (5, 6, 7, 8)  # orientations that swap width and height
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ImageFile:
 def read_images(
     files: Sequence[str], nc: int, *, polygons: bool = False, progress: bool = False
 ) -> tuple[list[ImageFile], list[str]]:
-    """Read the sizes and labels of `files`.
+    """Read the sizes and labels of `files`; with threads where the disk is slow, since elsewhere threads cost time.
 
     Args:
         polygons: every label must be a polygon, and is kept.
@@ -69,42 +70,32 @@ def read_images(
     """
     from tqdm import tqdm
 
-    good: list[ImageFile] = []
-    bad: list[str] = []
-    bar = tqdm(
-        _read_all(files, nc, polygons), "reading labels", len(files), unit="image", delay=2, disable=not progress
-    )
-    for result in bar:
-        if isinstance(result, ImageFile):
-            good.append(result)
-        else:
-            bad.append(result)
-    for line in bad[:10]:
-        logger.warning("left out: %s", line)
-    if len(bad) > 10:
-        logger.warning("left out: %d more images that cannot be read", len(bad) - 10)
-    if not good:
-        raise DataError(f"none of {len(files)} images can be read; the first: {bad[0]}")
-    return good, bad
-
-
-def _read_all(files: Sequence[str], nc: int, polygons: bool) -> Iterator[ImageFile | str]:
-    """Read every file, with threads where the disk is waited for; where it is not, threads are slower than none."""
     read = partial(_read_image, nc=nc, polygons=polygons)
     began = time.perf_counter()
-    yield from map(read, files[:FIRST])
-    if time.perf_counter() - began < SLOW * FIRST:
-        yield from map(read, files[FIRST:])
-        return
+    results = [read(file) for file in files[:FIRST]]
+    slow = time.perf_counter() - began > SLOW * FIRST
     with ThreadPoolExecutor(8) as pool:
-        yield from pool.map(read, files[FIRST:])
+        rest = (pool.map if slow else map)(read, files[FIRST:])
+        bar = tqdm(
+            rest, "reading labels", len(files), initial=len(results), unit="image", delay=2, disable=not progress
+        )
+        results += bar
+    images = [result for result in results if isinstance(result, ImageFile)]
+    unreadable = [result for result in results if isinstance(result, str)]
+    for line in unreadable[:10]:
+        logger.warning("left out: %s", line)
+    if len(unreadable) > 10:
+        logger.warning("left out: %d more images that cannot be read", len(unreadable) - 10)
+    if not images:
+        raise DataError(f"none of {len(files)} images can be read; the first: {unreadable[0]}")
+    return images, unreadable
 
 
 def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
     try:
         with Image.open(file) as image:  # reads the header only
             width, height = image.size
-            if orientation(image) in _TRANSPOSING and turned(image.format or ""):
+            if _decoder_transposes(image):
                 width, height = height, width
     except UnidentifiedImageError:
         return f"{file}: not an image, or damaged"
@@ -112,27 +103,23 @@ def _read_image(file: str, nc: int, polygons: bool) -> ImageFile | str:
         return f"{file}: {getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__}"
     if min(width, height) < SMALLEST:
         return f"{file}: {width}x{height} pixels, smaller than {SMALLEST}"
-    found = read_labels(label_file(file), nc, polygons=polygons)
-    labels, outlines = found or (np.zeros((0, 5), np.float32), ())
-    return ImageFile(file, (width, height), labels, found is not None, outlines)
+    content = read_labels(label_file(file), nc, polygons=polygons)
+    labels, outlines = content or (np.zeros((0, 5), np.float32), ())
+    return ImageFile(file, (width, height), labels, content is not None, outlines)
 
 
-def orientation(image: Image.Image) -> int | None:
-    """An image's EXIF orientation, as far as its header has it: `getexif` would decode all of a PNG."""
-    if image.format in ("JPEG", "MPO"):
-        return image.getexif().get(_ORIENTATION)
-    if not isinstance(content := image.info.get("exif"), bytes):
-        return None
-    found = Image.Exif()
-    found.load(content)
-    return found.get(_ORIENTATION)
-
-
-def turned(kind: str) -> bool:
-    """Whether OpenCV turns images of a format as EXIF says: JPEG always, from version 5 on PNG and WebP as well."""
+def _decoder_transposes(image: Image.Image) -> bool:
+    """True if OpenCV swaps width and height as EXIF says: in JPEG always, from OpenCV 5 on in PNG and WebP as well."""
     import cv2
 
-    return kind in ("JPEG", "MPO") or (kind in ("PNG", "WEBP") and int(cv2.__version__.split(".")[0]) >= 5)
+    if image.format in ("JPEG", "MPO"):
+        exif = image.getexif()
+    elif image.format in ("PNG", "WEBP") and int(cv2.__version__.split(".")[0]) >= 5:
+        exif = Image.Exif()  # image.getexif() would decode all of a PNG
+        exif.load(image.info.get("exif", b""))
+    else:
+        return False
+    return exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
 
 
 def read_labels(path: Path, nc: int, *, polygons: bool = False) -> tuple[np.ndarray, tuple[np.ndarray, ...]] | None:
@@ -147,8 +134,6 @@ def read_labels(path: Path, nc: int, *, polygons: bool = False) -> tuple[np.ndar
     Raises:
         DataError: naming the file (which may be a folder or a link to nothing), the line, and what is wrong with it.
     """
-    rows: list[np.ndarray] = []
-    outlines: list[np.ndarray] = []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -156,33 +141,32 @@ def read_labels(path: Path, nc: int, *, polygons: bool = False) -> tuple[np.ndar
             return None
         expected = "expected a text file with one object a line, or no file for an image without objects"
         raise DataError(f"cannot read the labels {path}: {error.strerror}; {expected}") from error
+    rows: list[np.ndarray] = []
+    outlines: list[np.ndarray] = []
     for number, line in enumerate(lines, 1):
         if not (words := line.split()):
             continue
-        values = _values(words, f"{path}, line {number}", nc)
-        if polygons and len(values) == 5:
+        values = _label_values(words, f"{path}, line {number}", nc)
+        points = values[1:].reshape(-1, 2)
+        if len(values) > 5:
+            low, high = points.min(0), points.max(0)
+            values = np.concatenate([values[:1], (low + high) / 2, high - low])
+        elif polygons:
             raise DataError(
                 f"{path}, line {number}: a box, and a network for segmentation needs outlines; expected a class and a "
                 "polygon x1 y1 x2 y2 x3 y3 ..."
             )
-        rows.append(_box(values))
-        outlines.append(values[1:].reshape(-1, 2))
+        rows.append(values)
+        outlines.append(points)
     if not rows:
         return np.zeros((0, 5), np.float32), ()
-    found = np.stack(rows)
-    kept = _unique(found)
-    return found[kept], tuple(outlines[index] for index in kept) if polygons else ()
+    labels = np.stack(rows)
+    order = np.lexsort(labels.T[::-1])  # np.unique over rows takes longer than all the rest
+    order = order[np.r_[True, (labels[order][1:] != labels[order][:-1]).any(1)]]
+    return labels[order], tuple(outlines[index] for index in order) if polygons else ()
 
 
-def _unique(rows: np.ndarray) -> np.ndarray:
-    """Which rows remain without duplicates, in ascending order of the rows; of equal ones the first."""
-    order = np.lexsort(rows.T[::-1])  # np.unique over rows, which takes longer than all the rest
-    found = rows[order]
-    kept: np.ndarray = order[np.r_[True, (found[1:] != found[:-1]).any(1)]]
-    return kept
-
-
-def _values(words: list[str], where: str, nc: int) -> np.ndarray:
+def _label_values(words: list[str], where: str, nc: int) -> np.ndarray:
     """The numbers of a line: a class and a box, or a class and a polygon."""
     try:
         values = np.array(words, dtype=np.float32)
@@ -197,33 +181,18 @@ def _values(words: list[str], where: str, nc: int) -> np.ndarray:
     return values
 
 
-def _box(values: np.ndarray) -> np.ndarray:
-    """Class, cx, cy, w, h of a line's numbers."""
-    if len(values) == 5:
-        return values
-    points = values[1:].reshape(-1, 2)
-    low, high = points.min(0), points.max(0)
-    return np.concatenate([values[:1], (low + high) / 2, high - low])
-
-
 @contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Let the process' standard error go nowhere within the block, where FFmpeg and libpng write about damaged files.
-
-    Keep the block to the decoding itself; we say in one line what is wrong.
-    """
-    try:
-        kept = os.dup(STDERR)
-    except OSError:  # it is closed
-        yield
-        return
+    """Silence the process' standard error, to which FFmpeg and libpng write about damaged files: our line says it."""
+    stderr = 2  # decoders write to the descriptor, past Python's sys.stderr
+    saved = os.dup(stderr)
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), STDERR)
-        try:
-            yield
-        finally:
-            os.dup2(kept, STDERR)
-            os.close(kept)
+        os.dup2(nowhere.fileno(), stderr)
+    try:
+        yield
+    finally:
+        os.dup2(saved, stderr)
+        os.close(saved)
 
 
 def decode(path: str) -> np.ndarray | None:
@@ -238,83 +207,54 @@ def decode(path: str) -> np.ndarray | None:
         return None
 
 
-SUFFIXES = frozenset(
-    {".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
-)  # what upstream reads
-
-
 def find_images(paths: Iterable[str]) -> list[str]:
-    """The image files in folders (with their subfolders) and in `.txt` lists, sorted, as upstream orders them.
+    """The image files in folders (with their subfolders) and in `.txt` lists, each once, sorted as upstream sorts them.
 
     Raises:
-        DataError: a path does not exist, there is no image, or one image has two label files that differ.
+        DataError: a path does not exist, or there is no image.
     """
     paths = list(paths)
     files: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            files += walk(str(path))
-        elif os.path.isfile(path):
+            files += _walk(str(path))
+        elif path.is_file():
             files += [str(path)] if path.suffix.lower() in SUFFIXES else _read_list(path)
         else:
             raise DataError(no_file(path, "expected a folder of images or a list of them"))
-    files = sorted(file for file in files if os.path.splitext(file)[1].lower() in SUFFIXES)
+    files = [file for file in files if os.path.splitext(file)[1].lower() in SUFFIXES]
     if not files:
         raise DataError(f"no images in {', '.join(paths)}; expected {' '.join(sorted(SUFFIXES))}")
-    return once_each(files)
+    images = sorted(set(files))
+    if len(images) < len(files):
+        logger.warning("%d images are listed more than once; each is used once", len(files) - len(images))
+    return images
 
 
-def walk(root: str) -> Iterator[str]:
-    """Files below a folder, without hidden ones. Each real folder is entered once, by a name without links first."""
+def _walk(root: str) -> Iterator[str]:
+    """Files below a folder, without hidden ones; links are followed, and each real folder is entered once."""
     entered: set[str] = set()
-    folders = [root]
-    links: list[str] = []
-    while folders or links:
-        folder = folders.pop() if folders else links.pop(0)
+    for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         if real in entered:
+            folders.clear()
             continue
         entered.add(real)
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            raise DataError(f"cannot list {folder}: {error.strerror}") from error
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if not (os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()):
-                yield entry.path
-            else:
-                (links if entry.is_symlink() else folders).append(entry.path)
+        folders[:] = [name for name in folders if name[0] != "."]
+        folders.sort(key=lambda name: os.path.islink(f"{folder}/{name}"))
+        yield from (os.path.join(folder, name) for name in names if name[0] != ".")
 
 
-def once_each(files: Iterable[str]) -> list[str]:
-    """`files` (sorted) without those that are another's image by a second name; says how many these are.
-
-    Of two names the one that has labels stays, or else the first.
-
-    Raises:
-        DataError: both have labels, and different ones.
-    """
-    chosen: dict[str, str] = {}
-    again = 0
-    real_folder = lru_cache(maxsize=1024)(os.path.realpath)
-    for file in files:
-        folder, name = os.path.split(file)
-        real = os.path.realpath(file) if os.path.islink(file) else os.path.join(real_folder(folder), name)
-        other = chosen.setdefault(real, file)
-        again += other is not file
-        if other != file:
-            ours, theirs = label_file(file), label_file(other)
-            if not theirs.is_file():
-                chosen[real] = file if ours.is_file() else other
-            elif ours.is_file() and ours.read_bytes() != theirs.read_bytes():
-                raise DataError(
-                    f"{other} and {file} are one image, and its labels differ: {theirs}, {ours}; remove one"
-                )
-    if again:
-        logger.warning("%d names lead to images that are listed already; each image is used once", again)
-    return sorted(chosen.values())
+def _read_list(path: Path) -> list[str]:
+    """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="ignore")
+    except OSError as error:
+        raise DataError(f"cannot read the list of images {path}: {error.strerror}") from error
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    in_working_folder = bool(lines) and not os.path.exists(path.parent / lines[0]) and os.path.exists(lines[0])
+    base = Path.cwd() if in_working_folder else path.parent
+    return [os.path.normpath(base / line) for line in lines]
 
 
 def label_file(image: str) -> Path:
@@ -329,13 +269,87 @@ def unlabelled(split: str, first: str) -> DataError:
     return DataError(f"no image of '{split}' has a label file; expected, for the first, {label_file(first)}")
 
 
-def _read_list(path: Path) -> list[str]:
-    """The lines of a list of images; relative ones count from the list's folder, or else from the working folder."""
+def check_source(source: str | Path) -> list[Path]:
+    """The images and videos at `source`; what has such a name and is no file is left out with a line in the log.
+
+    Raises:
+        InputError: there are none.
+    """
+    source = Path(source)
+    known = (*SUFFIXES, *VIDEOS)
+    if source.is_dir():
+        try:
+            named = sorted(path for path in source.iterdir() if path.suffix.lower() in known)
+        except OSError as error:
+            raise InputError(f"--source {source} cannot be listed: {error.strerror}") from error
+        files = [path for path in named if os.path.isfile(path)]
+        for path in set(named) - set(files):
+            logger.warning("left out: %s", no_file(path, "expected an image or a video"))
+        if not files:
+            raise InputError(f"--source {source} holds neither images nor videos")
+        return files
+    if not os.path.isfile(source):
+        raise InputError(f"--source {no_file(source, 'expected an image, a folder of them, or a video')}")
+    if source.suffix.lower() not in known:
+        raise InputError(f"--source {source} is neither an image nor a video by its name")
+    return [source]
+
+
+def check_readable(files: Sequence[Path]) -> None:
+    """Raise `DataError` if not one of `files` can be decoded; the first that can ends the search."""
+
+    def readable(file: Path) -> bool:
+        if not is_video(file):
+            return decode(str(file)) is not None
+        with contextlib.suppress(DataError), open_video(file) as video:
+            return next(frames(video), None) is not None
+        return False
+
+    if not any(map(readable, files)):
+        if len(files) == 1:
+            raise DataError(f"{files[0]} cannot be decoded")
+        raise DataError(f"none of the {len(files)} images and videos can be decoded; the first: {files[0]}")
+
+
+def target_names(files: Sequence[Path]) -> list[str]:
+    """What each drawing is called: as its source, with a number where an earlier drawing has that name."""
+    suffixes = [".mp4" if is_video(file) else file.suffix.lower() for file in files]
+    return distinct_names(
+        f"{file.stem}{suffix if suffix in (*WRITTEN, '.mp4') else '.png'}"
+        for file, suffix in zip(files, suffixes, strict=True)
+    )
+
+
+def is_video(file: Path) -> bool:
+    """Whether the name is a video's."""
+    return file.suffix.lower() in VIDEOS
+
+
+@contextmanager
+def open_video(file: Path) -> Iterator[Any]:
+    """OpenCV's VideoCapture of a file.
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    import cv2
+
+    with quiet_decoders():
+        video = cv2.VideoCapture(str(file))
     try:
-        text = path.read_text(encoding="utf-8", errors="ignore")
-    except OSError as error:
-        raise DataError(f"cannot read the list of images {path}: {error.strerror}") from error
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    in_working_folder = bool(lines) and not os.path.exists(path.parent / lines[0]) and os.path.exists(lines[0])
-    base = Path.cwd() if in_working_folder else path.parent
-    return [os.path.normpath(base / line) for line in lines]
+        size = video.get(cv2.CAP_PROP_FRAME_WIDTH), video.get(cv2.CAP_PROP_FRAME_HEIGHT)
+        if not video.isOpened() or not all(size):
+            raise DataError(f"{file} cannot be decoded")
+        yield video
+    finally:
+        video.release()
+
+
+def frames(video: Any) -> Iterator[np.ndarray]:
+    """The frames of a video, uint8 BGR `[H, W, 3]`, until the end or the first that cannot be decoded."""
+    while True:
+        with quiet_decoders():
+            good, frame = video.read()
+        if not good:
+            return
+        yield frame

@@ -21,12 +21,11 @@ from utils.core.run_folder import new_run
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector, Found
-from utils.evaluation.images import decode
+from utils.evaluation.images import check_source, decode, frames, is_video, open_video, target_names
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
 from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
-from utils.evaluation.sources import check_source, frames, is_video, open_video, target_names
 from utils.jobs.open import open_runner
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, p
     """Draw detections on an image, on all images and videos of a folder, or on a video; or on these files.
 
     Returns:
-        The files that were written, in `folder`, named as their sources (see `sources.target_names`).
+        The files that were written, in `folder`, named as their sources (see `images.target_names`).
 
     Raises:
         InputError: there is nothing at `source`, or it is neither image nor video.
