@@ -113,7 +113,7 @@ def main(options: ReportOptions) -> None:
 
 def compare(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
     """Detections of both networks on the same images."""
-    from utils.evaluation.dataset import load_data
+    from utils.evaluation.data_yaml import load_data
     from utils.jobs.open import open_runner
     from utils.jobs.samples import collect
 

@@ -22,7 +22,8 @@ PLAIN = 400  # images for the plain loop
 def plain_loop(runner, data, count):
     """Images per second, and AP, of the plain loop on so many images."""
     from utils.core.tasks import Prediction
-    from utils.evaluation.dataset import ImageDataset, decode
+    from utils.evaluation.dataset import ImageDataset
+    from utils.evaluation.images import decode
     from utils.evaluation.letterbox import boxes_to_image, letterboxed_planes
     from utils.evaluation.metrics import match, score
     from utils.evaluation.nms import non_max_suppression
@@ -51,7 +52,7 @@ def plain_loop(runner, data, count):
 @pytest.fixture
 def many(demo_data, tmp_path):
     """The demo set's images, several times each."""
-    from utils.evaluation.dataset import load_data
+    from utils.evaluation.data_yaml import load_data
 
     folder = Path(demo_data.paths("val")[0])
     images = sorted(str(path) for path in folder.iterdir())

@@ -16,7 +16,8 @@ from qat_runs import write_small_set
 
 from utils import upstream
 from utils.core.tasks import Prediction
-from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import make_loader
 from utils.evaluation.images import find_images
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.metrics import match, score

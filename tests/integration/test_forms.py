@@ -25,7 +25,7 @@ import export_qat
 import export_yoloV9
 from utils import upstream
 from utils.core.tasks import DETECT, Prediction
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export

@@ -23,7 +23,7 @@ from models.quantize.calibration import calibrate
 from models.quantize.recipe import Calibration, Recipe
 from utils import upstream
 from utils.core.input_spec import InputSpec
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import export
 from utils.onnx_graph.cleanup import set_metadata

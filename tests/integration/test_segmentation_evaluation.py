@@ -8,7 +8,8 @@ import torch
 from known_images import MIXED, SQUARE
 from known_masks import KnowingMasks, write_outlined_set
 
-from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import make_loader
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
 from utils.upstream.checkout import import_upstream

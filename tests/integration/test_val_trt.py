@@ -12,7 +12,7 @@ import yaml
 from fork_server import interpreter
 
 from utils import upstream
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
 

@@ -64,6 +64,6 @@ def demo_engine(demo_onnx, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def demo_data():
     """The demo set."""
-    from utils.evaluation.dataset import load_data
+    from utils.evaluation.data_yaml import load_data
 
     return load_data(demo("DEMO_DATA"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from known_images import KnowingModel, write_set
 
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.runners.pytorch import TorchRunner
 

@@ -19,8 +19,8 @@ from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core import distributed
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import in_order, make_loader
-from utils.evaluation.loop import EvalConfig, evaluate
+from utils.evaluation.dataset import make_loader
+from utils.evaluation.loop import EvalConfig, evaluate, in_order
 from utils.jobs.inputs import image_batches
 from utils.runners.pytorch import TorchRunner
 

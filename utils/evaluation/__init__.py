@@ -1,13 +1,11 @@
 """One evaluation loop for every runner (PyTorch, ONNX Runtime, TensorRT).
 
 data_yaml.py    data.yaml → DataConfig
-images.py       a split's image files, their sizes and labels, found, read and checked
-dataset_hash.py  has a dataset changed since a run began?
-sources.py      images and videos that a user names, to draw on
+images.py       image files, their sizes and labels, found, read and checked; the images and videos of --source
 letterbox.py    letterboxing, there and back, by OpenCV or with torch's operators
-gt_masks.py   polygons as masks, packed to bits
+gt_masks.py     polygons as masks, packed to bits
 batch.py        images with their labels, as the loader gives them
-dataset.py      all together: batches, read ahead by worker processes, shared by several programs
+dataset.py      all together: batches, read ahead by worker processes, shared by several programs; the dataset's hash
 input_plan.py   what a network wants to be given, and what it gives
 detector.py     runner + NMS: batches of images → detections, with the next batch on its way to the GPU or the network
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images

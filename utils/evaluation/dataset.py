@@ -1,4 +1,4 @@
-"""Images and labels of a dataset, letterboxed, in batches, read ahead by worker processes.
+"""Images and labels of a dataset, letterboxed, in batches, read ahead by worker processes; and a hash of a dataset.
 
 `load_data` reads a data.yaml, `make_loader` gives batches (`batch.py`). Training images with augmentation come from
 upstream's own dataset, everything else from the one here.
@@ -6,42 +6,37 @@ upstream's own dataset, everything else from the one here.
 
 from __future__ import annotations
 
-import logging
-import math
+import hashlib
+import itertools
+import json
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
+from tqdm import tqdm
 
 from utils.core import distributed
 from utils.core.device import cpu_cores
-from utils.core.errors import DataError
-from utils.evaluation.batch import Batch, Item, collate
-from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.core.errors import CheckpointError, DataError, InputError
+from utils.evaluation.batch import Item, collate
+from utils.evaluation.data_yaml import DataConfig
 from utils.evaluation.gt_masks import packed_truth
-from utils.evaluation.images import ImageFile, decode, find_images, read_images
-from utils.evaluation.letterbox import Letterbox, boxes_to_input, letterboxed_planes, rectangular_shapes
+from utils.evaluation.images import decode, find_images, label_file, read_images
+from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, rectangular_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-logger = logging.getLogger(__name__)
-
 UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
-SHARED_MEMORY = "/dev/shm"  # in which loading processes hand their batches over; 64 MB in many containers
-AHEAD = 2  # batches that each process reads ahead, torch's default
-IN_USE = 2  # of all processes, that are computed with or on their way to a GPU
-USABLE = 0.8  # of the memory that is free: labels and other programs take some, too
-AT_LEAST = 8  # of a dataset, where several batches are given as one: so that workers can share them
-
-__all__ = ["Batch", "DataConfig", "ImageDataset", "collate", "load_data", "make_loader"]
+AT_LEAST = 8  # batches of a dataset, where several are given as one: so that workers can share them
 
 
 class ImageDataset(Dataset[Item]):
@@ -105,15 +100,12 @@ class ImageDataset(Dataset[Item]):
         pixels, box = letterboxed_planes(image, self.fit, shape)
         labels = torch.zeros((len(entry.labels), 6))
         if len(entry.labels):
-            labels[:, 1:] = torch.from_numpy(self._labels(entry, shape, box))
+            xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([shape[1], shape[0]] * 2, dtype=np.float32)
+            labels[:, 1] = torch.from_numpy(entry.labels[:, 0] * (not self.single_cls))
+            labels[:, 2:4] = torch.from_numpy((xyxy[:, :2] + xyxy[:, 2:]) / 2)
+            labels[:, 4:] = torch.from_numpy(xyxy[:, 2:] - xyxy[:, :2])
         masks = None if self.mask_stride is None else packed_truth(entry.polygons, box, shape, self.mask_stride)
         return Item(torch.from_numpy(pixels), labels, entry.path, box.shapes, masks)
-
-    def _labels(self, entry: ImageFile, shape: tuple[int, int], box: Letterbox) -> np.ndarray:
-        height, width = shape
-        xyxy = boxes_to_input(entry.labels[:, 1:], box) / np.array([width, height] * 2, dtype=np.float32)
-        classes = np.zeros_like(entry.labels[:, :1]) if self.single_cls else entry.labels[:, :1]
-        return np.concatenate([classes, (xyxy[:, :2] + xyxy[:, 2:]) / 2, xyxy[:, 2:] - xyxy[:, :2]], axis=1)
 
 
 class SeededImages(Dataset[Any]):
@@ -144,27 +136,19 @@ class SeededImages(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """The dataset's item; without image where one that it is made of cannot be decoded."""
-        with _seeded(self.seed, index):
-            try:
-                return self._dataset[index]
-            except AssertionError as error:
-                if not str(error).startswith(UNDECODABLE):
-                    raise
-                return Item(None, torch.zeros((0, 6)), "", None)
-
-
-@contextmanager
-def _seeded(*entropy: int) -> Iterator[None]:
-    """Seed `random` and NumPy's global generator; afterwards they go on where they were."""
-    before = random.getstate(), np.random.get_state()
-    state = np.random.SeedSequence(entropy).generate_state(4)
-    random.seed(int.from_bytes(state.tobytes(), "little"))
-    np.random.seed(state)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        before = random.getstate(), np.random.get_state()
+        state = np.random.SeedSequence((self.seed, index)).generate_state(4)
+        random.seed(int.from_bytes(state.tobytes(), "little"))
+        np.random.seed(state)
+        try:
+            return self._dataset[index]
+        except AssertionError as error:
+            if not str(error).startswith(UNDECODABLE):
+                raise
+            return Item(None, torch.zeros((0, 6)), "", None)
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 class ShapeBatches(Sampler[list[int]]):
@@ -249,31 +233,24 @@ def make_loader(
                 paths, imgsz, batch_size, stride=stride, single_cls=single_cls, augment=True, hyp=hyp, keep=keep
             )
         )
-        pixels = imgsz**2
     else:
         dataset = ImageDataset(
             paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
             mask_stride=mask_stride, progress=progress and distributed.is_main(),
         )  # fmt: skip
-        pixels = max(map(math.prod, dataset.shapes))
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
         batches = ShapeBatches(dataset.shapes, batch_size, together)
-        largest = max(map(len, batches))
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
-        largest = min(batch_size, len(dataset))
     if share and distributed.world().size > 1:
         batches = ShareOfBatches(batches)
-    sharing = 1 if share else distributed.world().size  # each with batches of its own, or a part of the same
-    workers, each = loading_processes(min(workers, cpu_cores(), len(batches)), largest * 3 * pixels, sharing)
     return _Loader(
         dataset,
         batch_sampler=batches,
-        num_workers=workers,
-        prefetch_factor=each or None,
+        num_workers=min(workers, cpu_cores(), len(batches)),
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
@@ -290,42 +267,12 @@ class _Loader(DataLoader[Any]):
         return super().__iter__()
 
 
-def loading_processes(workers: int, batch: int, sharing: int = 1) -> tuple[int, int]:
-    """How many processes can read ahead, and how many batches each, in the shared memory that is free.
-
-    Args:
-        workers: at most so many.
-        batch: bytes of a batch.
-        sharing: so many programs share the memory.
-
-    Returns:
-        No process and no batch where there is not enough for one of each.
-    """
-    if not workers or not os.path.isdir(SHARED_MEMORY):  # a system without the folder has no such limit
-        return workers, AHEAD if workers else 0
-    status = os.statvfs(SHARED_MEMORY)
-    free = status.f_bavail * status.f_frsize
-    room = int(USABLE * free / sharing) // max(batch, 1) - IN_USE
-    fitting = max(min(workers, room), 0)
-    if fitting < workers:
-        logger.warning(
-            "shared memory (%s) has %.0f MB free, and %d loading processes need %.0f MB: %s will read images, which "
-            "takes longer; give the container more (docker run --shm-size=8g)",
-            SHARED_MEMORY, free / 1e6, workers, (workers * AHEAD + IN_USE) * batch * sharing / USABLE / 1e6,
-            fitting or "none",
-        )  # fmt: skip
-    return fitting, min(AHEAD, room // fitting) if fitting else 0
-
-
 def _start_worker(_: int) -> None:
     """Initialise a loader worker: one thread, ignore SIGINT."""
     import cv2
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)
-
-
-Row = TypeVar("Row")
 
 
 class ShareOfBatches(Sampler[list[int]]):
@@ -360,19 +307,86 @@ def whole_batch(images: Tensor) -> tuple[int, Tensor]:
     return int(sum(part[0] for part in parts)), images
 
 
-def in_order(parts: Sequence[tuple[Sequence[Row], Sequence[int]]]) -> list[Row]:
-    """The rows of all processes in the order in which one would have come to them.
+def dataset_hash(data: DataConfig, splits: Iterable[str], files: Mapping[str, str | None] | None = None) -> str:
+    """The dataset as it is now: a JSON mapping of what a run reads, in words, to its hash.
 
     Args:
-        parts: of each process, by rank, its rows, and how many it had after each batch.
+        splits: those that are used; one that the dataset does not have is left out.
+        files: option → path of a further file that the run reads, None where the option was not given.
 
-    >>> in_order([("abe", [2, 3, 3]), ("cd", [1, 1, 2])])
-    ['a', 'b', 'c', 'e', 'd']
+    Raises:
+        DataError: a split holds no images, or a label cannot be read.
+        InputError: a further file cannot be read.
     """
-    found: list[Row] = []
-    starts: Sequence[int] = [0] * len(parts)
-    for ends in zip(*(after for _, after in parts), strict=True):
-        for (rows, _), start, end in zip(parts, starts, ends, strict=True):
-            found += rows[start:end]
-        starts = ends
-    return found
+    parts = {"the names of the classes": _hash(repr(sorted(data.names.items())))}
+    for split in splits:
+        if split in data.splits:
+            parts |= _split_hashes(data, split)
+    for flag, path in (files or {}).items():
+        try:
+            parts |= {f"the content of {flag}": _hash(Path(path).read_bytes())} if path else {}
+        except OSError as error:
+            raise InputError(f"cannot read {flag} {path}: {error.strerror}") from error
+    return json.dumps(parts)
+
+
+def check_unchanged(saved: str, now: str, run: Path) -> None:
+    """Refuse to continue the run in `run` on something else than it was started on.
+
+    Args:
+        saved: the dataset_hash in the run's state.
+
+    Raises:
+        CheckpointError: `saved` is no dataset_hash.
+        DataError: something changed; the message says what.
+    """
+    try:
+        before, after = dict(json.loads(saved)), json.loads(now)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of the run in {run} is damaged in 'dataset', or from another version; start a new run"
+        ) from error
+    if changed := [part for part in dict.fromkeys([*before, *after]) if before.get(part) != after.get(part)]:
+        raise DataError(
+            f"what the run in {run} was started on has changed: {', '.join(changed)}. Its results would not compare: "
+            "restore what changed, or start a new run"
+        )
+
+
+def _split_hashes(data: DataConfig, split: str) -> dict[str, str]:
+    """Hashes of a split's images and labels; images that are not there are left out."""
+
+    def states(files: Sequence[str]) -> list[tuple[str, tuple[int, int], str]]:
+        """Name, (size, time) and hash of the labels (empty for no label file) of each image."""
+        rows = []
+        for file in files:
+            try:
+                status = os.stat(file)
+            except OSError:
+                continue
+            label = label_file(file)
+            try:
+                labels = _hash(label.read_bytes())
+            except FileNotFoundError:
+                labels = ""
+            except OSError as error:
+                raise DataError(f"cannot read {label}: {error.strerror}; expected the labels of {file}") from error
+            rows.append((file.removeprefix(f"{data.root}{os.sep}"), (status.st_size, status.st_mtime_ns), labels))
+        return rows
+
+    files = find_images(data.paths(split))
+    chunks = [files[start : start + 256] for start in range(0, len(files), 256)]
+    with ThreadPoolExecutor(4) as pool:  # disks are waited for
+        progress = tqdm(pool.map(states, chunks), f"looking at {split}", len(chunks), delay=2, leave=False)
+        rows = list(itertools.chain.from_iterable(progress))
+    names, sizes, labels = zip(*rows, strict=True) if rows else ((), (), ())
+    return {
+        f"the images of {split}": _hash(repr(names)),
+        f"sizes or times of images of {split}": _hash(repr(sizes)),
+        f"labels of {split}": _hash(repr(labels)),
+    }
+
+
+def _hash(content: str | bytes) -> str:
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

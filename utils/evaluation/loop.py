@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from utils.core import distributed
 from utils.core.device import sent
 from utils.core.files import distinct_names, refuse_overwrite, write_text
 from utils.core.tasks import AP_CONFIDENCE, DETECT, SEGMENT, Prediction, Task
-from utils.evaluation.batch import RaggedBatch
+from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.coco import CocoEvaluation
-from utils.evaluation.dataset import Batch, DataConfig, ImageDataset, in_order, make_loader
+from utils.evaluation.data_yaml import DataConfig
+from utils.evaluation.dataset import ImageDataset, make_loader
 from utils.evaluation.detector import Detector, Found, OverlappingDetector, awaited, detections, in_images, on_device
 from utils.evaluation.images import label_file, unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from utils.runners.base import Runner
 
 logger = logging.getLogger(__name__)
+Row = TypeVar("Row")
 
 ELSEWHERE = "choose another --name or --project"
 
@@ -259,6 +261,24 @@ def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int,
     if outputs.coco:
         outputs.coco.results = in_order(distributed.gather((outputs.coco.results, results)))
     return whole
+
+
+def in_order(parts: Sequence[tuple[Sequence[Row], Sequence[int]]]) -> list[Row]:
+    """The rows of all processes in the order in which one would have come to them.
+
+    Args:
+        parts: of each process, by rank, its rows, and how many it had after each batch.
+
+    >>> in_order([("abe", [2, 3, 3]), ("cd", [1, 1, 2])])
+    ['a', 'b', 'c', 'e', 'd']
+    """
+    found: list[Row] = []
+    starts: Sequence[int] = [0] * len(parts)
+    for ends in zip(*(after for _, after in parts), strict=True):
+        for (rows, _), start, end in zip(parts, starts, ends, strict=True):
+            found += rows[start:end]
+        starts = ends
+    return found
 
 
 def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch) -> None:

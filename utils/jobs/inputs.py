@@ -23,8 +23,7 @@ from utils.core.files import EXPECTED, read_yaml
 from utils.core.strict_model import StrictModel, validate
 from utils.core.tasks import masks_of_head, task_of_head
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import SeededImages, ShareOfBatches, make_loader, whole_batch
-from utils.evaluation.dataset_hash import dataset_hash
+from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, label_file, unlabelled
 from utils.evaluation.input_plan import mask_stride
 from utils.jobs.options import QuantizeOptions

@@ -37,7 +37,7 @@ from utils.core.errors import InputError
 from utils.core.files import copy_file, file_hash, write_text
 from utils.core.run_folder import held, new_run
 from utils.core.score import Score
-from utils.evaluation.dataset_hash import check_unchanged
+from utils.evaluation.dataset import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables

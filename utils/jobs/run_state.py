@@ -78,7 +78,7 @@ class RunState:
         trainer: the optimizer's state after the last epoch; None before the first.
         stopped: why training ended before its last epoch, if it did.
         finished: nothing is left to do; the last thing that a run writes.
-        dataset: what the run reads, as `utils.evaluation.dataset_hash` says it.
+        dataset: what the run reads, as `utils.evaluation.dataset` says it.
         command, created, notes: the report's, of which a killed process may not have written any.
     """
 

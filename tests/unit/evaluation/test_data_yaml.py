@@ -7,7 +7,7 @@ import yaml
 from known_images import write_set
 
 from utils.core.errors import DataError
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 
 
 @pytest.fixture(scope="module")

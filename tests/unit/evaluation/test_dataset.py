@@ -1,12 +1,10 @@
-"""The loader: batches, shapes, order, processes that read ahead, shared memory."""
+"""The loader: batches, shapes, order, processes that read ahead."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -15,7 +13,8 @@ import torch
 from known_images import write_set
 
 from utils.core.errors import DataError
-from utils.evaluation.dataset import ImageDataset, ShapeBatches, load_data, make_loader
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import ImageDataset, ShapeBatches, make_loader
 from utils.evaluation.images import find_images
 
 
@@ -94,18 +93,6 @@ def test_keep_takes_only_the_images_that_it_holds_for(folder):
     assert sorted(one for batch in loader for one in batch.paths) == kept
     with pytest.raises(DataError, match="none is left"):
         ImageDataset([str(folder / "images/val")], 3, 64, keep=lambda _: False)
-
-
-@pytest.mark.parametrize(("room", "workers"), [(2, 0), (3, 1), (100, 2)])
-def test_a_loader_gives_the_same_with_little_shared_memory(folder, monkeypatch, room, workers):
-    data, size = load_data(folder / "data.yaml"), 8 * 3 * 64 * 64
-    wanted = [batch.images for batch in make_loader(data, "val", imgsz=64, batch_size=8, workers=0)]
-    monkeypatch.setattr("utils.evaluation.dataset.cpu_cores", lambda: 2)
-    free = SimpleNamespace(f_bavail=math.ceil(room * size / 0.8), f_frsize=1)
-    monkeypatch.setattr("os.statvfs", lambda folder: free)
-    loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
-    assert loader.num_workers == workers
-    assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))
 
 
 def test_batches_that_are_given_together_come_after_a_first_one_alone():

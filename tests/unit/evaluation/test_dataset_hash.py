@@ -12,7 +12,7 @@ import yaml
 
 from utils.core.errors import CheckpointError, DataError, InputError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset_hash import check_unchanged, dataset_hash
+from utils.evaluation.dataset import check_unchanged, dataset_hash
 
 IMAGES = {"train": 3, "val": 4}
 

@@ -12,7 +12,8 @@ from known_images import write_set
 
 from utils.core.errors import DataError
 from utils.evaluation import images as images_module
-from utils.evaluation.dataset import ImageDataset, collate
+from utils.evaluation.batch import collate
+from utils.evaluation.dataset import ImageDataset
 from utils.evaluation.images import decode, find_images, label_file, read_labels
 
 

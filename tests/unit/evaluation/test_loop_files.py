@@ -13,7 +13,7 @@ from known_sets import CONFIG, NAMES, Known
 
 from utils.core.errors import DataError
 from utils.evaluation.coco import COCO_CATEGORIES, CocoEvaluation
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import evaluate
 from utils.runners.pytorch import TorchRunner
 

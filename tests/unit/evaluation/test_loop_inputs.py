@@ -13,7 +13,7 @@ from known_sets import CONFIG, Known
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, Prediction
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import evaluate
 from utils.evaluation.nms import non_max_suppression

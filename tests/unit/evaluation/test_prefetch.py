@@ -8,7 +8,7 @@ import pytest
 from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
 
 from utils.evaluation import detector as detectors
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.detector import Detector
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner

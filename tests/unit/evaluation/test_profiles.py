@@ -10,7 +10,7 @@ from known_images import MIXED, SQUARE, KnowingModel, numbers, write_set
 
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan, check_shapes
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.evaluate_file import make_configs

@@ -19,7 +19,8 @@ from pycocotools import mask as coco_mask
 from utils.core.errors import DataError, InputError
 from utils.core.score import Score
 from utils.core.tasks import SEGMENT, Prediction, task_of_outputs
-from utils.evaluation.dataset import load_data, make_loader
+from utils.evaluation.data_yaml import load_data
+from utils.evaluation.dataset import make_loader
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.metrics import Statistics

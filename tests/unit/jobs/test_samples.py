@@ -10,7 +10,7 @@ from known_images import SQUARE, KnowingModel
 from known_masks import KnowingMasks, write_outlined_set
 
 from utils.core.errors import DataError
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.jobs.samples import collect
 from utils.reports.detections import points_of
 from utils.runners.pytorch import TorchRunner

@@ -14,7 +14,7 @@ import pytest
 from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.reports.schema import Report
 from utils.runners.pytorch import TorchRunner

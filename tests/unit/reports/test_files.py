@@ -12,7 +12,7 @@ from PIL import Image
 from report_examples import make_row
 
 from utils.core.errors import InputError
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.jobs.samples import collect
 from utils.reports.page import merged, write_all
 from utils.reports.schema import Epoch, Range, Report

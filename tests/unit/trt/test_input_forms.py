@@ -14,7 +14,7 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
-from utils.evaluation.dataset import load_data
+from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.input_forms import attach_input

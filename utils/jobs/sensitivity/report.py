@@ -42,7 +42,7 @@ class AnalysisState:
 
     Attributes:
         options, recipe, weights_hash: what was asked for, as in `run_state.RunState`.
-        dataset: what the run reads, as `utils.evaluation.dataset_hash` says it.
+        dataset: what the run reads, as `utils.evaluation.dataset` says it.
         command: the command line that started the run.
         amax: activation scale → amax, once calibrated.
         screened: stage → batch → unit → sums over images: their number, their weight, and the distances of the INT8

@@ -26,7 +26,7 @@ from utils.core import distributed
 from utils.core.errors import InputError, RecipeError
 from utils.core.files import file_hash
 from utils.core.run_folder import held, new_run
-from utils.evaluation.dataset_hash import check_unchanged
+from utils.evaluation.dataset import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.inputs import Inputs, image_batches
