@@ -14,8 +14,7 @@ from utils.core.files import check_file
 from utils.core.input_spec import DEFAULT_BATCH
 from utils.runners.base import TensorSpec
 from utils.serving import repository
-from utils.serving.config import ServingOptions, model_configs
-from utils.serving.served_file import ONNX, PLAN, ServedFile
+from utils.serving.config import ONNX, PLAN, ServedFile, ServingOptions, model_configs
 from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
 from utils.trt.preflight import BuildConfig, OnnxFile, min_opt_max, profile_shapes
 
@@ -35,7 +34,9 @@ def make(options: ServingOptions) -> list[Path]:
     file, note = describe(options)
     configs = model_configs(file, options)
     text = json.dumps(asdict(note), indent=2) + "\n" if note else ""
-    written = repository.write(options.output, file, configs, text, lambda folder: check(folder, pending=file.pending))
+    written = repository.write_models(
+        options.output, file, configs, text, lambda folder: check(folder, pending=file.pending)
+    )
     for folder in written:
         logger.info("%s", folder)
     if file.pending:

@@ -1,4 +1,4 @@
-"""A file and options → the configurations (ModelConfig) of the models that serve it.
+"""A network in a file, and options → the configurations (ModelConfig) of the models that serve it.
 
     NMS in the file      NAME: the file
     raw predictions      NAME: an ensemble of NAME_network, the file, and NAME_nms, `nms_model.py`
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +22,102 @@ from tritonclient.utils import np_to_triton_dtype
 
 from utils.core.errors import InputError
 from utils.core.input_spec import DEFAULT_BATCH
-from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT
-from utils.runners.base import TensorSpec
+from utils.core.tasks import DETECT, DETECTIONS, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Task, task_of_outputs
+from utils.runners.base import TensorSpec, literal
 from utils.serving.options import ServingOptions
-from utils.serving.served_file import PLAN, ServedFile
 
-ENSEMBLE, PYTHON = "ensemble", "python"
+PLAN, ONNX, ENSEMBLE, PYTHON = "tensorrt_plan", "onnxruntime_onnx", "ensemble", "python"
 LABELS, LIMITS = "labels.txt", "limits"
 # Metadata that clients need and the protocol does not carry: a `parameters` entry each, which `runner.py` reads.
 CLIENT_METADATA = ("task", "stride", "names", "imgsz", "input_form", "input_layout", "nms", "mask_resolution")
 NMS_OPTIONS = ("conf_thres", "iou_thres", "max_det", "class_agnostic", "nms_instances")
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServedFile:
+    """A network in a file.
+
+    Attributes:
+        path: the file, or the ONNX file of an engine that is built later.
+        platform: PLAN or ONNX.
+        inputs, outputs: with the batch.
+        metadata: of the ONNX file.
+        profile: min and max shape of an engine's input, `[B, 3, H, W]` or `[B, H, W, 3]`; None without dynamic axes.
+        unfit: why this platform cannot run the file; '' if it can.
+    """
+
+    path: Path
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    metadata: Mapping[str, str]
+    profile: tuple[Shape, Shape] | None = None
+    unfit: str = ""
+
+    @property
+    def images(self) -> TensorSpec:
+        """The input, with the sizes that an engine's profile leaves no choice about."""
+        spec = self.inputs[0]
+        if self.profile is None:
+            return spec
+        axes = zip(spec.shape[1:], self.profile[0][1:], self.profile[1][1:], strict=True)
+        fixed = (low if size is None and low == high else size for size, low, high in axes)
+        return TensorSpec(spec.name, (spec.shape[0], *fixed), spec.dtype)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `path` is an ONNX file that the engine is still to be built from."""
+        return self.platform == PLAN and self.path.suffix.lower() == ".onnx"
+
+    @property
+    def task(self) -> Task:
+        """What the network is for."""
+        return task_of_outputs(self.metadata, {spec.name: len(spec.shape) for spec in self.outputs})
+
+    @property
+    def has_nms(self) -> bool:
+        """Whether the outputs are detections, not raw predictions."""
+        return set(DETECTIONS) <= {spec.name for spec in self.outputs}
+
+    @property
+    def batched(self) -> bool:
+        """Whether the batch size is dynamic, so that a server can put requests together."""
+        return all(spec.shape and spec.shape[0] is None for spec in (*self.inputs, *self.outputs))
+
+    def check(self) -> None:
+        """Raise `InputError` if the file cannot be served."""
+        if self.unfit:
+            raise InputError(f"{self.path}: {self.unfit}")
+        if len(self.inputs) != 1 or len(self.inputs[0].shape) != 4:
+            inputs = ", ".join(map(str, self.inputs))
+            raise InputError(f"{self.path} takes {inputs}; expected one input [batch, 3, height, width]")
+        names = {spec.name for spec in self.outputs}
+        if not self.has_nms and not set(self.task.outputs) <= names:
+            expected = f"{' and '.join(self.task.outputs)}, or {', '.join(DETECTIONS)}, as export_qat.py writes them"
+            raise InputError(f"{self.path} gives {', '.join(sorted(names))}; expected {expected}")
+        if self.batched and self.profile and self.profile[0][0] > 1:
+            least, most = self.profile[0][0], self.profile[1][0]
+            raise InputError(
+                f"{self.path} has a minimum batch size of {least}, so requests of one image fail; "
+                f"build it with --batch-size 1 {most} {most}"
+            )
+        class_names(self.metadata, self.path)
+
+
+def class_names(metadata: Mapping[str, str], source: Path) -> list[str]:
+    """Names of the classes by id; empty if the metadata has none.
+
+    Raises:
+        InputError: the ids in `source` are not 0, 1, 2, ..., or a name is not one line of text.
+    """
+    text = metadata.get("names", "")
+    names = literal(text) if text else []
+    if isinstance(names, dict):
+        names = [names.get(str(number), names.get(number)) for number in range(len(names))]
+    if isinstance(names, list) and None not in names and all(len(f"{name}.".splitlines()) == 1 for name in names):
+        return [str(name) for name in names]
+    raise InputError(f"{source} names its classes {text!r:.80}; expected one line of text for each id from 0")
 
 
 def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig]:
@@ -39,23 +127,21 @@ def model_configs(file: ServedFile, options: ServingOptions) -> list[ModelConfig
         InputError: the file cannot be served, or not so.
     """
     file.check()
-    batch = _max_batch_size(file, options)
+    batch = 0  # for a file of static batch size, where the batch is a part of `dims`
+    static, largest = file.images.shape[0], file.profile[1][0] if file.profile else None
+    if file.batched:
+        batch = options.max_batch_size or largest or DEFAULT_BATCH[-1]
+        if largest and batch > largest:
+            raise InputError(f"--max-batch-size is {batch}, and the profile of {file.path} ends at {largest} images")
+    elif options.max_batch_size not in (None, static):
+        raise InputError(
+            f"--max-batch-size is {options.max_batch_size}, and {file.path} has a static batch size of {static}"
+        )
     if not options.no_nms and not file.has_nms:
         return _with_nms(file, options, batch)
     why = "NMS is inside the file" if file.has_nms else "--no-nms leaves it out"
     options.reject_unused(NMS_OPTIONS, f"here: it is for NMS behind raw predictions, and {why}")
     return [_network(file, options, options.model_name, batch, _client_metadata(file))]
-
-
-def _max_batch_size(file: ServedFile, options: ServingOptions) -> int:
-    """Images in a batch; 0 for a file of static batch size, where the batch is a part of `dims`."""
-    asked, static = options.max_batch_size, file.images.shape[0]
-    largest = file.profile[1][0] if file.profile else None
-    if not file.batched and asked not in (None, static):
-        raise InputError(f"--max-batch-size is {asked}, and {file.path} has a static batch size of {static}")
-    if asked and largest and asked > largest:
-        raise InputError(f"--max-batch-size is {asked}, and the profile of {file.path} ends at {largest} images")
-    return (asked or largest or DEFAULT_BATCH[-1]) if file.batched else 0
 
 
 def _network(
@@ -94,13 +180,21 @@ def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[Mod
     applied = {"kind": "onnx", "topk": max_det, "iou_thres": iou_thres, "conf_thres": conf_thres, "agnostic": agnostic}
     specs = {spec.name: spec for spec in file.outputs}
     raw = [_tensor(specs[output], batch) for output in file.task.outputs]
-    detections = _outputs(_detections(file, max_det), file.metadata, batch)
-    images, between = file.images.name, {output: f"raw_{output}" for output in file.task.outputs}
-    results = {output["name"]: output["name"] for output in detections}
+    images, (count, boxes, scores, classes) = file.images.shape[0], DETECT.detections
+    results = [  # of `nms_model.py`
+        TensorSpec(count, (images, 1), "int32"), TensorSpec(boxes, (images, max_det, 4), "float32"),
+        TensorSpec(scores, (images, max_det), "float32"), TensorSpec(classes, (images, max_det), "int32"),
+    ]  # fmt: skip
+    if file.task.prototypes:
+        results.append(TensorSpec(SEGMENT.masks, (images, None, *specs[file.task.prototypes].shape[2:]), "float32"))
+    detections = _outputs(results, file.metadata, batch)
+    between = {output: f"raw_{output}" for output in file.task.outputs}
     steps = [
-        {"model_name": network, "model_version": -1, "input_map": {images: images}, "output_map": between},
-        {"model_name": nms, "model_version": -1, "input_map": between, "output_map": results},
-    ]
+        {"model_name": network, "model_version": -1, "input_map": {file.images.name: file.images.name},
+         "output_map": between},
+        {"model_name": nms, "model_version": -1, "input_map": between,
+         "output_map": {spec.name: spec.name for spec in results}},
+    ]  # fmt: skip
     return [
         _network(file, options, network, batch, {}),
         ModelConfig(
@@ -114,19 +208,6 @@ def _with_nms(file: ServedFile, options: ServingOptions, batch: int) -> list[Mod
             parameters=_parameters(_client_metadata(file) | {"nms": json.dumps(applied)}),
         ),
     ]  # fmt: skip
-
-
-def _detections(file: ServedFile, max_det: int) -> Iterable[TensorSpec]:
-    """The outputs of `nms_model.py`."""
-    batch = file.images.shape[0]
-    count, boxes, scores, classes = DETECT.detections
-    yield TensorSpec(count, (batch, 1), "int32")
-    yield TensorSpec(boxes, (batch, max_det, 4), "float32")
-    yield TensorSpec(scores, (batch, max_det), "float32")
-    yield TensorSpec(classes, (batch, max_det), "int32")
-    for spec in file.outputs:
-        if spec.name == file.task.prototypes:
-            yield TensorSpec(SEGMENT.masks, (batch, None, *spec.shape[2:]), "float32")
 
 
 def _client_metadata(file: ServedFile) -> dict[str, str]:

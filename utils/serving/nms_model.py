@@ -47,7 +47,7 @@ class Settings:
         return found
 
 
-def detections(raw: np.ndarray, prototypes: np.ndarray | None, settings: Settings) -> dict[str, np.ndarray]:
+def batch_detections(raw: np.ndarray, prototypes: np.ndarray | None, settings: Settings) -> dict[str, np.ndarray]:
     """What a network detects in a batch.
 
     Args:
@@ -163,7 +163,7 @@ class TritonPythonModel:
             given = [utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs]
             asked = set(request.requested_output_names())
             prototypes = given[1] if len(given) > 1 else None
-            found = detections(given[0], prototypes, self._settings)
+            found = batch_detections(given[0], prototypes, self._settings)
         except (ValueError, IndexError) as error:
             return utils.InferenceResponse(output_tensors=[], error=utils.TritonError(f"NMS failed: {error}"))
         return utils.InferenceResponse(

@@ -4,9 +4,7 @@ REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/labels.txt       names of the classes
 REPOSITORY/NAME/1/model.onnx     or model.plan, or `nms_model.py` as model.py; of an ensemble the folder is empty
 
-Each model is written whole or not at all. What a server would refuse is refused here, in one line: protobuf reads the
-configurations, so that an unknown field or a wrong type is its refusal. The other rules are those of the server's core
-(`model_config_utils.cc`, `ensemble_utils.cc`) and of its TensorRT and ONNX Runtime backends.
+Each model is written whole or not at all. Protobuf reads the configurations and refuses unknown fields and wrong types.
 """
 
 from __future__ import annotations
@@ -19,21 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from utils.core.errors import InputError, no_file
 from utils.core.files import read_text
-from utils.serving.config import ENSEMBLE, LABELS, PYTHON, data_type
-from utils.serving.served_file import ONNX, PLAN, ServedFile, class_names
+from utils.serving.config import ENSEMBLE, LABELS, ONNX, PLAN, PYTHON, ServedFile, class_names, data_type
 
 CONFIG = "config.pbtxt"
 MODEL_FILES = {PLAN: "model.plan", ONNX: "model.onnx", PYTHON: "model.py"}  # the names that Triton looks for
-BACKENDS = {PLAN: "tensorrt", ONNX: "onnxruntime", PYTHON: PYTHON, ENSEMBLE: None}  # by platform; one of both suffices
+PLATFORMS = {"tensorrt": PLAN, "onnxruntime": ONNX}  # by backend; a configuration has one of both
 Describe = Callable[[Path, str], "ServedFile | None"]
 HEAD = "# Written by scripts/make_triton.py, which checks it with --check.\n"
 
 
-def write(
+def write_models(
     repository: Path, file: ServedFile, configs: Sequence[ModelConfig], note: str, check: Callable[[Path], object]
 ) -> list[Path]:
     """Write the models of a file, and return their folders.
@@ -43,7 +40,7 @@ def write(
 
     Args:
         note: the JSON to write beside an engine; '' for none.
-        check: gets the folder before its models become the repository's, and may raise.
+        check: takes the folder before its models become the repository's, and may raise.
 
     Raises:
         InputError: something is in the way.
@@ -58,7 +55,21 @@ def write(
     temporary = Path(tempfile.mkdtemp(prefix=f".{repository.name}-", suffix=".part", dir=place))
     try:
         for config in configs:
-            _write_model(temporary / config.name, config, file, note)
+            folder, version = temporary / config.name, temporary / config.name / "1"
+            version.mkdir(parents=True)
+            text = text_format.MessageToString(config, as_utf8=True, use_short_repeated_primitives=True)
+            (folder / CONFIG).write_text(HEAD + text, encoding="utf-8")
+            if any(output.label_filename for output in config.output):
+                labels = "".join(f"{name}\n" for name in class_names(file.metadata, file.path))
+                (folder / LABELS).write_text(labels, encoding="utf-8")
+            if config.backend == PYTHON:
+                shutil.copyfile(Path(__file__).with_name("nms_model.py"), version / MODEL_FILES[PYTHON])
+            elif config.platform == file.platform:
+                model = version / MODEL_FILES[file.platform]
+                if not file.pending:
+                    shutil.copyfile(file.path, model)
+                if note:
+                    model.with_name(f"{model.name}.json").write_text(note, encoding="utf-8")
         check(temporary)
         repository.mkdir(exist_ok=True)
         for target in targets:
@@ -66,23 +77,6 @@ def write(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return targets
-
-
-def _write_model(folder: Path, config: ModelConfig, file: ServedFile, note: str) -> None:
-    version = folder / "1"
-    version.mkdir(parents=True)
-    text = text_format.MessageToString(config, as_utf8=True, use_short_repeated_primitives=True)
-    (folder / CONFIG).write_text(HEAD + text, encoding="utf-8")
-    if any(output.label_filename for output in config.output):
-        labels = "".join(f"{name}\n" for name in class_names(file.metadata, file.path))
-        (folder / LABELS).write_text(labels, encoding="utf-8")
-    if config.backend == PYTHON:
-        shutil.copyfile(Path(__file__).with_name("nms_model.py"), version / MODEL_FILES[PYTHON])
-    elif config.platform == file.platform:
-        if not file.pending:
-            shutil.copyfile(file.path, version / MODEL_FILES[file.platform])
-        if note:
-            (version / f"{MODEL_FILES[file.platform]}.json").write_text(note, encoding="utf-8")
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -97,7 +91,12 @@ def read_config(path: Path) -> ModelConfig:
 def check_repository(repository: Path, describe: Describe, *, pending: bool = False) -> dict[str, ModelConfig]:
     """Check all models of a repository, and return their configurations by name.
 
-    `describe` gives what is known about a file of a platform, or None. `pending` engines may be missing.
+    What fits the server is the server's to say; checked is what a file says better: names, types, shapes and profiles,
+    and that the steps of an ensemble fit each other.
+
+    Args:
+        describe: gives what is known about a file of a platform, or None.
+        pending: engines may be missing.
 
     Raises:
         InputError: a server would not load the repository.
@@ -106,9 +105,26 @@ def check_repository(repository: Path, describe: Describe, *, pending: bool = Fa
     configs = {path.name: read_config(path / CONFIG) for path in sorted(repository.iterdir()) if path.is_dir()}
     _require(configs, f"{repository} holds no models; expected a folder with {CONFIG} for each of them")
     for name, config in sorted(configs.items(), key=lambda item: item[1].platform == ENSEMBLE):  # after their models
-        _check_model(repository / name, config, describe, pending)
-        if config.platform == ENSEMBLE:
-            _check_ensemble(repository / name / CONFIG, config, configs)
+        folder, where = repository / name, repository / name / CONFIG
+        _require(config.name in ("", name), f"{where}: name is {config.name!r:.60}; expected that of the folder")
+        for side in (config.input, config.output):
+            valid = 0 < len({tensor.name for tensor in side}) == len(side)
+            _require(valid, f"{where}: expected inputs and outputs, each with a name of its own")
+        _require(config.max_batch_size >= 0, f"{where}: max_batch_size is {config.max_batch_size}")
+        for labels in (folder / output.label_filename for output in config.output if output.label_filename):
+            _require(labels.is_file(), no_file(labels, f"{where} names it"))
+        platform = config.platform or PLATFORMS.get(config.backend, config.backend)
+        _require(platform in (*MODEL_FILES, ENSEMBLE), f"{where}: platform or backend {platform!r:.40} is unknown")
+        versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+        _require(versions, f"{folder} has no folder of a version; expected {folder / '1'}")
+        if platform == ENSEMBLE:
+            _check_ensemble(where, config, configs)
+        elif not (pending and platform == PLAN):
+            for version in versions:
+                path = version / (config.default_model_filename or MODEL_FILES[platform])
+                _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it"))
+                if platform != PYTHON and (file := describe(path, platform)):
+                    _check_file(where, config, path, file)
     return configs
 
 
@@ -117,58 +133,18 @@ def _require(condition: object, message: str) -> None:
         raise InputError(message)
 
 
-def _check_model(folder: Path, config: ModelConfig, describe: Describe, pending: bool) -> None:
-    where, most = folder / CONFIG, config.max_batch_size
-    _require(config.name in ("", folder.name), f"{where}: name is {config.name!r:.60}; expected that of the folder")
-    for size in (most, *config.dynamic_batching.preferred_batch_size):
-        _require(0 <= size <= most, f"{where}: batch size {size} is not within 0 and max_batch_size, {most}")
-    for side in (config.input, config.output):
-        names = {one.name for one in side if one.name}
-        _require(0 < len(names) == len(side), f"{where}: expected inputs and outputs, each with a name of its own")
-        for one in side:
-            valid = one.data_type and one.dims and all(size > 0 or size == -1 for size in one.dims)
-            _require(valid, f"{where}: {_text(one)} needs a data_type, and dims of 1 or more, or -1")
-    for labels in (folder / output.label_filename for output in config.output if output.label_filename):
-        _require(labels.is_file(), no_file(labels, f"{where} names it"))
-    platform = config.platform or next((key for key, name in BACKENDS.items() if name == config.backend), "")
-    valid = platform in BACKENDS and config.backend in ("", BACKENDS[platform])
-    _require(valid, f"{where}: platform {config.platform!r:.40} with backend {config.backend!r:.40} is unknown")
-    for group in config.instance_group:
-        kind = ModelInstanceGroup.Kind.Name(group.kind)
-        valid = kind not in ("KIND_CPU", "KIND_MODEL") or not (platform == PLAN or group.gpus)
-        _require(valid, f"{where}: instance_group is {kind} for {platform} with gpus {list(group.gpus)}; use KIND_GPU")
-    versions = [path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()]
-    _require(versions, f"{folder} has no folder of a version; expected {folder / '1'}")
-    for version in () if platform == ENSEMBLE or (pending and platform == PLAN) else versions:
-        path = version / (config.default_model_filename or MODEL_FILES[platform])
-        _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it"))
-        if platform != PYTHON and (file := describe(path, platform)):
-            _check_file(where, config, path, file)
-    _check_warmup(where, config)
-
-
-def _check_warmup(where: Path, config: ModelConfig) -> None:
-    for sample in config.model_warmup:
-        name, most = f"{where}: model_warmup {sample.name!r:.40}", max(config.max_batch_size, 1)
-        _require(sample.batch_size <= most, f"{name} has a batch_size of {sample.batch_size}; expected up to {most}")
-        _require({*sample.inputs} == {one.name for one in config.input}, f"{name} needs the inputs of the model")
-        for one in config.input:
-            value = sample.inputs[one.name]
-            valid = value.data_type == one.data_type and -1 not in value.dims and _fits(value.dims, one.dims)
-            _require(valid, f"{name} has another type or shape than {_text(one)}")
-
-
 def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) -> None:
+    """The configuration's tensors are those of the file, and batches are within an engine's profile."""
     _require(not file.unfit, f"{path}: {file.unfit}")
     for side, specs in ((config.input, file.inputs), (config.output, file.outputs)):
-        known = {spec.name: spec for spec in specs}
-        names = {one.name for one in side}
+        known, names = {spec.name: spec for spec in specs}, {tensor.name for tensor in side}
         valid = names == {*known} or (side is config.output and names < {*known})
         _require(valid, f"{where} has {', '.join(sorted(names))}; {path} has {', '.join(sorted(known))}")
-        for one in side:
-            shape = [-1 if size is None else size for size in known[one.name].shape]
-            valid = DataType.Name(one.data_type) == data_type(known[one.name]) and _fits(_whole(one, config), shape)
-            _require(valid, f"{where}: {_text(one)} with this max_batch_size is {known[one.name]} in {path}")
+        for tensor in side:
+            spec = known[tensor.name]
+            shape = [-1 if size is None else size for size in spec.shape]
+            valid = DataType.Name(tensor.data_type) == data_type(spec) and _fits(_whole(tensor, config), shape)
+            _require(valid, f"{where}: {_text(tensor)} with this max_batch_size is {spec} in {path}")
     if file.profile:
         (low, high), sizes = file.profile, _whole(config.input[0], config)
         within = all(a <= size <= b for size, a, b in zip(sizes, low, high, strict=True) if size != -1)
@@ -177,36 +153,32 @@ def _check_file(where: Path, config: ModelConfig, path: Path, file: ServedFile) 
 
 
 def _check_ensemble(where: Path, config: ModelConfig, configs: Mapping[str, ModelConfig]) -> None:
-    """The steps exist, every tensor is written once and before it is read, and all agree on its type and shape."""
+    """The models of the steps exist, all tensors are written and read, and both ends agree on type and shape."""
     steps = config.ensemble_scheduling.step
-    own = config.instance_group or config.model_warmup or config.HasField("optimization")
-    _require(steps and not own, f"{where}: expected steps, whose models have instances, warm-up and optimization")
-    ends = [(config, side, {one.name: one.name for one in side}) for side in (config.input, config.output)]
+    _require(steps, f"{where}: expected steps")
+    ends = [(config, side, {tensor.name: tensor.name for tensor in side}) for side in (config.input, config.output)]
     for step in steps:
         _require(step.model_name in configs, f"{where}: a step runs {step.model_name!r:.60}; there is {[*configs]}")
         model = configs[step.model_name]
         valid = model.max_batch_size == 0 or model.max_batch_size >= config.max_batch_size
         _require(valid, f"{where}: max_batch_size is {config.max_batch_size}; {model.name} takes less")
-        for side, names in ((model.input, step.input_map), (model.output, step.output_map)):
-            needed = {one.name for one in model.input if side is model.input and not one.optional}
-            valid = names and needed <= {*names} <= {one.name for one in side}
-            _require(valid, f"{where}: a step maps {sorted(names)}; {model.name} has {[one.name for one in side]}")
-            ends.append((model, side, names))
-    ready = {one.name for one in config.input}
-    written = [*ready, *(name for step in steps for name in step.output_map.values())]
-    read = {one.name for one in config.output}.union(*(step.input_map.values() for step in steps))
-    wrong = {name for name in written if written.count(name) > 1} | ({*written} ^ read)
-    _require(not wrong, f"{where}: {sorted(wrong)} are not written exactly once, or not read")
-    for _ in steps:
-        ready.update(*(step.output_map.values() for step in steps if {*step.input_map.values()} <= ready))
-    _require(read <= ready, f"{where}: the steps wait for each other")
+        inputs = {tensor.name for tensor in model.input}
+        _require({*step.input_map} == inputs, f"{where}: a step of {model.name} maps {[*step.input_map]} of {inputs}")
+        ends += [(model, model.input, step.input_map), (model, model.output, step.output_map)]
+    written = {tensor.name for tensor in config.input}.union(*(step.output_map.values() for step in steps))
+    read = {tensor.name for tensor in config.output}.union(*(step.input_map.values() for step in steps))
+    _require(written == read, f"{where}: {sorted(written ^ read)} are not written, or not read")
     tensors: dict[str, tuple[Any, ModelConfig]] = {}
     for model, side, names in ends:
-        for one in (one for one in side if one.name in names):
-            other, owner = tensors.setdefault(names[one.name], (one, model))
-            valid = _fits(one.dims, other.dims, True) or _fits(_whole(one, model), _whole(other, owner), True)
-            valid = valid and one.data_type == other.data_type
-            _require(valid, f"{where}: {model.name} has {_text(one)}, {owner.name} has {_text(other)}")
+        known = {tensor.name: tensor for tensor in side}
+        for name, shared in names.items():
+            _require(name in known, f"{where}: a step maps {name}; {model.name} has {[*known]}")
+            other, owner = tensors.setdefault(shared, (known[name], model))
+            shapes = _whole(known[name], model), _whole(other, owner)
+            valid = known[name].data_type == other.data_type and (_fits(*shapes) or _fits(*reversed(shapes)))
+            words = f"{model.name} has {_text(known[name])}, {owner.name} has {_text(other)}"
+            sizes = f"with max_batch_size {model.max_batch_size} and {owner.max_batch_size}"
+            _require(valid, f"{where}: {words}, {sizes}")
 
 
 def _text(tensor: Any) -> str:
@@ -214,10 +186,10 @@ def _text(tensor: Any) -> str:
 
 
 def _whole(tensor: Any, config: ModelConfig) -> list[int]:
+    """The shape with the batch."""
     return [*([-1] if config.max_batch_size else []), *tensor.dims]
 
 
-def _fits(dims: Sequence[int], shape: Sequence[int], either: bool = False) -> bool:
-    """Whether dims are one of the shapes that `shape` stands for, where -1 is any size; `either`: or the reverse."""
-    same = (own in (size, -1) or (either and size == -1) for size, own in zip(dims, shape, strict=True))
-    return len(dims) == len(shape) and all(same)
+def _fits(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether dims are one of the shapes that `shape` stands for, where -1 is any size."""
+    return len(dims) == len(shape) and all(size in (-1, own) for own, size in zip(dims, shape, strict=True))

@@ -22,8 +22,8 @@ from utils.jobs import model_repository
 from utils.jobs.model_repository import make
 from utils.onnx_graph.output_formats import NmsSettings, deepstream, end2end
 from utils.serving import nms_model
+from utils.serving.config import PLAN
 from utils.serving.options import ServingOptions
-from utils.serving.served_file import PLAN
 from utils.trt.engine_file import EngineNote
 
 NMS, PLUGIN = end2end(NmsSettings("onnx", 100)), end2end(NmsSettings("efficient", 100))

@@ -16,7 +16,7 @@ from utils.core.tasks import Layout, Prediction
 from utils.evaluation.nms import non_max_suppression
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
 from utils.serving import nms_model
-from utils.serving.nms_model import Settings, detections
+from utils.serving.nms_model import Settings, batch_detections
 
 
 def crowd(seed: int, anchors: int = 400, nc: int = 3, nm: int = 0, batch: int = 3) -> np.ndarray:
@@ -49,7 +49,7 @@ def loops(raw: np.ndarray, settings: Settings, nm: int = 0) -> list[np.ndarray]:
 def test_keeps_what_the_loop_keeps(settings, seed):
     raw = crowd(seed)
     expected = loops(raw, settings)
-    found = detections(raw, None, settings)
+    found = batch_detections(raw, None, settings)
     assert set(found) == {"num_dets", "det_boxes", "det_scores", "det_classes"}
     for place, rows in enumerate(expected):
         count = found["num_dets"][place, 0]
@@ -66,7 +66,7 @@ def test_values_that_are_not_finite_are_left_out_as_in_the_loop():
     raw = crowd(3)
     raw[0, 0, :50], raw[0, 3, 50:100], raw[1, 4, :200], raw[2] = np.nan, np.inf, np.nan, np.nan
     expected = loops(raw, Settings())
-    found = detections(raw, None, Settings())
+    found = batch_detections(raw, None, Settings())
     assert found["num_dets"][:, 0].tolist() == [len(rows) for rows in expected]
     assert found["num_dets"][2, 0] == 0 < found["num_dets"][1, 0]
     np.testing.assert_array_equal(found["det_boxes"][1, : len(expected[1])], expected[1][:, :4])
@@ -76,13 +76,15 @@ def test_boxes_without_an_area_do_not_suppress_each_other():
     raw = crowd(4)
     raw[:, 2:4, ::2] = 0
     raw[:, :2, ::4] = 50
-    for found, rows in zip(detections(raw, None, Settings())["num_dets"][:, 0], loops(raw, Settings()), strict=True):
+    for found, rows in zip(
+        batch_detections(raw, None, Settings())["num_dets"][:, 0], loops(raw, Settings()), strict=True
+    ):
         assert found == len(rows)
 
 
 def test_half_precision_is_computed_in_single():
     raw = crowd(5).astype(np.float16)
-    found, same = detections(raw, None, Settings()), detections(raw.astype(np.float32), None, Settings())
+    found, same = batch_detections(raw, None, Settings()), detections(raw.astype(np.float32), None, Settings())
     for name, array in found.items():
         np.testing.assert_array_equal(array, same[name])
         assert array.dtype == same[name].dtype
@@ -101,7 +103,7 @@ def test_masks_are_those_of_a_file_with_masks_on_the_grid(overlap):
     feeds = {"images": np.zeros(shapes["images"], np.float32), "raw": raw, "maps": maps}
     names = [value.name for value in session.get_outputs()]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
-    found = detections(raw, maps, Settings(0.3, overlap, 30))
+    found = batch_detections(raw, maps, Settings(0.3, overlap, 30))
     np.testing.assert_array_equal(found["num_dets"], expected["num_dets"])
     most = found["num_dets"].max()
     assert 10 < most <= 30
@@ -113,7 +115,7 @@ def test_masks_are_those_of_a_file_with_masks_on_the_grid(overlap):
 
 
 def test_an_image_without_detections_has_one_empty_mask():
-    found = detections(crowd(0, nm=4), np.ones((3, 4, 8, 8), np.float32), Settings(conf_thres=1.0))
+    found = batch_detections(crowd(0, nm=4), np.ones((3, 4, 8, 8), np.float32), Settings(conf_thres=1.0))
     assert not found["num_dets"].any()
     assert found["det_masks"].shape == (3, 1, 8, 8)
     assert not found["det_masks"].any()
@@ -123,7 +125,7 @@ def test_a_large_sum_overflows_to_zero_and_one_without_a_warning():
     raw = crowd(0, nm=1, batch=1)
     raw[:, -1] = np.where(np.arange(raw.shape[2]) % 2, 1e4, -1e4)
     with np.errstate(all="raise", under="ignore"):
-        found = detections(raw, np.full((1, 1, 30, 30), 1.0, np.float32), Settings(max_det=20))
+        found = batch_detections(raw, np.full((1, 1, 30, 30), 1.0, np.float32), Settings(max_det=20))
     assert set(np.unique(found["det_masks"])) == {0.0, 1.0}
 
 
