@@ -84,7 +84,7 @@ def test_boxes_without_an_area_do_not_suppress_each_other():
 
 def test_half_precision_is_computed_in_single():
     raw = crowd(5).astype(np.float16)
-    found, same = batch_detections(raw, None, Settings()), detections(raw.astype(np.float32), None, Settings())
+    found, same = batch_detections(raw, None, Settings()), batch_detections(raw.astype(np.float32), None, Settings())
     for name, array in found.items():
         np.testing.assert_array_equal(array, same[name])
         assert array.dtype == same[name].dtype
