@@ -15,7 +15,7 @@ from models.quantize.fake_quantize import fake_quantize, float16_scale
 from utils.core.tasks import Prediction
 from utils.evaluation.batch import Batch
 from utils.evaluation.detector import on_device
-from utils.evaluation.metrics import Statistics
+from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs.open import open_runner
 from utils.trt.build import build
@@ -48,10 +48,10 @@ def test_matching_and_ap_are_those_of_the_cpu_and_wait_for_nothing():
         found.append(torch.cat([near[:, 1:], score, near[:, :1]], 1))
     raw = torch.rand(12, 14, 1500, device="cuda") ** 4 * 300
     on_gpu = [one.cuda() for one in found], [one.cuda() for one in labels]
-    statistics = {"cpu": Statistics(), "cuda": Statistics()}
+    statistics = {"cpu": EvalStatistics(), "cuda": EvalStatistics()}
     statistics["cuda"].add(*on_gpu, ["warm"] * 12)
     non_max_suppression(Prediction.of_boxes(raw), 0.5, 0.7)
-    statistics["cuda"] = Statistics()
+    statistics["cuda"] = EvalStatistics()
     waits = {}
     torch.cuda.set_sync_debug_mode("warn")
     try:

@@ -24,7 +24,7 @@ from utils.evaluation.detector import Detector, Found, OverlappingDetector, awai
 from utils.evaluation.images import label_file, unlabelled
 from utils.evaluation.input_plan import InputPlan, check_shapes, mask_stride
 from utils.evaluation.masks import Masks, mask_overlaps, run_lengths
-from utils.evaluation.metrics import Statistics
+from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.nms import non_max_suppression
 from utils.evaluation.results import EvalResult, averages, per_class_results, table
 
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def _result(
-    start: float, statistics: Statistics, dataset: ImageDataset, data: DataConfig, config: EvalConfig,
+    start: float, statistics: EvalStatistics, dataset: ImageDataset, data: DataConfig, config: EvalConfig,
     detector: Detector, outputs: _Outputs, not_finite: int, name: str, measured_on: str,
 ) -> EvalResult:  # fmt: skip
     """What follows from the detections of all images: AP, files, and the lines for the log."""
@@ -231,10 +231,10 @@ class TextWriter:
             write_text(self._files[path], "".join(lines))
 
 
-def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> Statistics:
+def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progress: bool) -> EvalStatistics:
     from tqdm import tqdm
 
-    statistics = Statistics(correct_masks=None if loader.dataset.mask_stride is None else [])
+    statistics = EvalStatistics(correct_masks=None if loader.dataset.mask_stride is None else [])
     ends: list[tuple[int, int]] = []  # of the rows of each batch
     bar = tqdm(total=sum(map(len, loader.batch_sampler)), desc="evaluating", unit="image", disable=not progress)
     with torch.inference_mode(), bar:
@@ -250,12 +250,12 @@ def _run(loader: DataLoader[Any], detector: Detector, outputs: _Outputs, progres
     return _of_all(statistics, outputs, ends)
 
 
-def _of_all(statistics: Statistics, outputs: _Outputs, ends: Sequence[tuple[int, int]]) -> Statistics:
+def _of_all(statistics: EvalStatistics, outputs: _Outputs, ends: Sequence[tuple[int, int]]) -> EvalStatistics:
     """What all processes have found, in the order of the images, in the main one; nothing elsewhere."""
     if distributed.world().size == 1:
         return statistics
     images, results = zip(*ends, strict=True)
-    whole = Statistics(seconds=statistics.seconds)
+    whole = EvalStatistics(seconds=statistics.seconds)
     for rows, own in statistics.to_plain().items():
         whole.extend({rows: in_order(distributed.gather((own, images)))})
     if outputs.coco:
@@ -281,7 +281,7 @@ def in_order(parts: Sequence[tuple[Sequence[Row], Sequence[int]]]) -> list[Row]:
     return found
 
 
-def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch) -> None:
+def add_predictions(statistics: EvalStatistics, prediction: Prediction, batch: Batch) -> None:
     """Take in what a network predicts for a batch, with the usual thresholds of AP.
 
     Args:
@@ -294,7 +294,7 @@ def add_predictions(statistics: Statistics, prediction: Prediction, batch: Batch
     add_found(statistics, Found(in_images(rows, batch.shapes), Masks.of(prediction, rows, (height, width))), batch)
 
 
-def add_found(statistics: Statistics, found: Found, batch: Batch) -> None:
+def add_found(statistics: EvalStatistics, found: Found, batch: Batch) -> None:
     """Take in what a network detects in a batch."""
     labels = labels_in_images(batch, found.rows.flat.device)
     overlaps = None

@@ -1,15 +1,24 @@
-"""From detections and labels to precision, recall and AP.
+"""From detections and labels to precision, recall, AP and its standard error.
 
 Matching, interpolation and the operating point (the confidence with the best mean F1) are defined as upstream defines
 them, and the tests compare with upstream's functions and with pycocotools. This module is its own, and does not call
 upstream's `ap_per_class`, because equal scores, which INT8 networks give often, need a stable order for a reproducible
 AP, and because an engine can then be evaluated where upstream's plotting libraries are not installed.
+
+The standard errors of AP, and of differences of AP, come from resamplings of the images (the bootstrap): a resampling
+draws as many images as there are, with replacement, so that image i counts `weight[i]` times with its labels and
+detections. Nothing is sorted again for that: each class is sorted once, and counts of detections and hits become sums
+of weights, of all resamplings side by side. The resamplings depend on nothing but the number of images. So two networks
+are resampled alike, and their difference on each resampling gives the standard error of the difference (paired
+bootstrap; Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 6 and 8).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -18,12 +27,16 @@ from torch import Tensor
 
 from utils.core.device import sent
 from utils.core.errors import DataError
-from utils.core.score import Resampled, Score
+from utils.core.score import REPLICATES, Resampled, Score
 from utils.evaluation.batch import RaggedBatch
-from utils.evaluation.bootstrap import Outcomes, resample
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _EPSILON = 1e-16
+SEED = 0  # of the resamplings
+GRID = np.linspace(0, 1, 101)  # recalls that AP reads, as in `average_precision`
+SHARES = np.where((GRID == 0) | (GRID == 1), 0.5, 1.0) / 100  # of these in AP: trapezoids
+ROUNDED_UP: np.ndarray = np.append(np.arange(101) / 100 > GRID, False)  # recalls whose number in GRID is too small
+BLOCK = 1 << 20  # detections × resamplings at a time: 4 MiB a table
 
 
 def match(
@@ -146,7 +159,9 @@ def score(correct: np.ndarray, confidence: np.ndarray, classes: np.ndarray, labe
         precision[row] = np.interp(-grid, -confidence[start:end], precisions, left=1)
     if not correct.any():
         return ClassScores(ids.astype(int), counts, np.zeros(len(ids)), np.zeros(len(ids)), ap, ap_coco)
-    best = _smooth((2 * precision * recall / (precision + recall + _EPSILON)).mean(0)).argmax()
+    f1 = (2 * precision * recall / (precision + recall + _EPSILON)).mean(0)
+    tenth = len(grid) // 10 + 1  # upstream smooths by a running mean over a tenth of the curve, whose ends are repeated
+    best = np.convolve(np.pad(f1, tenth // 2, mode="edge"), np.ones(tenth) / tenth, mode="valid").argmax()
     return ClassScores(ids.astype(int), counts, precision[:, best], recall[:, best], ap, ap_coco)
 
 
@@ -197,20 +212,140 @@ def coco_average_precision(recall: np.ndarray, precision: np.ndarray) -> float:
     return float(envelope[np.searchsorted(recall, np.linspace(0, 1, 101))].mean())
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Running mean over a tenth of the curve, whose ends are repeated, as upstream does before it takes the maximum."""
-    width = round(len(values) * 0.1 * 2) // 2 + 1
-    half = width // 2
-    padded = np.concatenate([np.full(half, values[0]), values, np.full(half, values[-1])])
-    return np.convolve(padded, np.ones(width) / width, mode="valid")
+@dataclass(frozen=True)
+class Outcomes:
+    """What AP of an evaluation is made of.
+
+    Attributes:
+        paths: of the images.
+        image, correct, confidence, classes: of each detection its image's index `[n]`, whether it is correct at each
+            IoU threshold bool `[n, 10]`, its score `[n]` and its class `[n]`.
+        label_image, label_classes: of each label its image's index `[m]` and its class `[m]`.
+    """
+
+    paths: Sequence[str]
+    image: np.ndarray
+    correct: np.ndarray
+    confidence: np.ndarray
+    classes: np.ndarray
+    label_image: np.ndarray
+    label_classes: np.ndarray
+
+
+def resample(outcomes: Outcomes, replicates: int = REPLICATES) -> Resampled | None:
+    """AP of an evaluation on resamplings of its images; None for a single image, which cannot be resampled.
+
+    Images count in the order of their paths, so that evaluations in another order compare. They are known by their
+    names without folder and suffix, so that those of another machine do.
+    """
+    count = len(outcomes.paths)
+    if count < 2:
+        return None
+    order = sorted(range(count), key=outcomes.paths.__getitem__)
+    drawn = draw_weights(count, replicates)
+    weights = np.empty_like(drawn)
+    weights[order] = drawn
+    # what two evaluations have in common if they compare: resamplings, images' names, and classes of labels
+    digest = hashlib.sha256(np.ascontiguousarray(drawn, "<i4").tobytes())
+    by_image = np.lexsort((outcomes.label_classes, outcomes.label_image))
+    counts = np.bincount(outcomes.label_image, minlength=count)
+    labels = np.split(outcomes.label_classes[by_image].astype(int), counts.cumsum()[:-1])
+    for index in order:
+        name = PurePath(outcomes.paths[index]).stem
+        digest.update(repr((name, labels[index].tolist())).encode("utf-8", "surrogatepass"))
+    return Resampled.of(digest.hexdigest()[:32], weighted_ap(outcomes, weights))
+
+
+def draw_weights(images: int, replicates: int) -> np.ndarray:
+    """How often each image is drawn in each resampling: int32 `[images, replicates]`, columns of sum `images`.
+
+    The numbers come from the bare generator, whose stream NumPy promises to keep.
+    """
+    raw = np.random.PCG64(SEED).random_raw(images * replicates).reshape(replicates, images)
+    drawn: np.ndarray = (raw % np.uint64(images)).astype(np.int64)
+    return np.stack([np.bincount(row, minlength=images) for row in drawn], axis=1).astype(np.int32)
+
+
+def weighted_ap(outcomes: Outcomes, weights: np.ndarray) -> np.ndarray:
+    """AP as `score` would give it if each image were there several times.
+
+    Detections of equal score stay in the order of their images; the copies of one image count as one after another.
+
+    Args:
+        outcomes: the evaluation.
+        weights: how often each image counts, int `[images, B]`.
+
+    Returns:
+        `[B]`: mean over IoU thresholds and over the classes that have labels then.
+    """
+    order = np.argsort(-outcomes.confidence, kind="stable")
+    order = order[np.argsort(outcomes.classes[order].astype(np.int32), kind="stable")]
+    classes, owners, correct = outcomes.classes[order], outcomes.image[order], outcomes.correct[order]
+
+    total, present = np.zeros(weights.shape[1]), np.zeros(weights.shape[1], int)
+    for label in np.unique(outcomes.label_classes):
+        labels = weights[outcomes.label_image[outcomes.label_classes == label]].sum(0, dtype=np.int64)
+        rows = slice(np.searchsorted(classes, label), np.searchsorted(classes, label, side="right"))
+        total += _class_ap(owners[rows], correct[rows], weights, labels) * (labels > 0)
+        present += labels > 0
+    return total / np.maximum(present, 1)
+
+
+def _class_ap(owners: np.ndarray, correct: np.ndarray, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """AP of one class, mean over IoU thresholds, for each resampling: `[B]`.
+
+    Args:
+        owners, correct: of its detections, best score first: the image's index `[n]`, bool `[n, 10]`.
+        labels: their number in each resampling, `[B]`.
+    """
+    hits = np.flatnonzero(correct.any(1))
+    result = np.zeros(weights.shape[1])
+    if not len(hits):
+        return result
+    step = max(1, BLOCK // len(owners))
+    for start in range(0, len(result), step):
+        block = slice(start, start + step)
+        mine = np.ascontiguousarray(weights[:, block])
+        ranks = mine[owners].cumsum(0, dtype=np.int32)  # detections up to and with each, copies counted
+        some, last, of_hits = np.maximum(ranks[hits], 1), np.maximum(ranks[-1], 1), mine[owners[hits]]
+        for column in correct[hits].T:
+            if column.any():
+                found = of_hits[column].cumsum(0, dtype=np.int32)
+                result[block] += _areas(found, some[column], last, np.maximum(labels[block], 1))
+    return result / correct.shape[1]
+
+
+def _areas(found: np.ndarray, ranks: np.ndarray, last: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Area under each resampling's precision envelope, as `average_precision` defines it: `[B]`.
+
+    Up to the recall of a hit, but not below that of the hit before, the envelope is the best precision from that hit
+    on. From the last hit's recall it falls in a line to 0 at recall 1.
+
+    Args:
+        found, ranks: hits, and detections, up to and with each hit, int `[hits, B]`.
+        last, labels: all detections, and all labels, int `[B]`.
+    """
+    envelope = found / ranks
+    np.maximum.accumulate(envelope[::-1], axis=0, out=envelope[::-1])
+    # how many of the recalls that are read lie below each hit's, found / labels in floating-point numbers
+    exact = found * 100.0 / labels
+    above = np.ceil(exact)
+    below = above.astype(np.int32)
+    below += ROUNDED_UP[below] & (above == exact)
+    shares = np.concatenate([[0.0], SHARES.cumsum()])[below]
+    shares[1:] -= shares[:-1].copy()
+    recall, precision = found[-1] / labels, found[-1] / last
+    slope = precision / np.where(recall < 1, 1 - recall, 1)
+    tail: np.ndarray = np.append(((1 - GRID) * SHARES)[::-1].cumsum()[::-1], 0.0)  # sums from each recall on
+    return np.einsum("ij,ij->j", shares, envelope) + slope * tail[below[-1]]
 
 
 @dataclass
-class Statistics:
+class EvalStatistics:
     """What is kept of each batch of a network's detections, on the runner's device until the end.
 
     Attributes:
-        correct: of each batch, for each image bool `[n, 10]`, see `metrics.match`.
+        correct: of each batch, for each image bool `[n, 10]`, see `match`.
         detections: scores and classes, `[n, 2]`.
         labels: their classes, `[m]`.
         paths: of all images.
@@ -249,11 +384,13 @@ class Statistics:
     def to_plain(self) -> dict[str, list[Any]]:
         """Lists of tensors on the CPU and of paths, as torch.save takes them."""
         names = ["correct", "detections", "labels", *(["correct_masks"] if self.correct_masks is not None else ())]
-        tensors = {name: _images(getattr(self, name)) for name in names}
-        return {**tensors, "paths": list(self.paths)}
+        batches = {name: [RaggedBatch(one.flat.cpu(), one.counts) for one in getattr(self, name)] for name in names}
+        # memory of their own: a view would take its batch with it into a file
+        rows = {name: [rows.clone() for one in of_name for rows in one] for name, of_name in batches.items()}
+        return {**rows, "paths": list(self.paths)}
 
     def resampled(self) -> Resampled | None:
-        """AP on resamplings of the images, see `bootstrap.resample`; it takes seconds for 5,000 images."""
+        """AP on resamplings of the images, see `resample`; it takes seconds for 5,000 images."""
         return self._resampled(self.correct)
 
     def mask_resampled(self) -> Resampled | None:
@@ -306,8 +443,3 @@ def _together(batches: Iterable[RaggedBatch]) -> np.ndarray:
     """The rows of all images of all batches, `[n, ...]`."""
     rows: np.ndarray = torch.cat([batch.flat for batch in batches]).cpu().numpy()
     return rows
-
-
-def _images(batches: Iterable[RaggedBatch]) -> list[Tensor]:
-    """The rows of each image in memory of their own on the CPU: a view would take its batch with it into a file."""
-    return [rows.clone() for batch in batches for rows in RaggedBatch(batch.flat.cpu(), batch.counts)]

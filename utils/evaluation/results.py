@@ -13,7 +13,7 @@ from utils.core.text import Column, aligned
 
 if TYPE_CHECKING:
     from utils.evaluation.data_yaml import DataConfig
-    from utils.evaluation.metrics import ClassScores, Statistics
+    from utils.evaluation.metrics import ClassScores, EvalStatistics
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class EvalResult:
     ap_coco: float | None = None
     ap50_coco: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
-    statistics: Statistics | None = field(default=None, repr=False, compare=False)
+    statistics: EvalStatistics | None = field(default=None, repr=False, compare=False)
     masks: Averages | None = None
     mask_coco: dict[str, float] | None = None
     task: Task = DETECT

@@ -10,8 +10,15 @@ import pytest
 import torch
 
 from utils.core.score import REPLICATES, Resampled
-from utils.evaluation.bootstrap import Outcomes, draw_weights, resample, weighted_ap
-from utils.evaluation.metrics import IOU_THRESHOLDS, Statistics, score
+from utils.evaluation.metrics import (
+    IOU_THRESHOLDS,
+    EvalStatistics,
+    Outcomes,
+    draw_weights,
+    resample,
+    score,
+    weighted_ap,
+)
 
 
 def outcomes(rng, images=40, classes=4, detections=12, labels=3, skill=0.7, ties=False) -> Outcomes:
@@ -174,7 +181,7 @@ def test_an_error_is_the_spread_over_sets_of_new_images():
 
 def test_statistics_of_an_evaluation_are_resampled_image_by_image():
     found = outcomes(np.random.default_rng(8), images=20)
-    statistics = Statistics()
+    statistics = EvalStatistics()
     detections = torch.from_numpy(np.column_stack([found.confidence, found.classes]))
     correct, labels = torch.from_numpy(found.correct), torch.from_numpy(found.label_classes)
     for index in range(20):

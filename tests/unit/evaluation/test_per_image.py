@@ -7,7 +7,7 @@ import torch
 
 from utils.evaluation.batch import Item, RaggedBatch, collate
 from utils.evaluation.loop import labels_in_images
-from utils.evaluation.metrics import Statistics
+from utils.evaluation.metrics import EvalStatistics
 
 SHAPES = ((100, 200), ((0.5, 0.5), (0.0, 7.0)))
 
@@ -26,7 +26,7 @@ def test_it_is_a_sequence_of_the_rows_of_each_image():
 
 
 def test_what_is_kept_of_an_image_takes_nothing_of_the_others_along():
-    statistics = Statistics()
+    statistics = EvalStatistics()
     rows = RaggedBatch.of([torch.rand(count, 6) for count in (3, 0, 4)])
     statistics.add(
         rows,
@@ -40,7 +40,7 @@ def test_what_is_kept_of_an_image_takes_nothing_of_the_others_along():
     for images in plain.values():
         assert [type(one) for one in images] == [torch.Tensor] * 3
         assert all(one.untyped_storage().nbytes() == one.nbytes for one in images)
-    copy = Statistics()
+    copy = EvalStatistics()
     copy.extend(statistics.to_plain())
     for name, images in plain.items():
         assert all(map(torch.equal, copy.to_plain()[name], images))

@@ -23,7 +23,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
-from utils.evaluation.metrics import Statistics
+from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.results import table
 from utils.jobs import evaluate_file
 from utils.jobs.open import open_runner
@@ -141,7 +141,7 @@ def test_a_row_of_a_report_has_masks_with_a_standard_error(known):
 
 def test_predictions_of_a_network_add_up_to_the_same(known):
     """What sensitivity analysis does: no runner, and batches of its own."""
-    statistics = Statistics()
+    statistics = EvalStatistics()
     loader = make_loader(known.data, "val", imgsz=192, batch_size=5, workers=0, mask_stride=4)
     with TorchRunner(known.model, "cpu") as runner, torch.inference_mode():
         for batch in loader:
@@ -150,7 +150,7 @@ def test_predictions_of_a_network_add_up_to_the_same(known):
     expected = known.evaluate()
     assert statistics.score().box == pytest.approx(expected.ap)
     assert statistics.score().mask == pytest.approx(expected.masks.ap)
-    copy = Statistics()
+    copy = EvalStatistics()
     copy.extend(statistics.to_plain())
     assert copy.score() == statistics.score()
     assert copy.score_resampled() == statistics.score_resampled()

@@ -17,12 +17,12 @@ from models.quantize.partial_forward import Layerwise, State
 from models.quantize.recipe import Recipe
 from utils.core.score import Resampled
 from utils.core.tasks import Prediction
-from utils.evaluation import prediction_distance
-from utils.evaluation.metrics import Statistics
-from utils.evaluation.prediction_distance import overlap
+from utils.evaluation.metrics import EvalStatistics
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import find_run
+from utils.jobs.sensitivity import prediction_distance
 from utils.jobs.sensitivity.passes import Screened
+from utils.jobs.sensitivity.prediction_distance import overlap
 from utils.jobs.sensitivity.report import STATE_FILE, AnalysisState
 from utils.jobs.sensitivity.search import Search, choose
 from utils.jobs.sensitivity.units import Costs, Units, macs, read_profile, time_shares
@@ -383,10 +383,10 @@ class TestState:
 def test_statistics_of_parts_are_those_of_the_whole():
     labels = [torch.tensor([[0.0, 10, 10, 30, 30]]), torch.tensor([[1.0, 5, 5, 25, 40]])]
     found = [torch.tensor([[10.0, 10, 30, 31, 0.9, 0]]), torch.tensor([[5.0, 5, 24, 40, 0.8, 1], [0, 0, 9, 9, 0.7, 1]])]
-    whole, parts = Statistics(), Statistics()
+    whole, parts = EvalStatistics(), EvalStatistics()
     whole.add(found, labels, ["a", "b"])
     for index in range(2):
-        one = Statistics()
+        one = EvalStatistics()
         one.add(found[index : index + 1], labels[index : index + 1], ["ab"[index]])
         parts.extend(one.to_plain())
     assert parts.paths == whole.paths

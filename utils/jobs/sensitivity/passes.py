@@ -19,8 +19,8 @@ from models.quantize.partial_forward import Layerwise, Run, State
 from utils.core import distributed
 from utils.evaluation.batch import Batch
 from utils.evaluation.loop import add_predictions
-from utils.evaluation.metrics import Statistics
-from utils.evaluation.prediction_distance import distance, weight
+from utils.evaluation.metrics import EvalStatistics
+from utils.jobs.sensitivity.prediction_distance import distance, weight
 from utils.jobs.sensitivity.report import AnalysisState
 from utils.jobs.sensitivity.units import Unit
 
@@ -155,9 +155,9 @@ class Passes:
             known |= found
         return {name: known[name] for name in states}, True
 
-    def _statistics(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, Statistics], bool]:
+    def _statistics(self, stage: str, states: Mapping[str, State]) -> tuple[dict[str, EvalStatistics], bool]:
         """What this process's states detect, and whether it is in all images."""
-        results = {name: Statistics() for name in _shared_out(list(states))}
+        results = {name: EvalStatistics() for name in _shared_out(list(states))}
         for index, batch in self._batches(f"AP of {len(states)} networks"):
             if index and self._clock.over():
                 return results, False
@@ -191,6 +191,6 @@ def _apart(origin: Run, other: Run) -> float:
 
 def detections(batch: Batch, run: Run) -> dict[str, Any]:
     """What a network detects in a batch, as the evaluation loop keeps it."""
-    statistics = Statistics()
+    statistics = EvalStatistics()
     add_predictions(statistics, run.prediction, batch)
     return statistics.to_plain()

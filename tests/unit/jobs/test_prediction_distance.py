@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from utils.core.tasks import Layout, Prediction
-from utils.evaluation import prediction_distance
-from utils.evaluation.prediction_distance import distance, soft_overlap, weight
+from utils.jobs.sensitivity import prediction_distance
+from utils.jobs.sensitivity.prediction_distance import distance, soft_overlap, weight
 
 CLASSES, COEFFICIENTS, SIZE = 3, 5, (48, 64)
 
