@@ -37,8 +37,8 @@ class Refusal(Exception):
 
 
 @dataclass
-class Plan:
-    """What a run changes. Paths are relative to the checkout."""
+class Changes:
+    """What a run changes: paths in the checkout."""
 
     add: list[str] = field(default_factory=list)
     update: list[str] = field(default_factory=list)
@@ -48,18 +48,20 @@ class Plan:
     restore: list[str] = field(default_factory=list)  # files of others that come back
 
 
-def run(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: bool) -> None:
+def patch(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: bool) -> None:
     """Copy the overlay in `root` into a checkout, or take out what an earlier run copied, and say so."""
     old = read_record(checkout)
     files = {} if revert else overlay_files(root)
-    check_paths(checkout, files, old)
+    refuse_links(checkout, {"models/yolo.py", "utils/general.py", *files, *old["files"]})
     if not dry_run:
         tidy(checkout, set())  # what a run that was killed has left
     plan, rows = make_plan(checkout, files, old)
     new = {"version": (root / "VERSION").read_text(encoding="utf-8").strip(), "files": rows}
     for paths, words in ((plan.backup, "not from this overlay"), (plan.keep, "changed after they were copied")):
         if paths and not (force or revert):
-            raise Refusal(f"{checkout} has files that are {words}: {some(paths)}; --force replaces them, with a copy")
+            raise Refusal(
+                f"{checkout} has files that are {words}: {first_names(paths)}; --force replaces them, with a copy"
+            )
     if dry_run:
         print("".join(f"{action:8}{path}\n" for action, paths in vars(plan).items() for path in paths), end="")
         print(f"{checkout}: nothing was changed (--dry-run)")
@@ -69,7 +71,7 @@ def run(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: bool)
         print(f"{checkout} has overlay {new['version']} already: {len(files)} files, nothing to do")
     else:
         kept = f"{KEPT}/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        apply(checkout, plan, files, old, new, kept)
+        carry_out(checkout, plan, files, old, new, kept)
         if revert:
             print(f"{checkout} is as it was before overlay {old['version']}: {len(old['files'])} files taken out")
         else:
@@ -77,10 +79,10 @@ def run(checkout: Path, root: Path, *, force: bool, revert: bool, dry_run: bool)
             count = f"{len(plan.add)} added, {len(replaced)} replaced, {len(removed)} removed"
             print(f"{checkout} has overlay {new['version']} now: {len(files)} files ({count})")
         if plan.backup:
-            print(f"files of that name were put aside; --revert brings them back: {some(plan.backup)}")
+            print(f"files of that name were put aside; --revert brings them back: {first_names(plan.backup)}")
         if plan.keep:
             (checkout / kept / ".gitignore").write_text("*\n", encoding="utf-8")
-            print(f"you had changed {some(plan.keep)}; your version is kept in {checkout / kept}")
+            print(f"you had changed {first_names(plan.keep)}; your version is kept in {checkout / kept}")
 
 
 def read_record(checkout: Path) -> Record:
@@ -93,14 +95,14 @@ def read_record(checkout: Path) -> Record:
     if not os.path.lexists(path):
         return {"version": "", "files": {}}
     try:
-        if path.is_symlink() or not path.is_file():
-            raise ValueError("it is no regular file")
+        if path.is_symlink():
+            raise ValueError("it is a symbolic link")
         record = json.loads(path.read_text(encoding="utf-8"))
         for name in [record["version"], *record["files"]]:
             if not name.isprintable() or {"", ".", "..", ".git", STATE} & {*name.casefold().split("/")}:
                 raise ValueError(f"{name[:80]!a} cannot be a file of the overlay")
         rows = {name: {key: row[key] for key in ("sha256", "backup")} for name, row in record["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(f"{path} is damaged ({error}); restore it, or start from a fresh checkout") from error
     return {"version": record["version"], "files": rows}
 
@@ -117,24 +119,18 @@ def overlay_files(root: Path) -> Files:
     return files
 
 
-def check_paths(checkout: Path, files: Files, record: Record) -> None:
-    """Refuse to go through links, and modules of others that hide the overlay's from Python."""
-    paths = {"models/yolo.py", "utils/general.py", *files, *record["files"]}
+def refuse_links(checkout: Path, paths: set[str]) -> None:
+    """Refuse to go through links, which could lead out of the checkout."""
     places = [Path(top, path) for top in ("", BACKUP, NEW, OLD, KEPT) for path in paths]
     for folder in sorted({checkout / parent for place in places for parent in place.parents[:-1]}):
         if folder.is_symlink() or folder.is_file():
             kind = "symbolic link" if folder.is_symlink() else "file"
             raise Refusal(f"{folder} is a {kind}, and a folder is needed there")
-    for path in files:
-        parent, _, name = path.rpartition("/")
-        other = f"{parent}.py" if name == "__init__.py" else f"{path.removesuffix('.py')}/__init__.py"
-        if path.endswith(".py") and other not in {*files, *record["files"]} and os.path.lexists(checkout / other):
-            raise Refusal(f"{checkout / other} and the overlay's {path} are the same module to Python; move it away")
 
 
-def make_plan(checkout: Path, files: Files, record: Record) -> tuple[Plan, dict[str, Any]]:
+def make_plan(checkout: Path, files: Files, record: Record) -> tuple[Changes, dict[str, Any]]:
     """Compare what lies in the checkout with what is to lie there; also the rows of the record when that is done."""
-    plan, rows = Plan(), {}
+    plan, rows = Changes(), {}
     for path in sorted({*files, *record["files"]}):
         row = record["files"].get(path)
         content = digest(checkout / path)
@@ -156,7 +152,7 @@ def make_plan(checkout: Path, files: Files, record: Record) -> tuple[Plan, dict[
     return plan, rows
 
 
-def apply(checkout: Path, plan: Plan, files: Files, old: Record, new: Record, kept: str) -> None:
+def carry_out(checkout: Path, plan: Changes, files: Files, old: Record, new: Record, kept: str) -> None:
     """Carry out a plan: copy the files into NEW, then rename. Whatever ends that early, everything is put back."""
     copies = [path for path in plan.add + plan.update + plan.backup + plan.keep if path in files]
     moves = [(path, f"{BACKUP}/{path}") for path in plan.backup]
@@ -217,12 +213,12 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def some(paths: list[str]) -> str:
+def first_names(paths: list[str]) -> str:
     """The first three names, and how many more there are."""
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
-class Parser(argparse.ArgumentParser):
+class LineParser(argparse.ArgumentParser):
     """Says in one line what is wrong with the command line."""
 
     def error(self, message: str) -> NoReturn:
@@ -231,7 +227,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     """Read the command line; returns the exit code."""
-    parser = Parser("patch_yolov9.sh", description="Copy this overlay into a YOLOv9 checkout, or bring it up to date.")
+    parser = LineParser(
+        "patch_yolov9.sh", description="Copy this overlay into a YOLOv9 checkout, or bring it up to date."
+    )
     parser.add_argument("checkout", metavar="DIR", help="YOLOv9 checkout (scripts/get_yolov9.sh makes one)")
     parser.add_argument("--dry-run", action="store_true", help="only list what would be done")
     parser.add_argument("--revert", action="store_true", help="take the overlay out again")
@@ -241,7 +239,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         parser.error("DIR is empty")
     checkout = Path(args.checkout).resolve()
     try:
-        run(checkout, root, force=args.force, revert=args.revert, dry_run=args.dry_run)
+        patch(checkout, root, force=args.force, revert=args.revert, dry_run=args.dry_run)
     except Refusal as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -292,8 +292,6 @@ def test_what_is_no_checkout(folder: str, patch: Patch, overlay: Path, monkeypat
         ({"data/demo": ""}, {}, "data/demo is a file"),
         ({}, {"data/demo": "../../elsewhere"}, "data/demo is a symbolic link"),
         ({}, {STATE: "../elsewhere"}, f"{STATE} is a symbolic link"),
-        ({"models/quantize.py": ""}, {}, "models/quantize.py"),  # Python would take the folder
-        ({"utils/cli/__init__.py": ""}, {}, "utils/cli/__init__.py"),
         ({f"{STATE}/manifest.json": "{"}, {}, "manifest.json"),
         ({f"{STATE}/manifest.json": '{"files": {}}'}, {}, "manifest.json"),
         ({f"{STATE}/manifest.json": '{"version": "1", "files": {"../victim": {"sha256": "1"}}}'}, {}, "manifest.json"),
