@@ -141,17 +141,8 @@ install() { # SET
   "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null 2>&1 ||
     die 1 "$python has no pip; on Debian and Ubuntu: apt-get install python3-pip"
   environment constraints "$1" >"$constraints" || return 1 # the tested versions; a torch that is new enough stays
-  set -- "$1" -r "$OVERLAY_ROOT/requirements/$1.txt" -c "$constraints"
-  # uv is several times as fast as pip, but has no pip for the set-up program of tensorrt, which calls that.
-  if [ "$1" != tensorrt ] && has_uv >/dev/null 2>&1; then
-    if (eval "$(environment uv-settings)" && "$python" -m uv pip install --python "$python" \
-      ${PIP_BREAK_SYSTEM_PACKAGES:+--break-system-packages} "${@:2}"); then return; fi
-    warn "uv could not install that; trying pip"
-  fi
-  "$python" -m pip install "${@:2}"
+  "$python" -m pip install -r "$OVERLAY_ROOT/requirements/$1.txt" -c "$constraints"
 }
-
-has_uv() { "$python" -m uv --version || { [ "$system" = no ] && "$python" -m pip install uv; }; }
 
 install_graphviz() {
   if command -v dot >/dev/null; then

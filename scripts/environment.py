@@ -3,7 +3,6 @@
 
 environment.py check SET        what is missing, too old or cannot be imported; exit code 1 if there is anything
 environment.py constraints SET  the constraints to install the set with
-environment.py uv-settings      shell lines that give uv the package indexes that pip is configured with
 environment.py summary          Python and the libraries that matter, in one line
 """
 
@@ -11,10 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,14 +29,13 @@ IMPORTS = {  # what proves that a set works
     "tensorrt": ("tensorrt",),
     "pytorch-quantization": ("pytorch_quantization",),
 }
-UV_NAMES = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "cert": "SSL_CERT_FILE"}  # pip's settings
 
 
-def check(name: str) -> list[str]:
+def missing_parts(name: str) -> list[str]:
     """Say what of a set is missing, too old or broken. Imports take half a minute: what they proved is noted."""
     if problems := list(unmet(name).values()):
         return problems
-    stamp = hashlib.sha256(repr((name, sys.version, sorted(installed().items()))).encode()).hexdigest()
+    stamp = hashlib.sha256(repr((name, sys.version, sorted(installed_versions().items()))).encode()).hexdigest()
     with suppress(OSError):
         if stamp in STAMP.read_text(encoding="utf-8").split():
             return []
@@ -61,7 +56,7 @@ def constraints(name: str) -> list[str]:
     NVIDIA's builds of torch for Jetson and for its containers come from elsewhere and must not be replaced.
     """
     replaced = unmet(name)
-    kept = {package: version for package, version in installed().items() if package not in replaced}
+    kept = {package: version for package, version in installed_versions().items() if package not in replaced}
     tested = {wanted.name: str(wanted) for wanted in requirements(FOLDER / "constraints.txt")}
     if "torch" in kept:
         tested.pop("torchvision", None)  # which one fits that torch, the installer finds out
@@ -70,7 +65,7 @@ def constraints(name: str) -> list[str]:
 
 def unmet(name: str) -> dict[str, str]:
     """Package → what is wrong with it, for the direct requirements of a set that are missing or too old."""
-    problems, versions = {}, installed()
+    problems, versions = {}, installed_versions()
     for wanted in requirements(FOLDER / f"{name}.txt"):
         version = versions.get(wanted.name)
         if version is None or not wanted.specifier.contains(version, prereleases=True):
@@ -90,35 +85,22 @@ def requirements(path: Path) -> Iterator[Any]:
             yield Requirement(text)
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Package → version, with the names as the files in requirements/ write them."""
     found = [(str(package.metadata["Name"]), package.version) for package in metadata.distributions()]
     return {**{re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}, **dict(found)}
 
 
-def uv_settings() -> list[str]:
-    """Set for uv what pip is configured with: uv reads neither pip's files nor its variables."""
-    output = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, encoding="utf-8"
-    ).stdout
-    lines = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip looks at all indexes alike
-    for section in ("global", "install", ":env:"):  # the later one wins
-        for name, value in re.findall(rf"^{section}\.([\w-]+)=['\"](.*)['\"]$", output, re.MULTILINE):
-            if name in UV_NAMES:
-                lines[UV_NAMES[name]] = " ".join(value.replace("\\n", " ").split())  # a list has line ends
-    return [f"export {name}={shlex.quote(value)}" for name, value in lines.items() if name not in os.environ]
-
-
 def summary() -> list[str]:
     """Python and the libraries that matter, with their versions."""
-    versions = {"Python": sys.version.split()[0], **installed()}
+    versions = {"Python": sys.version.split()[0], **installed_versions()}
     names = ("Python", "torch", "torchvision", "onnx", "onnxruntime", "numpy", "tensorrt")
     return [", ".join(f"{name} {versions[name]}" for name in names if name in versions)]
 
 
 if __name__ == "__main__":
     actions: dict[str, Callable[..., list[str]]]
-    actions = {"check": check, "constraints": constraints, "uv-settings": uv_settings, "summary": summary}
+    actions = {"check": missing_parts, "constraints": constraints, "summary": summary}
     action, *arguments = sys.argv[1:]
     lines = actions[action](*arguments)
     print("\n".join(lines))

@@ -76,19 +76,13 @@ parse_arguments() {
     esac
     [ -n "${2:-}" ] || die 2 "$option needs a value"
     case $option in
-      --weights | --data) [ -f "$2" ] || die 2 "$option $2 does not exist, or is no file" ;;
-      --imgsz | --batch-size | --epochs | --iters)
-        case $2 in *[!0-9]*) die 2 "$option $2 is not a whole number" ;; esac
-        ;;
-    esac
-    case $option in
-      --weights) weights=$(from_root "$2") ;;
-      --data) data=$(from_root "$2") ;;
+      --weights) weights=$(existing_file "$@") ;;
+      --data) data=$(existing_file "$@") ;;
       --output) run=$(from_root "$2") ;;
-      --imgsz) imgsz=$2 ;;
-      --batch-size) batch_size=$2 ;;
-      --epochs) epochs=$2 ;;
-      --iters) iters=$2 ;;
+      --imgsz) imgsz=$(whole_number "$@") ;;
+      --batch-size) batch_size=$(whole_number "$@") ;;
+      --epochs) epochs=$(whole_number "$@") ;;
+      --iters) iters=$(whole_number "$@") ;;
       --device) device=$2 ;;
     esac
     shift 2
@@ -102,34 +96,30 @@ parse_arguments() {
   cd "$OVERLAY_ROOT"
 }
 
-# PATH as it is seen from the repository's folder, where the programs are started and which the report's paths count from.
-# A name that begins with a dash is no option of the programs that get it.
-from_root() {
-  local path
-  path=$(realpath -m --relative-base="$OVERLAY_ROOT" -- "$1")
-  case $path in -*) path=./$path ;; esac
-  printf '%s\n' "$path"
+whole_number() { # OPTION VALUE
+  case $2 in *[!0-9]*) die 2 "$1 $2 is not a whole number" ;; esac
+  printf '%s\n' "$2"
 }
+
+existing_file() { # OPTION PATH
+  [ -f "$2" ] || die 2 "$1 $2 does not exist, or is no file"
+  from_root "$2"
+}
+
+# PATH as it is seen from the repository's folder, where the programs are started and which the report's paths count from.
+from_root() { realpath -m --relative-base="$OVERLAY_ROOT" -- "$1"; }
 
 use_demo_set() {
   if [ "$segments" = yes ]; then setup_demo_set -segments --segments; else setup_demo_set; fi
   data=$(from_root "$DEMO_DATA")
 }
 
-# A program that lives in a run's folder holds its .lock; where flock(1) is missing, the programs themselves still look.
-in_use() {
-  local lock status=0
-  while IFS= read -r lock; do
-    flock --nonblock --conflict-exit-code 99 "$lock" true 2>/dev/null || status=$?
-    [ "$status" != 99 ] || return 0
-  done < <(find "$run" -name .lock -type f 2>/dev/null)
-  return 1
-}
-
 # Only a folder that this program has made is emptied: --output could name any folder, also one of a training.
 make_run_folder() {
   local file
-  ! in_use || die 2 "$run is in use by another program; wait for it to end, or choose another --output"
+  if [ -f "$run/.lock" ] && command -v flock >/dev/null && ! flock --nonblock "$run/.lock" true; then
+    die 2 "$run is in use by another program; wait for it to end, or choose another --output"
+  fi
   for file in "$weights" "$data"; do
     case $(realpath -m -- "$file") in
       "$(realpath -m -- "$run")"/*) die 2 "$file lies in $run, where results go; choose another --output" ;;

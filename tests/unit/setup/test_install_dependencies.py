@@ -51,7 +51,7 @@ def write_wheel(folder: Path, name: str, version: str, modules: list[str]) -> No
 
 def plain_environment() -> dict[str, str]:
     """Without what the caller has set for Python and its installers, such as another place for compiled modules."""
-    ours = ("PYTHON", "VIRTUAL_ENV", "PIP_", "UV_")
+    ours = ("PYTHON", "VIRTUAL_ENV", "PIP_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
@@ -80,7 +80,7 @@ class Project:
             "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": sys.executable,
             "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_INDEX": "1",  # so that there is no uv either
+            "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(self.wheels),
         }
         command = [self.root / "install_dependencies.sh", *arguments]
@@ -236,22 +236,3 @@ def test_what_is_installed_and_does_not_import_is_named_each_time(project: Proje
     for _ in range(2):
         result = project.install(cwd=tmp_path)
         assert (result.returncode, "import onnx: ModuleNotFoundError" in result.stderr) == (1, True)
-
-
-def test_uv_gets_pips_indexes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import environment
-
-    for name in (*environment.UV_NAMES.values(), "UV_INDEX_STRATEGY"):
-        monkeypatch.delenv(name, raising=False)
-    asked = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "https://c/simple", "PIP_CERT": "/a;rm -rf"}
-    for name, value in (asked | {"PIP_EXTRA_INDEX_URL": "https://a/simple https://b/simple"}).items():
-        monkeypatch.setenv(name, value)
-    assert {*environment.uv_settings()} >= {
-        "export UV_INDEX='https://a/simple https://b/simple'",
-        "export UV_DEFAULT_INDEX=https://c/simple",
-        "export UV_INDEX_STRATEGY=unsafe-best-match",
-        "export SSL_CERT_FILE='/a;rm -rf'",
-    }
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mine")
-    assert not any("UV_DEFAULT_INDEX" in line for line in environment.uv_settings())

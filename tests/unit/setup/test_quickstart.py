@@ -182,10 +182,6 @@ def test_a_folder_of_somebody_else_is_left_alone(folder, tmp_path):
     words = ("--weights", training / "weights/best.pt", "--data", data, "--output", training)
     assert_refused(quickstart(folder, *words), "best.pt lies in")
     assert len(list(training.rglob("*.pt"))) == 2
-    (folder / "file").touch()
-    assert value(call(quickstart(folder, "--output=-delete", cwd=folder), "qat.py"), "--project") == "."
-    assert (folder / "-delete/weights/last.pt").exists()
-    assert (folder / "file").exists()
 
 
 def test_a_folder_that_a_program_lives_in_is_left_alone(folder):
