@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time engines over batch sizes and contexts, INT8 against FP16 and PyTorch, in one run and in turns.
+"""Time engines over batch sizes and contexts, INT8 against FP16 and PyTorch, in one run and interleaved.
 
     python scripts/benchmark_trt.py yolov9-c-int8.onnx --baseline yolov9-c.onnx --batch-size 1 4 8 12 --useCudaGraph
     python scripts/benchmark_trt.py yolov9-c-int8.onnx yolov9-c-converted.pt --sweep 64 --infStreams 1 2 4
@@ -124,10 +124,8 @@ def main(options: BenchmarkOptions) -> int:
     if options.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     api = tensorrt_api.load_tensorrt() if engines else None
-    if api is None:
-        device = tensorrt_api.use_device(options.device)
-    else:
-        device = tensorrt_api.engine_device(options.device)
+    device = tensorrt_api.use_device(options.device, for_engines=api is not None)
+    if api is not None:
         check_target(api, tensorrt_api.gpu(device.index), ())
     check_outputs(options, entries, batches, size, api, checkpoints, building)
     common = None if size else benchmark.common_size(entries, checkpoints)
@@ -200,7 +198,7 @@ def _method(options: BenchmarkOptions, program: Trtexec | None, on_gpu: bool) ->
     words += ["CUDA graph"] * (on_gpu and options.useCudaGraph) + ["spin wait"] * (on_gpu and options.useSpinWait)
     transfers = "with data transfers" + (" before and after each run" if options.exposeDMA else "")
     words += ["without data transfers" if options.noDataTransfers else transfers] * on_gpu
-    return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, in turns; latency: median"
+    return f"{', '.join(words)}, {options.duration:g} s in {options.rounds} rounds, interleaved; latency: median"
 
 
 def run(argv: Sequence[str] | None = None) -> int:

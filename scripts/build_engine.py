@@ -85,7 +85,7 @@ def main(options: EngineOptions) -> None:
     need("torch", "onnx")
     from utils.trt import tensorrt_api
 
-    device = (tensorrt_api.use_device if options.target else tensorrt_api.engine_device)(options.device)
+    device = tensorrt_api.use_device(options.device, for_engines=not options.target)
     sizes = min_opt_max(options, "imgsz")
     config = options.build_config(
         batch=min_opt_max(options, "batch_size"), height=sizes, width=sizes, precision=options.precision,

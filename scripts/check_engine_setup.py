@@ -35,7 +35,7 @@ def main(options: CheckOptions) -> None:
     if options.generate_graph:
         graphviz()
     need("torch")
-    tensorrt_api.use_device(options.device)
+    tensorrt_api.use_device(options.device, for_engines=False)
     api = tensorrt_api.load_tensorrt()
     check_target(api, tensorrt_api.gpu(), ())
     print(api.typing)

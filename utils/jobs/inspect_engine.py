@@ -42,9 +42,9 @@ def look_inside(engine: Path, *, batch: int | None = None, draw: bool = False, d
     refuse_overwrite(_files(engine, True, draw), [engine], RENAME)
     if draw:
         graphviz()
-    execution = Execution(engine, tensorrt_api.load_tensorrt(), tensorrt_api.engine_device(device))
+    execution = Execution(engine, tensorrt_api.load_tensorrt(), tensorrt_api.use_device(device))
     try:
-        shapes = {spec.name: execution.opt_shape(spec.name) for spec in execution.inputs}
+        shapes = {spec.name: execution.profiles[spec.name][1] for spec in execution.inputs}
         if batch is not None:
             shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
         execution.set_shapes(shapes)

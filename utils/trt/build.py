@@ -102,7 +102,7 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     content = bytes(plan)
     with atomic_path(engine) as temporary:
         temporary.write_bytes(content)
-    note = EngineNote.of_build(file, api.name, gpu, config, decision, round(seconds, 1), tuple(log.warnings))
+    note = EngineNote.of_build(file, api.name, gpu, config, decision, round(seconds, 1), log.said("WARNING"))
     note.save(engine)
     logger.info("%s: %.1f MB, built in %.0f s by %s for %s", engine, len(content) / 1e6, seconds, api.name, note.gpu)
     return BuildResult(engine, len(content), note)

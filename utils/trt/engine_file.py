@@ -158,11 +158,11 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         with contextlib.suppress(*(() if note.plugins else (InputError,))):
             api.register_plugins(log)
     runtime = api.module.Runtime(log.handle)
+    engine, reason = None, ""
     try:
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
     except (RuntimeError, TypeError) as error:
-        log.errors.append(" ".join(str(error).split()))
-        engine = None
+        reason = " ".join(str(error).split())
     if engine is None:
         again = f"build it again here from {note.onnx or 'its .onnx'}"
         if note.api and note.api != api.name:
@@ -170,7 +170,7 @@ def load_engine(path: str | Path, api: Api, log: Log, gpu: Gpu | None) -> Any:
         elif note.gpu and gpu.name != note.gpu and gpu.architecture not in note.gpu.split():
             why = f"this engine was built for {note.gpu}, and here is {gpu.name} ({gpu.architecture})"
         else:
-            reason = log.reason("it is no engine, or it is truncated")
+            reason = reason or log.reason("it is no engine, or it is truncated")
             why = f"{api.name} on {gpu.name} cannot load this engine: {reason}"
         raise InputError(f"{path}: {why}; {again}")
     return engine

@@ -47,17 +47,14 @@ class BuildConfig:
     """How an engine is built.
 
     Attributes:
-        batch: images, min, opt and max; for a file of dynamic batch (default: `input_form.DEFAULT_BATCH`).
+        batch: images, min, opt and max; for a file of dynamic batch (default: `input_spec.DEFAULT_BATCH`).
         height, width: pixels, min, opt and max; for a file of dynamic size.
         precision: `best`: INT8 where the file has Q/DQ, else FP16; `fp16`, `fp32`: for float files. A strongly typed
             network has the precision of its file.
         workspace: bytes of GPU memory that kernels may use; None: three quarters of what is free.
         timing_cache: file of measured kernels; None: beside the engine, by GPU and version; '' for none.
-        tactic_sources_off: sources of kernels that are not to be used, such as CUBLAS; if empty, those that the
-            environment variable TRT_TACTIC_SOURCES_OFF lists (`sources_off`).
-        optimization_level: 0 to 5, TensorRT's own default if None.
-        max_aux_streams: streams beside the main one that layers may be spread over, at most; TensorRT's choice if None.
-        timing_iterations: runs of each kernel that is measured; TensorRT's own default if None.
+        tactic_sources_off, optimization_level, max_aux_streams, timing_iterations: see `BuildOptions`; empty or None:
+            TensorRT's own.
         targets: architectures to build for without such a GPU, such as SM89 (TensorRT-RTX).
         tune: minutes for trying options that are None here and keeping the fastest engine; None: build one engine.
         build_limit: minutes after which a build is ended; None: never, but for those of `tune`.

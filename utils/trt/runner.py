@@ -21,7 +21,7 @@ from utils.trt.tensorrt_api import Api, Log
 
 Shape = tuple[int, ...]
 
-STREAMS_OF_TORCH = 32  # that differ, of a GPU: torch gives them in turns
+STREAMS_OF_TORCH = 32  # that differ, of a GPU: torch hands them out round robin
 
 
 class Execution:
@@ -29,6 +29,7 @@ class Execution:
 
     Attributes:
         inputs, outputs: by name, shape (None where dynamic) and dtype.
+        profiles: input → min, opt and max shape.
         limits: input → min and max shape.
         buffers: for the present shapes, one tensor for each input and output.
         stream: what the engine runs on.
@@ -70,8 +71,12 @@ class Execution:
                 raise InputError(f"{path} has {name} in format {kind}, which is not supported; build the engine again")
         self.inputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.INPUT)
         self.outputs = tuple(self._spec(n) for n in names if self.engine.get_tensor_mode(n) == modes.OUTPUT)
-        profiles = {spec.name: self._profile(spec.name) for spec in self.inputs}
-        self.limits = {name: (smallest, largest) for name, (smallest, _, largest) in profiles.items()}
+        self.profiles: dict[str, tuple[Shape, ...]] = {}
+        for spec in self.inputs:
+            fixed = tuple(self.engine.get_tensor_shape(spec.name))  # TensorRT may have no profile for a static shape
+            shapes = (fixed,) * 3 if min(fixed) >= 0 else self.engine.get_tensor_profile_shape(spec.name, 0)
+            self.profiles[spec.name] = tuple(map(tuple, shapes))
+        self.limits = {name: (smallest, largest) for name, (smallest, _, largest) in self.profiles.items()}
         self._start()
         if not self._dynamic:
             self.set_shapes({spec.name: tuple(size or 0 for size in spec.shape) for spec in self.inputs})
@@ -108,7 +113,7 @@ class Execution:
         self.buffers = buffers  # all of them, or none where memory is short
 
     def _start(self) -> None:
-        """A fresh context, in place of the one before."""
+        """A fresh context, in place of the one before, for the present shapes and buffers."""
         self._graph = self._context = None  # released first: contexts of 8.6 cannot share a profile
         self._context = self.engine.create_execution_context()
         if self._context is None:
@@ -118,6 +123,10 @@ class Execution:
             raise QatError(f"{self.path} does not start: {self.log.reason('it gives no reason')}")
         if self._beside:
             self._context.set_aux_streams([stream.cuda_stream for stream in self._beside])
+        for spec in self.inputs if self.buffers else ():
+            self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
+        for name, buffer in self.buffers.items():
+            self._context.set_tensor_address(name, buffer.data_ptr())
 
     def sibling(self) -> Execution:
         """Another context for the same shapes, with a stream and buffers of its own, to run side by side.
@@ -140,20 +149,7 @@ class Execution:
     @property
     def streams(self) -> int | None:
         """Auxiliary streams that the engine has; None where this TensorRT does not say."""
-        found: int | None = getattr(self.engine, "num_aux_streams", None)
-        return found
-
-    def opt_shape(self, name: str) -> Shape:
-        """The shape of an input that the engine was optimised for."""
-        return self._profile(name)[1]
-
-    def _profile(self, name: str) -> tuple[Shape, Shape, Shape]:
-        """Min, opt and max shape; an input of static shape has one, also where TensorRT has no profile for it."""
-        fixed = tuple(self.engine.get_tensor_shape(name))
-        if min(fixed) >= 0:
-            return fixed, fixed, fixed
-        smallest, best, largest = (tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, 0))
-        return smallest, best, largest
+        return getattr(self.engine, "num_aux_streams", None)
 
     def run(self) -> None:
         """Enqueue one run on `stream`, without waiting.
@@ -202,22 +198,13 @@ class Execution:
         profiler = Profiler()
         self._start()  # a context keeps its profiler: this one is only for that
         self._context.profiler = profiler
-        self._bind()
         for index in range(runs + 3):
             if index == 3:
                 times.clear()  # warm
             self.run()
             self.stream.synchronize()
         self._start()
-        self._bind()
         return {name: sum(values) / runs for name, values in times.items()}
-
-    def _bind(self) -> None:
-        """Tell a fresh context of the present shapes and buffers."""
-        for spec in self.inputs:
-            self._context.set_input_shape(spec.name, tuple(self.buffers[spec.name].shape))
-        for name, buffer in self.buffers.items():
-            self._context.set_tensor_address(name, buffer.data_ptr())
 
     def information(self) -> str:
         """The engine inspector's JSON for the present shapes."""

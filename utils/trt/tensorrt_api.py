@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
 
 from utils.core.device import select_device
 from utils.core.errors import DependencyError, InputError
@@ -122,32 +121,25 @@ class Api:
 
 
 class Log:
-    """TensorRT's messages as lines of our log: errors and warnings once each, without source positions.
+    """What TensorRT has said since this was made: errors and warnings, without source positions.
 
-    TensorRT keeps the first logger that a process gives it for all its objects: there is one, and every Log hears it.
+    TensorRT keeps the first logger that a process gives it for all its objects, so that all Logs share one.
 
     Attributes:
         handle: the object that TensorRT takes.
-        errors, warnings: what was said since this was made.
     """
 
     def __init__(self, module: Any) -> None:
-        self.errors: list[str] = []
-        self.warnings: list[str] = []
         self.handle = _handle(module)
-        self.handle.listeners.add(self)
+        self._before = len(self.handle.messages)
 
-    def add(self, severity: str, text: str) -> bool:
-        """Take a message, and return whether it is a new one that matters."""
-        kept = {"ERROR": self.errors, "INTERNAL_ERROR": self.errors, "WARNING": self.warnings}.get(severity)
-        if kept is None or text in kept:
-            return False
-        kept.append(text)
-        return True
+    def said(self, severity: str) -> tuple[str, ...]:
+        """The messages of a severity, 'ERROR' or 'WARNING', once each."""
+        return tuple(dict.fromkeys(text for kind, text in self.handle.messages[self._before :] if kind == severity))
 
     def reason(self, default: str) -> str:
         """Why something failed: the last error."""
-        return self.errors[-1] if self.errors else default
+        return (default, *self.said("ERROR"))[-1]
 
 
 @cache
@@ -155,17 +147,18 @@ def _handle(module: Any) -> Any:
     class Handle(module.ILogger):
         def __init__(self) -> None:
             module.ILogger.__init__(self)
-            self.listeners: WeakSet[Log] = WeakSet()
+            self.messages: list[tuple[str, str]] = []  # severity and text
 
         def log(self, severity: Any, message: str) -> None:
-            name, logs = str(getattr(severity, "name", severity)), list(self.listeners)
+            name = str(getattr(severity, "name", severity)).removeprefix("INTERNAL_")
             if name in ("VERBOSE", "INFO") and not logger.isEnabledFor(logging.DEBUG):
                 return  # there are several for each kernel that is measured
             text = readable(message)
-            new = [log.add(name, text) for log in logs]
             # errors are raised by whoever notices the failure
-            level = logging.WARNING if name == "WARNING" and any(new) else logging.DEBUG
-            logger.log(level, "TensorRT: %s", text)
+            new = name == "WARNING" and (name, text) not in self.messages
+            logger.log(logging.WARNING if new else logging.DEBUG, "TensorRT: %s", text)
+            if name in ("ERROR", "WARNING"):
+                self.messages.append((name, text))
 
     return Handle()
 
@@ -221,30 +214,21 @@ class Gpu:
     free: int
 
 
-def use_device(text: str) -> torch.device:
-    """The device that `--device` names; a GPU becomes the one that TensorRT builds on.
+def use_device(text: str, *, for_engines: bool = True) -> torch.device:
+    """The device that `--device` names; a GPU becomes the one that TensorRT builds and runs on.
 
-    Raises:
-        InputError: it does not exist.
-    """
-    import torch
-
-    device = select_device(text)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
-
-
-def engine_device(text: str) -> torch.device:
-    """The same for programs that run engines; the CPU only where there is no GPU, for which others find the words.
+    Args:
+        for_engines: refuse the CPU beside a GPU. Where there is no GPU, whatever needs one refuses with more words.
 
     Raises:
         InputError: it does not exist, or is the CPU beside a GPU.
     """
     import torch
 
-    device = use_device(text)
-    if device.type == "cpu" and torch.cuda.is_available():
+    device = select_device(text)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif for_engines and torch.cuda.is_available():
         raise InputError(f"--device {text}: engines are built and run on a GPU; leave it out, or give the GPU's number")
     return device
 

@@ -253,7 +253,7 @@ def time_engines(engines: Mapping[str, Path], api: Api, device: torch.device) ->
             try:
                 execution = Execution(path, api, device)
                 stack.callback(execution.close)
-                execution.set_shapes({spec.name: execution.opt_shape(spec.name) for spec in execution.inputs})
+                execution.set_shapes({spec.name: execution.profiles[spec.name][1] for spec in execution.inputs})
                 execution.graph()
                 executions[name] = execution
             except (QatError, RuntimeError) as error:  # torch's, when memory is short or nothing can be captured
