@@ -40,7 +40,7 @@ from utils.core.options import (
 )
 from utils.core.run_folder import new_run
 from utils.jobs.dependencies import need, need_tensorrt
-from utils.trt.preflight import OF_BUILDS, BuildOptions
+from utils.trt.preflight import BUILD_OPTIONS, BuildOptions
 
 if TYPE_CHECKING:
     from utils.trt.benchmark import BenchmarkRow, Entry
@@ -118,9 +118,9 @@ def main(options: BenchmarkOptions) -> int:
         if built := [entry.file for entry in entries if entry.is_engine]:
             raise InputError(f"{built[0]} is an engine, which runs on a GPU only; on a CPU give .onnx and .pt files")
         contexts = ["infStreams"] if options.infStreams != [1] else []
-        options.reject_unused([*contexts, *OF_BUILDS], "where no engine takes part")
+        options.reject_unused([*contexts, *BUILD_OPTIONS], "where no engine takes part")
     elif all(entry.is_engine for entry in entries):
-        options.reject_unused(OF_BUILDS, "to engines that are built already")
+        options.reject_unused(BUILD_OPTIONS, "to engines that are built already")
     if options.compile and not checkpoints:
         raise InputError("--compile is for PyTorch's networks, and no .pt takes part")
     api = tensorrt_api.load_tensorrt() if engines else None

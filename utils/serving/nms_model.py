@@ -7,7 +7,7 @@
            det_masks [B, n, h, w] in 0..1, cropped to their boxes; n is the largest number of detections, at least one
 
 `scripts/make_triton.py` copies this file as it stands into the model NAME_nms; conf_thres, iou_thres, max_det (K) and
-class_agnostic are parameters in the config.pbtxt of it. What is kept is what `utils/evaluation/nms.py` keeps.
+class_agnostic are parameters in the config.pbtxt of it. It keeps the detections that `utils/evaluation/nms.py` keeps.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class Settings:
     def of(cls, config: dict[str, Any]) -> Settings:
         """What a model's configuration says; raises ValueError if that is no number within its bounds."""
         entries = {key: str(value["string_value"]) for key, value in config.get("parameters", {}).items()}
-        found = cls(
+        settings = cls(
             float(entries.get("conf_thres", cls.conf_thres)), float(entries.get("iou_thres", cls.iou_thres)),
             int(entries.get("max_det", cls.max_det)), entries.get("class_agnostic", "false") == "true",
         )  # fmt: skip
-        if not (0 <= found.conf_thres <= 1 and 0 <= found.iou_thres <= 1 and 1 <= found.max_det <= MAX_CANDIDATES):
-            raise ValueError(f"conf_thres and iou_thres are 0 to 1, max_det 1 to {MAX_CANDIDATES}; found {found}")
-        return found
+        if not (
+            0 <= settings.conf_thres <= 1 and 0 <= settings.iou_thres <= 1 and 1 <= settings.max_det <= MAX_CANDIDATES
+        ):
+            raise ValueError(f"conf_thres and iou_thres are 0 to 1, max_det 1 to {MAX_CANDIDATES}; found {settings}")
+        return settings
 
 
 def batch_detections(raw: np.ndarray, prototypes: np.ndarray | None, settings: Settings) -> dict[str, np.ndarray]:
@@ -55,22 +57,22 @@ def batch_detections(raw: np.ndarray, prototypes: np.ndarray | None, settings: S
         prototypes: float `[B, nm, h, w]`, or None.
     """
     nm = 0 if prototypes is None else prototypes.shape[1]
-    kept = [suppressed(one, nm, settings) for one in raw.astype(np.float32, copy=False)]
+    per_image = [suppressed(image, nm, settings) for image in raw.astype(np.float32, copy=False)]
     shape = len(raw), settings.max_det
     boxes: np.ndarray = np.zeros((*shape, 4), np.float32)
     scores: np.ndarray = np.zeros(shape, np.float32)
     labels: np.ndarray = np.zeros(shape, np.int32)
-    for place, (rows, _) in enumerate(kept):
+    for place, (rows, _) in enumerate(per_image):
         boxes[place, : len(rows)], scores[place, : len(rows)] = rows[:, :4], rows[:, 4]
         labels[place, : len(rows)] = rows[:, 5]
-    counts = np.array([[len(rows)] for rows, _ in kept], np.int32).reshape(-1, 1)
-    found = {"num_dets": counts, "det_boxes": boxes, "det_scores": scores, "det_classes": labels}
+    counts = np.array([[len(rows)] for rows, _ in per_image], np.int32).reshape(-1, 1)
+    results = {"num_dets": counts, "det_boxes": boxes, "det_scores": scores, "det_classes": labels}
     if prototypes is not None:
         parts: list[np.ndarray] = [
-            raw[place, -nm:, anchors].astype(np.float32) for place, (_, anchors) in enumerate(kept)
+            raw[place, -nm:, anchors].astype(np.float32) for place, (_, anchors) in enumerate(per_image)
         ]
-        found["det_masks"] = _masks(parts, [rows[:, :4] for rows, _ in kept], prototypes)
-    return found
+        results["det_masks"] = _masks(parts, [rows[:, :4] for rows, _ in per_image], prototypes)
+    return results
 
 
 def suppressed(raw: np.ndarray, nm: int, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +129,7 @@ def _masks(coefficients: Sequence[np.ndarray], boxes: Sequence[np.ndarray], prot
     """Masks of each image's detections `[n, nm]`, `[n, 4]`, zero outside of their boxes: float32 `[B, n, h, w]`."""
     height, width = prototypes.shape[2:]
     most = max([1, *map(len, boxes)])
-    found = np.zeros((len(boxes), most, height, width), np.float32)
+    masks = np.zeros((len(boxes), most, height, width), np.float32)
     for place, (weights, corners) in enumerate(zip(coefficients, boxes, strict=True)):
         if len(corners) == 0:
             continue
@@ -137,8 +139,8 @@ def _masks(coefficients: Sequence[np.ndarray], boxes: Sequence[np.ndarray], prot
         x1, y1, x2, y2 = (side[:, None] for side in (corners * SCALE).T)
         columns, lines = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)
         inside = ((lines >= y1) & (lines < y2))[:, :, None] & ((columns >= x1) & (columns < x2))[:, None, :]
-        found[place, : len(corners)] = np.where(inside, share, np.float32(0))
-    return found
+        masks[place, : len(corners)] = np.where(inside, share, np.float32(0))
+    return masks
 
 
 class TritonPythonModel:
@@ -154,18 +156,18 @@ class TritonPythonModel:
         self._inputs = [one["name"] for one in config["input"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request; what was not asked for is not sent."""
+        """One response for each request; outputs that were not requested are not sent."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
         utils = self._pb_utils
         try:
-            given = [utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs]
-            asked = set(request.requested_output_names())
-            prototypes = given[1] if len(given) > 1 else None
-            found = batch_detections(given[0], prototypes, self._settings)
+            arrays = [utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs]
+            requested = set(request.requested_output_names())
+            prototypes = arrays[1] if len(arrays) > 1 else None
+            results = batch_detections(arrays[0], prototypes, self._settings)
         except (ValueError, IndexError) as error:
             return utils.InferenceResponse(output_tensors=[], error=utils.TritonError(f"NMS failed: {error}"))
         return utils.InferenceResponse(
-            output_tensors=[utils.Tensor(name, value) for name, value in found.items() if name in asked]
+            output_tensors=[utils.Tensor(name, value) for name, value in results.items() if name in requested]
         )

@@ -87,9 +87,11 @@ class TritonRunner(Runner):
 
 def _specs(tensors: Sequence[dict[str, Any]]) -> list[TensorSpec]:
     """Inputs or outputs by a server's JSON, where integers may be texts."""
-    shapes = (tuple(None if int(size) < 0 else int(size) for size in one["shape"]) for one in tensors)
-    dtypes = (np.dtype(triton_to_np_dtype(one["datatype"])).name for one in tensors)
-    return [TensorSpec(one["name"], *rest) for one, *rest in zip(tensors, shapes, dtypes, strict=True)]
+    specs = []
+    for tensor in tensors:
+        shape = tuple(None if int(size) < 0 else int(size) for size in tensor["shape"])
+        specs.append(TensorSpec(tensor["name"], shape, np.dtype(triton_to_np_dtype(tensor["datatype"])).name))
+    return specs
 
 
 def _one_line(error: Exception) -> str:

@@ -76,8 +76,15 @@ def build(onnx: str | Path, engine: str | Path, config: BuildConfig, api: Api | 
     setup = builder.create_builder_config()
     _configure(api, setup, config, decision, gpu)
     if decision.typing == "weak" and decision.precision != "fp32" and file.fp32_box_layers:
+        # TensorRT computes these layers in FP32 where it can, not in what is fastest; integers stay what they are
         setup.set_flag(api.module.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
-        _keep_in_fp32(network, file.fp32_box_layers, api.module.DataType.FLOAT)
+        fp32 = api.module.DataType.FLOAT
+        for layer in (network.get_layer(index) for index in range(network.num_layers)):
+            floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == fp32]
+            if layer.name in file.fp32_box_layers and floats:
+                layer.precision = fp32
+                for index in floats:
+                    layer.set_output_type(index, fp32)
     if decision.shapes:
         profile = builder.create_optimization_profile()
         for name, (min_shape, opt_shape, max_shape) in decision.shapes.items():
@@ -140,21 +147,6 @@ def _configure(api: Api, setup: Any, config: BuildConfig, decision: Decision, gp
         setup.num_compute_capabilities = len(config.targets)
         for index, target in enumerate(config.targets):
             setup.set_compute_capability(getattr(api.module.ComputeCapability, target), index)
-
-
-def _keep_in_fp32(network: Any, names: frozenset[str], fp32: Any) -> None:
-    """Have TensorRT compute these layers in FP32 where it can, not in what is fastest; integers stay what they are.
-
-    Args:
-        network: an INetworkDefinition.
-        fp32: TensorRT's data type.
-    """
-    for layer in (network.get_layer(index) for index in range(network.num_layers)):
-        floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == fp32]
-        if layer.name in names and floats:
-            layer.precision = fp32
-            for index in floats:
-                layer.set_output_type(index, fp32)
 
 
 @contextmanager

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from utils.trt.trtexec import Trtexec
 
 BUILDING = "building"
-OF_BUILDS = ("tactic_sources_off", "optimization_level", "max_aux_streams", "timing_iterations", "build_limit", "tune")
+BUILD_OPTIONS = (
+    "tactic_sources_off",
+    "optimization_level",
+    "max_aux_streams",
+    "timing_iterations",
+    "build_limit",
+    "tune",
+)
 Minutes = Annotated[float, Field(gt=0, le=10_080)]  # a week at most
 Precision = Literal["best", "fp16", "fp32"]
 Range = tuple[int, int, int]  # min, opt, max
@@ -119,7 +126,7 @@ class BuildOptions(DeviceOptions):
 
     def build_config(self, **others: Any) -> BuildConfig:
         """How engines are built; `others` are further fields."""
-        shared = {name: getattr(self, name) for name in OF_BUILDS if name != "tactic_sources_off"}
+        shared = {name: getattr(self, name) for name in BUILD_OPTIONS if name != "tactic_sources_off"}
         return BuildConfig(tactic_sources_off=tuple(self.tactic_sources_off), **shared, **others)
 
 
@@ -213,13 +220,18 @@ class OnnxFile:
         scales = {stored.get(node.input[1]) for node in quantizers}
         weights = {stored.get(node.input[1]) for node in graph.node if node.op_type == "Conv" and len(node.input) > 1}
         values = [value for value in graph.input if value.name not in stored]
-        inputs, outputs = ({value.name: _shape(value) for value in side} for side in (values, graph.output))
-        types = {value.name: _type(value) for value in (*values, *graph.output)}
+        shapes: dict[str, tuple[int | None, ...]] = {}
+        types: dict[str, str] = {}
+        for value in (*values, *graph.output):
+            tensor = value.type.tensor_type
+            types[value.name] = ONNX_TYPES.get(tensor.elem_type, f"type {tensor.elem_type}")
+            shapes[value.name] = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
+        inputs = {value.name: shapes[value.name] for value in values}
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         return cls(
             path=path,
             inputs=inputs,
-            outputs=outputs,
+            outputs={value.name: shapes[value.name] for value in graph.output},
             opset=max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
             quantized=bool(quantizers),
             half=FLOAT16 in scales or FLOAT16 in weights,
@@ -290,17 +302,6 @@ def _computed_from(softmax: Any, consumers: dict[str, list[Any]], weights: dict[
                     names.add(consumer.name)
                     queue.append(consumer)
     return names
-
-
-def _type(value: Any) -> str:
-    """Torch's name of a type, by its number in TensorProto; such as 'type 8' for those that no network here has."""
-    number = value.type.tensor_type.elem_type
-    return ONNX_TYPES.get(number, f"type {number}")
-
-
-def _shape(value: Any) -> tuple[int | None, ...]:
-    dims = value.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in dims)
 
 
 @dataclass(frozen=True)

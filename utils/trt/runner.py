@@ -233,7 +233,7 @@ class Execution:
 
     def _view(self, spec: TensorSpec, shape: Shape) -> Tensor:
         """A tensor of this shape, in memory that is used again for other shapes."""
-        count, most = (torch.Size(one).numel() for one in (shape, self.limits.get(spec.name, ((), ()))[1]))
+        count, most = torch.Size(shape).numel(), torch.Size(self.limits.get(spec.name, ((), ()))[1]).numel()
         stored = self._storage.get(spec.name)
         if stored is None or stored.numel() < count:
             with torch.inference_mode(False):  # else they could not be written to outside of inference mode

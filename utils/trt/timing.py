@@ -100,9 +100,9 @@ class _Samples:
         if self.milliseconds:
             return Figures(len(self.milliseconds) / self.seconds, {"latency": TimeStatistics.of(self.milliseconds)})
         spans = [query.milliseconds() for query in self.queries]
-        parts = {name: TimeStatistics.of([one[name] for one in spans]) for name in spans[0]}
+        parts = {name: TimeStatistics.of([span[name] for span in spans]) for name in spans[0]}
         parts["latency"] = TimeStatistics.of(
-            [sum(one.values()) for one in spans]
+            [sum(span.values()) for span in spans]
         )  # trtexec's, without waiting in between
         parts["enqueue"] = TimeStatistics.of(self.enqueue)
         return Figures(len(self.queries) / self.seconds, parts)

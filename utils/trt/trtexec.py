@@ -46,10 +46,10 @@ class Trtexec:
     @cached_property
     def version(self) -> str:
         """The version, such as '8.6.1': from 10 on it prints 101300 for 10.13.0, before 8601 for 8.6.1."""
-        found = re.search(r"TensorRT v(\d+)", self._help)
-        if not found:
+        match = re.search(r"TensorRT v(\d+)", self._help)
+        if not match:
             return "unknown"
-        digits = found.group(1)
+        digits = match.group(1)
         parts = (digits[:-4], digits[-4:-2], digits[-2:]) if len(digits) > 4 else (digits[:-3], digits[-3], digits[-2:])
         return ".".join(str(int(part)) for part in parts)
 

@@ -199,10 +199,10 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api, process: Build
         best = _fastest([first, control, best], api)  # by times that did not choose it
         _keep(engine, best, candidates, config, complete=True)
     remarks, rows = {control: "as asked for, again", first: "as asked for", best: "kept"}, []
-    for one in candidates:
-        times = (f"{one.ms:.3f}", f"{max(one.rounds) - min(one.rounds):.3f}") if one.rounds else ("", "")
-        words = describe_options(one.config.options)
-        rows.append((words, f"{one.seconds:.0f} s", *times, one.error or remarks.get(one, "")))
+    for tried in candidates:
+        times = (f"{tried.ms:.3f}", f"{max(tried.rounds) - min(tried.rounds):.3f}") if tried.rounds else ("", "")
+        words = describe_options(tried.config.options)
+        rows.append((words, f"{tried.seconds:.0f} s", *times, tried.error or remarks.get(tried, "")))
     logger.info("%s", "\n".join(aligned(COLUMNS, rows)))
     both = first.rounds + control.rounds
     logger.info("%s: %s: %.1f%% less time than as asked for; the noise is %.1f%%",
@@ -214,22 +214,22 @@ def tune(onnx: Path, engine: Path, config: BuildConfig, api: Api, process: Build
 def _fastest(candidates: list[_Candidate], api: Api) -> _Candidate:
     """Time engines interleaved; the first, what was asked for, unless another one is faster by more than the noise."""
     first, control, *others = candidates
-    engines = {str(one.engine): one.engine for one in candidates if one.failure is None}
+    engines = {str(candidate.engine): candidate.engine for candidate in candidates if candidate.failure is None}
     times = timing.time_engines(engines, api, tensorrt_api.current_device())
-    for one in candidates:
-        result = times.get(str(one.engine), one.error)
-        one.rounds, one.error = ((), result) if isinstance(result, str) else (result, "")
+    for candidate in candidates:
+        result = times.get(str(candidate.engine), candidate.error)
+        candidate.rounds, candidate.error = ((), result) if isinstance(result, str) else (result, "")
     if first.error:
         raise QatError(f"what was asked for cannot be timed: {first.error}")
     both = first.rounds + control.rounds
-    fastest = min(others, key=lambda one: one.ms)
+    fastest = min(others, key=lambda candidate: candidate.ms)
     return fastest if fastest.ms < first.ms - (max(both) - min(both)) else first
 
 
-def _keep(engine: Path, best: _Candidate, tried: list[_Candidate], config: BuildConfig, *, complete: bool) -> None:
+def _keep(engine: Path, best: _Candidate, candidates: list[_Candidate], config: BuildConfig, *, complete: bool) -> None:
     """Put the fastest so far at `engine`, with a note of what was tried, which `is_current` reads."""
-    rows = [{"options": one.config.options, "seconds": one.seconds, "ms": list(one.rounds), "error": one.error}
-            for one in tried]  # fmt: skip
+    rows = [{"options": tried.config.options, "seconds": tried.seconds, "ms": list(tried.rounds), "error": tried.error}
+            for tried in candidates]  # fmt: skip
     tuning = {"minutes": config.tune, "complete": complete, "given": config.options, "candidates": rows}
     copy_file(best.engine, engine)
     replace(EngineNote.load(best.engine), tuning=tuning).save(engine)
