@@ -176,9 +176,4 @@ def _described(error: Exception) -> tuple[int, str]:
         paths = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
         code = 2 if error.filename and isinstance(error, paths) else 1
         return code, f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, RuntimeError) and "Bus error" in f"{error} {error.__cause__}":
-        return 1, (
-            "a loading process ended, since shared memory (/dev/shm) was full; give the container more "
-            "(docker run --shm-size=8g), or take fewer --workers"
-        )
     return 1, f"{type(error).__name__}: {text[:500]} (--debug shows the traceback)"

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +41,18 @@ def import_upstream() -> None:
             f"upstream YOLOv9 needs {error.name}; run install_dependencies.sh, where this overlay was cloned"
         ) from error
     shims.after_import()
-    models.yolo.parse_model = _checked_parser(models.yolo.parse_model)
-    models.yolo.model_info = _if_shown(models.yolo.model_info)
-    logging.getLogger("yolov5").setLevel(logging.ERROR)  # its layer table, printed at every build
+    parse, describe = models.yolo.parse_model, models.yolo.model_info
+    log = logging.getLogger("yolov5")
+    log.setLevel(logging.ERROR)  # its layer table, printed at every build
 
-
-def _checked_parser(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Upstream's `parse_model`, which evaluates texts: it gets nothing unchecked, whoever calls it."""
-
-    def parse_model(d: Any, ch: Any) -> Any:
+    def parse_model(d: Any, ch: Any) -> Any:  # upstream's names; it evaluates texts, whoever calls it
         return parse(check_description(d), ch)
 
-    return parse_model
-
-
-def _if_shown(describe: Callable[..., None]) -> Callable[..., None]:
-    """Upstream's summary of a network, which runs a copy of it to count operations: only where its log is shown."""
-
-    @wraps(describe)
-    def model_info(*args: Any, **kwargs: Any) -> None:
-        if logging.getLogger("yolov5").isEnabledFor(logging.INFO):
+    def model_info(*args: Any, **kwargs: Any) -> None:  # runs a copy of the network to count operations
+        if log.isEnabledFor(logging.INFO):
             describe(*args, **kwargs)
 
-    return model_info
+    models.yolo.parse_model, models.yolo.model_info = parse_model, model_info
 
 
 def quiet() -> AbstractContextManager[None]:

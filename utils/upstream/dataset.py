@@ -41,7 +41,7 @@ def make_dataset(
     from utils.dataloaders import LoadImagesAndLabels
 
     try:
-        with quiet(), _images_left_as_they_are():
+        with quiet(), _images_stay_unchanged():
             dataset = LoadImagesAndLabels(
                 list(paths) if not isinstance(paths, str) else paths,
                 imgsz,
@@ -57,34 +57,27 @@ def make_dataset(
             raise DataError(f"no image of {where} has labels, and --hyp needs some; leave it out") from error
         raise DataError(str(error).split("\n")[0]) from error
     if keep is not None:
-        _keep_images(dataset, [index for index, file in enumerate(dataset.im_files) if keep(file)])
+        kept = [index for index, file in enumerate(dataset.im_files) if keep(file)]
+        for name in ("im_files", "label_files", "labels", "segments"):  # mosaics draw from all that the dataset holds
+            entries = getattr(dataset, name)
+            setattr(dataset, name, [entries[index] for index in kept])
+        dataset.shapes, dataset.batch = dataset.shapes[kept], dataset.batch[: len(kept)]
+        dataset.n, dataset.indices = len(kept), range(len(kept))
+        dataset.ims, dataset.im_hw0, dataset.im_hw = ([None] * len(kept) for _ in range(3))
     # Upstream takes an array NAME.npy beside an image instead of it; below a file there is none.
     dataset.npy_files = [Path(file) / "array" for file in dataset.im_files]
     return dataset
 
 
 @contextmanager
-def _images_left_as_they_are() -> Iterator[None]:
-    """Within it upstream's reader does not write JPEGs anew that go on behind their end, as those of phones do."""
+def _images_stay_unchanged() -> Iterator[None]:
+    """Within it upstream's reader does not rewrite JPEGs that have bytes behind their end, as those of phones do."""
     from utils import dataloaders
 
-    class Unsaved:
-        def save(self, *_: object, **__: object) -> None:
-            pass
-
+    unsaved = SimpleNamespace(save=lambda *_, **__: None)
     before = dataloaders.ImageOps
-    dataloaders.ImageOps = SimpleNamespace(exif_transpose=lambda image: Unsaved())
+    dataloaders.ImageOps = SimpleNamespace(exif_transpose=lambda image: unsaved)
     try:
         yield
     finally:
         dataloaders.ImageOps = before
-
-
-def _keep_images(dataset: Any, kept: Sequence[int]) -> None:
-    """Leave only some images in upstream's dataset: mosaics draw from all that it holds."""
-    for name in ("im_files", "label_files", "labels", "segments"):
-        entries = getattr(dataset, name)
-        setattr(dataset, name, [entries[index] for index in kept])
-    dataset.shapes, dataset.batch = dataset.shapes[list(kept)], dataset.batch[: len(kept)]
-    dataset.n, dataset.indices = len(kept), range(len(kept))
-    dataset.ims, dataset.im_hw0, dataset.im_hw = ([None] * len(kept) for _ in range(3))

@@ -2,11 +2,12 @@
 
 Upstream was written for torch 1.x, NumPy 1.x and an old setuptools. `install()` supplies what has been removed since,
 before the first upstream import; `after_import()` replaces what would reach for the network, or unpickle the label
-caches of a dataset. Both are idempotent.
+caches of a dataset.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -19,11 +20,16 @@ from utils.core.device import import_torchvision
 
 def install() -> None:
     """Supply removed functions and optional modules. Call before importing anything of upstream's."""
+    import numpy as np
+    from PIL.ImageFont import FreeTypeFont
+
     os.environ.setdefault("YOLOv5_AUTOINSTALL", "false")  # upstream would run pip by itself
     os.environ.setdefault("WANDB_MODE", "disabled")
     os.environ.setdefault("MPLBACKEND", "agg")
-    _numpy_trapz()
-    _pillow_getsize()
+    if not hasattr(np, "trapz"):  # removed in NumPy 2.4; upstream's AP integrates with it
+        np.trapz = np.trapezoid  # type: ignore[attr-defined]
+    if not hasattr(FreeTypeFont, "getsize"):  # removed in Pillow 10
+        FreeTypeFont.getsize = lambda font, text: font.getbbox(text)[2:]  # type: ignore[attr-defined]
     if "pkg_resources" not in sys.modules:  # where it still exists, importing it warns and takes a second
         sys.modules["pkg_resources"] = _pkg_resources()
     if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
@@ -31,25 +37,18 @@ def install() -> None:
     import_torchvision()  # before upstream imports it
 
 
-def _pillow_getsize() -> None:
-    """Give Pillow's fonts `getsize`, (width, height) in pixels, which was removed in Pillow 10."""
-    from PIL.ImageFont import FreeTypeFont
-
-    def getsize(font: FreeTypeFont, text: str) -> tuple[int, int]:
-        _, _, right, bottom = font.getbbox(text)
-        return int(right), int(bottom)
-
-    if not hasattr(FreeTypeFont, "getsize"):
-        FreeTypeFont.getsize = getsize  # type: ignore[attr-defined]
-
-
 def after_import() -> None:
     """Make the font check of upstream's dataset reader ignore a missing network: fonts only serve plot labels."""
     import utils.dataloaders as dataloaders
     import utils.general as general
 
-    if not getattr(general.check_font, "offline_safe", False):
-        general.check_font = _ignore_network_errors(general.check_font)
+    check = general.check_font
+
+    def check_font(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(OSError):  # URLError is one; matplotlib's own font serves
+            return check(*args, **kwargs)
+
+    general.check_font = check_font
     without_label_caches(dataloaders)
 
 
@@ -135,13 +134,6 @@ def prefer_speed() -> None:
     yolo.DetectionModel.forward = channels_last
 
 
-def _numpy_trapz() -> None:
-    import numpy as np
-
-    if not hasattr(np, "trapz"):  # removed in NumPy 2.4; upstream's AP integrates with it
-        np.trapz = np.trapezoid  # type: ignore[attr-defined]
-
-
 def _pkg_resources() -> types.ModuleType:
     """The three functions of pkg_resources (gone in setuptools 82) that upstream calls."""
     from importlib import metadata
@@ -190,14 +182,3 @@ def _ipython() -> None:
     vars(display).update(display=lambda *a, **k: None, clear_output=lambda *a, **k: None)
     vars(package).update(get_ipython=lambda: None, display=display, version_info=(9, 0, 0, ""), __version__="9.0.0")
     sys.modules.update({"IPython": package, "IPython.display": display})
-
-
-def _ignore_network_errors(check: Callable[..., Any]) -> Callable[..., Any]:
-    def offline_safe_check(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return check(*args, **kwargs)
-        except OSError:  # URLError is one; matplotlib's own font serves
-            return None
-
-    offline_safe_check.offline_safe = True  # type: ignore[attr-defined]
-    return offline_safe_check
