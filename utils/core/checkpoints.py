@@ -11,9 +11,8 @@ them. Two steps make it harmless:
 
 zipfile compares every member that it reads with its checksum, so that a file with a flipped bit is refused.
 
-`torch.load(weights_only=True)` would not do. It does not compare checksums. Its list of allowed names belongs to the
-whole process, and libraries add to it. It calls what the list allows with arguments of the file, and checkpoints of
-segmentation networks name `getattr`. Its unpickler is written in Python, and slower.
+`torch.load(weights_only=True)` does not compare checksums, its list of allowed names belongs to the whole process, and
+it calls what the list allows; checkpoints of segmentation networks name `getattr`.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ PRIVATE_DATA = ("_non_persistent_buffers_set", "_reversed_padding_repeated_twice
 MEMBERS = {"_parameters": nn.Parameter, "_buffers": torch.Tensor, "_modules": nn.Module}
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 LEGACY_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch before 1.6
-_UNFINISHED = object()
 
 
 class NotAllowed(CheckpointError):
@@ -109,7 +107,7 @@ def read_torch_file(
         raise CheckpointError(no_file(file, expected))
     try:
         with open(file, "rb") if isinstance(file, (str, Path)) else nullcontext(file) as stream:
-            if problem := _not_an_archive(stream):
+            if problem := _what_else(stream):
                 raise CheckpointError(f"{where} {problem}")
             with zipfile.ZipFile(stream) as archive:
                 return _read_archive(archive, modules or {}, device, skip)
@@ -127,19 +125,14 @@ def read_torch_file(
         raise CheckpointError(f"{where} is damaged, or no PyTorch checkpoint ({reason}); {remedy}") from error
 
 
-def _not_an_archive(stream: IO[bytes]) -> str:
-    """What is said of a file that is no zip archive; empty for an archive."""
+def _what_else(stream: IO[bytes]) -> str:
+    """What is said of a file that is not a zip archive; empty for an archive."""
     start = stream.read(512)
     if start.startswith(LEGACY_START) or start[257:262] == b"ustar":
-        return (
-            "is in a format of PyTorch before 1.6, which this program does not read; where the file is trusted, load "
-            "it with PyTorch and save it again with torch.save"
-        )
+        return "is in a format of PyTorch before 1.6; where you trust it, load it with PyTorch and save it again"
     if start.startswith(b"\x80"):
         return "is a plain pickle, not a PyTorch checkpoint; it was not loaded"
-    if not zipfile.is_zipfile(stream):
-        return "is not a PyTorch checkpoint, or it is truncated; copy or download it again"
-    return ""
+    return "" if zipfile.is_zipfile(stream) else "is not a PyTorch checkpoint, or it is truncated; copy it again"
 
 
 def _read_archive(
@@ -343,10 +336,7 @@ class _Builder:
 def _once(made: dict[int, Any], value: Any, make: Callable[[Any], Any]) -> Any:
     """What `value` stands for, made when it is first asked for."""
     if id(value) not in made:
-        made[id(value)] = _UNFINISHED
-        made[id(value)] = make(value)
-    if made[id(value)] is _UNFINISHED:
-        raise ValueError("something contains itself")
+        made[id(value)] = make(value)  # a container in itself ends in a RecursionError
     return made[id(value)]
 
 

@@ -1,4 +1,4 @@
-"""How good a network is: AP of its boxes and, of a segmentation network, of its masks.
+"""Accuracy of a network: AP of its boxes and masks, AP on resampled images, and differences with standard errors.
 
 This module imports neither torch nor anything else that is slow.
 """
@@ -21,7 +21,7 @@ class Score:
 
     @property
     def decides(self) -> float:
-        """The one number that networks are compared by: the mean of both, which upstream's training weights equally."""
+        """What networks are compared by: box AP, or the mean of box and mask AP, as upstream weights them."""
         return self.box if self.mask is None else (self.box + self.mask) / 2
 
     @property
@@ -80,15 +80,6 @@ class Resampled:
         """Whether both are of the same images, classes of labels and resamplings."""
         return self.images == other.images and len(self.ap) == len(other.ap)
 
-    def difference_error(self, other: Resampled) -> float | None:
-        """Standard error of the difference of both AP; None if they are not of the same images.
-
-        It is smaller than the errors of the two by themselves say, since both find the same images hard.
-        """
-        if not self.same_images(other):
-            return None
-        return statistics.stdev(mine - its for mine, its in zip(self.ap, other.ap, strict=True))
-
     def to_text(self) -> str:
         """One line, as a report's JSON holds it."""
         return " ".join([self.images, *(f"{one:.{DIGITS}f}" for one in self.ap)])
@@ -107,8 +98,13 @@ class Resampled:
 
 
 def difference_error(one: Resampled | None, other: Resampled | None) -> float | None:
-    """Standard error of the difference of two AP; None where one is not known, or if they are of other images."""
-    return None if one is None or other is None else one.difference_error(other)
+    """Standard error of the difference of two AP; None where one is not known, or if they are of different images.
+
+    It is smaller than the standard errors of both would suggest, since both networks find the same images hard.
+    """
+    if one is None or other is None or not one.same_images(other):
+        return None
+    return statistics.stdev(first - second for first, second in zip(one.ap, other.ap, strict=True))
 
 
 @dataclass(frozen=True)
@@ -124,5 +120,5 @@ class Difference:
 
     @property
     def beyond_error(self) -> bool:
-        """Whether it is larger than its standard error, as far as that is known; what is not is no gain and no loss."""
+        """Whether the difference exceeds its standard error; an unknown standard error counts as 0."""
         return abs(self.value) > (self.error or 0.0)

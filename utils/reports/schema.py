@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from utils.core.errors import InputError
 from utils.core.files import atomic_path, read_json
-from utils.core.score import Difference, Resampled
+from utils.core.score import Difference, Resampled, difference_error
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import short_repr
@@ -142,7 +142,7 @@ class Row(StrictModel):
         mine, its = self.resampled(ap), other.resampled(ap)
         if mine is None or its is None:
             return Difference(one - base, None)
-        return Difference(one - base, mine.difference_error(its)) if mine.same_images(its) else None
+        return Difference(one - base, difference_error(mine, its)) if mine.same_images(its) else None
 
     def same_size(self, other: Row) -> bool:
         """Whether images went in at the same size, as far as that is known."""

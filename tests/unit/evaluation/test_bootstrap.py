@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.core.score import REPLICATES, Resampled
+from utils.core.score import REPLICATES, Resampled, difference_error
 from utils.evaluation.metrics import (
     IOU_THRESHOLDS,
     EvalStatistics,
@@ -143,7 +143,7 @@ def test_only_the_same_images_and_labels_compare(change, same):
     found = outcomes(np.random.default_rng(3))
     other = resample(replace(found, **change(found)))
     assert other.same_images(resample(found)) is same
-    assert (other.difference_error(resample(found)) is not None) is same
+    assert (difference_error(other, resample(found)) is not None) is same
 
 
 def pair(rng, count):
@@ -162,7 +162,7 @@ def test_an_error_is_that_of_the_delete_a_group_jackknife():
         rest = np.setdiff1d(np.arange(400), group)
         left.append(drawn_again(second, rest) - drawn_again(first, rest))
     jackknife = math.sqrt(39 / 40 * np.sum((np.array(left) - np.mean(left)) ** 2))
-    assert resample(second).difference_error(resample(first)) == pytest.approx(jackknife, rel=0.35)
+    assert difference_error(resample(second), resample(first)) == pytest.approx(jackknife, rel=0.35)
 
 
 def test_an_error_is_the_spread_over_sets_of_new_images():
@@ -173,7 +173,7 @@ def test_an_error_is_the_spread_over_sets_of_new_images():
         one, other = (score(each.correct, each.confidence, each.classes, each.label_classes).mean()[3] for each in both)
         first, second = (resample(each, 60) for each in both)
         changes.append(other - one)
-        errors.append(second.difference_error(first))
+        errors.append(difference_error(second, first))
         alone.append(first.error)
     assert np.mean(errors) == pytest.approx(np.std(changes, ddof=1), rel=0.35)  # 40 sets know it to 11 %
     assert np.mean(errors) < 0.7 * np.mean(alone)  # both networks find the same images hard
