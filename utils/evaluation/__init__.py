@@ -11,7 +11,7 @@ detector.py     runner + NMS: batches of images → detections, with the next ba
 masks.py        masks of detections, their overlap with those of labels, and in the pixels of images
 nms.py          raw predictions → detections
 metrics.py      detections and labels, image by image → precision, recall, AP and its standard error
-coco.py         predictions as COCO JSON, pycocotools
+coco.py         predictions as files: text, COCO JSON; pycocotools
 loop.py         evaluate(runner, data, config) → EvalResult
 results.py      what an evaluation found, and how it is printed
 """

@@ -1,4 +1,4 @@
-"""COCO's side of evaluation: predictions as JSON with the annotations' ids, and pycocotools' own AP."""
+"""Predictions as files: text for each image, COCO JSON with the annotations' ids; and pycocotools' own AP."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.core.errors import DataError, DependencyError, QatError
-from utils.core.files import read_json, write_text
+from utils.core.files import distinct_names, read_json, refuse_overwrite, write_text
+from utils.core.tasks import DETECT, SEGMENT
 from utils.evaluation.data_yaml import DataConfig
+from utils.evaluation.images import label_file
+from utils.evaluation.masks import run_lengths
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from utils.evaluation.batch import Batch
+    from utils.evaluation.detector import BatchDetections
+    from utils.evaluation.loop import EvalConfig
 
 logger = logging.getLogger(__name__)
 
@@ -193,3 +200,81 @@ class CocoEvaluation:
             if line.startswith(" Average"):
                 logger.info(line)
         return {name: float(value) for name, value in zip(STATISTICS, evaluator.stats, strict=True)}
+
+
+class PredictionFiles:
+    """The files of predictions that `save_txt` and `save_json` ask for: text for each image, and COCO's JSON."""
+
+    def __init__(
+        self, config: EvalConfig, data: DataConfig, out_dir: Path | None, name: str, paths: Sequence[str], masks: bool
+    ) -> None:
+        """Check, before the evaluation, that what is asked for can be written; `paths` are the images that will come.
+
+        Raises:
+            DataError: the annotations do not fit the dataset.
+            InputError: a file would be written over one that is read.
+            ValueError: there is no `out_dir` to write into.
+        """
+        if out_dir is None and (config.save_txt or config.save_json):
+            raise ValueError("save_txt and save_json need out_dir")
+        folder = out_dir or Path()
+        self._masks = masks
+        self.text = TextWriter(folder / "labels", config.save_conf, paths) if config.save_txt else None
+        self.coco: CocoEvaluation | None = None
+        self.json_file = folder / f"{name}_predictions.json"
+        if config.save_json:
+            self.coco = CocoEvaluation(data, config.split, single_cls=config.single_cls, masks=masks)
+            self.coco.check(paths)
+            refuse_overwrite(
+                [self.json_file], [self.coco.file] if self.coco.file else [], "choose another --name or --project"
+            )
+
+    def add(self, batch: Batch, detections: BatchDetections) -> None:
+        """Take in what is detected in a batch."""
+        if not (self.text or self.coco):
+            return
+        for index, (path, rows) in enumerate(zip(batch.paths, detections.rows, strict=True)):
+            rows, size = rows.cpu(), batch.shapes[index][0]
+            if self.text:
+                self.text.add(path, rows, size)
+            if self.coco:
+                masks = None if detections.masks is None else run_lengths(detections.masks, index, batch.shapes[index])
+                self.coco.add(path, rows, masks)
+
+    def finish(self, paths: Sequence[str]) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+        """Write the JSON; return pycocotools' statistics of boxes and of masks on images at `paths`, if it can run."""
+        if not self.coco:
+            return None, None
+        self.coco.save(self.json_file)
+        boxes = self.coco.evaluate(paths, DETECT.iou_type, "pycocotools, boxes:" if self._masks else "")
+        masks = self.coco.evaluate(paths, SEGMENT.iou_type, "pycocotools, masks:") if boxes and self._masks else None
+        return boxes, masks
+
+
+class TextWriter:
+    """`folder/{image's stem}.txt`: lines of `class cx cy w h [score]`, as fractions of the image, as upstream's.
+
+    An image without detections gets no file. Of several images with one stem the later ones get a number.
+    """
+
+    def __init__(self, folder: Path, with_scores: bool, paths: Sequence[str]) -> None:
+        """Write into `folder`; `paths` are the images that will come.
+
+        Raises:
+            InputError: a file would be written over the labels of one of them.
+        """
+        names = distinct_names(f"{Path(path).stem}.txt" for path in paths)
+        self._files = {path: folder / name for path, name in zip(paths, names, strict=True)}
+        self._with_scores = with_scores
+        refuse_overwrite(self._files.values(), map(label_file, paths), "choose another --name or --project")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, path: str, detections: Tensor, size: tuple[int, int]) -> None:
+        """Write one image's detections `[n, 6]` (xyxy in pixels, score, class); `size` is its (height, width)."""
+        height, width = size
+        lines = []
+        for x1, y1, x2, y2, score, label in detections.tolist():
+            values = [label, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
+            lines.append(" ".join(f"{value:g}" for value in values + [score] * self._with_scores) + "\n")
+        if lines:
+            write_text(self._files[path], "".join(lines))

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
+class BatchDetections:
     """What a network detects in a batch.
 
     Attributes:
@@ -42,8 +42,27 @@ class Found:
     masks: AnyMasks | None = None
 
 
+@dataclass(frozen=True)
+class Started:
+    """What a network computes for a batch, on a GPU perhaps still.
+
+    Attributes:
+        raw: its outputs, as `Detector` names them.
+        shape: of the images, `[B, 3, H, W]`.
+        marks: events on the GPU: before it, when images are ready, after it.
+    """
+
+    raw: dict[str, Tensor]
+    shape: Sequence[int]
+    marks: Sequence[Any] = ()
+
+
 class Detector:
-    """Calls the runner on batches, in the runner's own batch size, and keeps the times."""
+    """Calls the runner on batches, in the runner's own batch size, and keeps the times.
+
+    `detect` goes through the batches of a loader; a call, or `start` and `finish`, takes one batch. With `overlap` the
+    network is started on each batch before NMS of the one before it, on a GPU on a stream beside torch's current one.
+    """
 
     def __init__(
         self,
@@ -55,6 +74,7 @@ class Detector:
         max_det: int = 300,
         single_cls: bool = False,
         upsample_masks: bool = False,
+        overlap: bool = False,
     ) -> None:
         """See `nms.non_max_suppression` for the thresholds; without `data` the network's classes are not checked.
 
@@ -87,12 +107,28 @@ class Detector:
         self._max_det = max_det
         self._single_cls = single_cls
         self._upsample_masks = upsample_masks
+        self._overlap = overlap
+        self._beside = torch.cuda.Stream(self.device) if overlap and self.device.type == "cuda" else None
         self._times: dict[str, list[float]] = defaultdict(list)
+        self._waited = 0.0  # seconds, for the loader
         self._counts: list[int] = []
         self._bad = torch.zeros((), dtype=torch.int64, device=runner.device)
         self._check_classes()
 
-    def __call__(self, images: Tensor, shapes: Sequence[Any]) -> Found:
+    def detect(self, loader: Iterable[Batch]) -> Iterator[tuple[Batch, BatchDetections | None]]:
+        """Batches in their order with what is detected in them; None in one without images."""
+
+        def batches_started() -> Iterator[tuple[Batch, Started | None]]:
+            clock = time.perf_counter()
+            for batch in on_device(loader, self.device):
+                self._waited += time.perf_counter() - clock
+                yield batch, self.start(batch.images) if len(batch) else None
+                clock = time.perf_counter()
+
+        for batch, started in prefetch(batches_started()) if self._overlap else batches_started():
+            yield batch, None if started is None else self.finish(started, batch.shapes)
+
+    def __call__(self, images: Tensor, shapes: Sequence[Any]) -> BatchDetections:
         """Detect.
 
         Args:
@@ -102,15 +138,47 @@ class Detector:
         Returns:
             What is in them, on the runner's device. Prototypes may be overwritten by the next call.
         """
+        return self.finish(self.start(images), shapes)
+
+    def start(self, images: Tensor) -> Started:
+        """Let the network compute a batch; with `overlap` this waits for no GPU, and can be called again at once.
+
+        Args:
+            images: as those of a call.
+        """
         self._counts.append(len(images))
+        if self._beside is None:
+            clock = self._now()
+            inputs = self._prepare(images)
+            clock = self._lap("preprocess", clock)
+            raw = self._infer(inputs)
+            self._lap("inference", clock)
+            return Started(raw, images.shape)
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        if images.is_cuda:
+            images.record_stream(self._beside)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        with torch.cuda.stream(self._beside):
+            marks[0].record()
+            inputs = self._prepare(images)
+            marks[1].record()
+            raw = self._infer(inputs)
+            marks[2].record()
+        return Started(raw, images.shape, marks)
+
+    def finish(self, started: Started, shapes: Sequence[Any]) -> BatchDetections:
+        """What is detected in a batch that was started; see a call."""
+        if started.marks:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(started.marks[-1])
+            for tensor in started.raw.values():
+                tensor.record_stream(current)
         clock = self._now()
-        inputs = self._prepare(images)
-        clock = self._lap("preprocess", clock)
-        raw = self._infer(inputs)
-        clock = self._lap("inference", clock)
-        found = self._found(raw, images.shape, shapes)
+        for part, (before, after) in zip(("preprocess", "inference"), pairwise(started.marks), strict=False):
+            self._times[part].append(before.elapsed_time(after) / 1000)
+        detections = self._found(started.raw, started.shape, shapes)
         self._lap("nms", clock)
-        return found
+        return detections
 
     def milliseconds(self) -> dict[str, float]:
         """Milliseconds per image, for each part.
@@ -127,17 +195,16 @@ class Detector:
         return int(self._bad)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each part, over all batches."""
-        return {part: sum(times) for part, times in self._times.items()}
+        """Seconds of each part, over all batches; `images` is what `detect` has waited for the loader."""
+        return {"images": self._waited, **{part: sum(times) for part, times in self._times.items()}}
 
     def _prepare(self, images: Tensor) -> Tensor:
         return as_feed(images.to(self.device, non_blocking=True), self._form, self._input.dtype)
 
-    def _infer(self, images: Tensor, *, kept: bool = False) -> dict[str, Tensor]:
+    def _infer(self, images: Tensor) -> dict[str, Tensor]:
         """Run in batches that the network takes: the last is filled up if it must be, and the filling is dropped.
 
-        Args:
-            kept: the network's next run must not overwrite the results.
+        With `overlap` results are copied, since the next run would overwrite them before they are used.
 
         Returns:
             The outputs by the task's names; of a network with NMS inside, its table of detections by no name, and its
@@ -153,7 +220,7 @@ class Detector:
             raw = self._runner.infer({self._input.name: filled})
             result = self._detections(raw) if self._suppressed else self._named(raw)
             result = {name: tensor[: len(part)] for name, tensor in result.items()}
-            if len(part) == len(images) and not kept:
+            if len(part) == len(images) and not self._overlap:
                 found = result
                 break
             if not first:
@@ -166,20 +233,22 @@ class Detector:
         self._bad += (~torch.stack(sums).isfinite().all(0)).sum()
         return found
 
-    def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> Found:
+    def _found(self, raw: dict[str, Tensor], shape: Sequence[int], shapes: Sequence[Any]) -> BatchDetections:
         """What the network's outputs say is in the images."""
         size = (shape[2], shape[3])
         if self._suppressed:
             numbers, best = self._best(raw[""])
             rows = in_images(best, shapes, single_cls=self._single_cls)
             if not self._masks:
-                return Found(rows)
+                return BatchDetections(rows)
             boxes = [one[:, :4] for one in best]
-            return Found(rows, GivenMasks.of(raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks))
+            return BatchDetections(
+                rows, GivenMasks.of(raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks)
+            )
         prediction = Prediction.of(raw, self._task)
         rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)
         masks = Masks.of(prediction, rows, size, upsampled=self._upsample_masks)
-        return Found(in_images(rows, shapes, single_cls=self._single_cls), masks)
+        return BatchDetections(in_images(rows, shapes, single_cls=self._single_cls), masks)
 
     def _detections(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The table of detections of a network with NMS inside, by no name, and its masks."""
@@ -296,91 +365,3 @@ def on_device(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
         current.wait_event(event)
         batch.images.record_stream(current)  # its memory is kept until that stream has used it
         yield batch
-
-
-@dataclass(frozen=True)
-class Started:
-    """What a network computes for a batch, on a GPU perhaps still.
-
-    Attributes:
-        raw: its outputs, as `Detector` names them.
-        shape: of the images, `[B, 3, H, W]`.
-        marks: events on the GPU: before it, when images are ready, after it.
-    """
-
-    raw: dict[str, Tensor]
-    shape: Sequence[int]
-    marks: Sequence[Any] = ()
-
-
-class OverlappingDetector(Detector):
-    """A detector whose network can be started on a batch before NMS of the one before."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """As a `Detector`."""
-        super().__init__(*args, **options)
-        self._beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-
-    def start(self, images: Tensor) -> Started:
-        """Let the network compute a batch; on a GPU this does not wait, and runs beside torch's current stream.
-
-        `finish` gives what is detected; a further batch can be started before.
-
-        Args:
-            images: as those of a call.
-        """
-        self._counts.append(len(images))
-        if self._beside is None:
-            clock = self._now()
-            inputs = self._prepare(images)
-            clock = self._lap("preprocess", clock)
-            raw = self._infer(inputs, kept=True)
-            self._lap("inference", clock)
-            return Started(raw, images.shape)
-        self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        if images.is_cuda:
-            images.record_stream(self._beside)
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        with torch.cuda.stream(self._beside):
-            marks[0].record()
-            inputs = self._prepare(images)
-            marks[1].record()
-            raw = self._infer(inputs, kept=True)
-            marks[2].record()
-        return Started(raw, images.shape, marks)
-
-    def finish(self, started: Started, shapes: Sequence[Any]) -> Found:
-        """What is detected in a batch that was started; see a call."""
-        if started.marks:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(started.marks[-1])
-            for tensor in started.raw.values():
-                tensor.record_stream(current)
-        clock = self._now()
-        for part, (before, after) in zip(("preprocess", "inference"), pairwise(started.marks), strict=False):
-            self._times[part].append(before.elapsed_time(after) / 1000)
-        found = self._found(started.raw, started.shape, shapes)
-        self._lap("nms", clock)
-        return found
-
-
-def awaited(batches: Iterable[Batch], seconds: dict[str, float]) -> Iterator[Batch]:
-    """The batches, with the time that is spent waiting for them added to the seconds of `images`."""
-    clock = time.perf_counter()
-    for batch in batches:
-        seconds["images"] += time.perf_counter() - clock
-        yield batch
-        clock = time.perf_counter()
-
-
-def detections(batches: Iterable[Batch], detector: Detector) -> Iterator[tuple[Batch, Found | None]]:
-    """Batches in their order with what is detected in them; None in one without images.
-
-    The network of an `OverlappingDetector` is started on each batch before NMS of the one before it.
-    """
-    if not isinstance(detector, OverlappingDetector):
-        for batch in batches:
-            yield batch, detector(batch.images, batch.shapes) if len(batch) else None
-        return
-    for batch, started in prefetch((one, detector.start(one.images) if len(one) else None) for one in batches):
-        yield batch, None if started is None else detector.finish(started, batch.shapes)

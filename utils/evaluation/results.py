@@ -127,7 +127,7 @@ def per_class_results(
     )  # fmt: skip
 
 
-def table(result: EvalResult, *, per_class: bool) -> list[str]:
+def result_table(result: EvalResult, *, per_class: bool) -> list[str]:
     """The result as upstream's val.py prints it, and what it was measured on."""
     names: tuple[str, ...] = ("Images", "Instances", "P", "R", "mAP50", "mAP50-95")
     if result.masks:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.evaluation.data_yaml import DataConfig
-    from utils.evaluation.detector import Found
+    from utils.evaluation.detector import BatchDetections
     from utils.runners.base import Runner
 
 
@@ -67,7 +67,7 @@ def collect(
     return samples
 
 
-def _found(found: Found, shapes: Any, names: Mapping[int, str]) -> list[Box]:
+def _found(found: BatchDetections, shapes: Any, names: Mapping[int, str]) -> list[Box]:
     """What is in the only image of a batch, without objects that stand in the place of a better one."""
     from utils.evaluation.masks import patches
     from utils.evaluation.nms import best_class

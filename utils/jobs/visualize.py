@@ -20,7 +20,7 @@ from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.detector import Detector, Found
+from utils.evaluation.detector import BatchDetections, Detector
 from utils.evaluation.images import check_source, decode, frames, is_video, open_video, target_names
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
@@ -92,7 +92,7 @@ class Artist:
         found, chosen, _ = self._detect(image)
         return found.rows[0][chosen].cpu()
 
-    def _detect(self, image: np.ndarray) -> tuple[Found, Tensor, Any]:
+    def _detect(self, image: np.ndarray) -> tuple[BatchDetections, Tensor, Any]:
         """What is in an image, which of it is drawn, and where the image lies in the input."""
         device = self.detector.device
         if device.type == "cuda":

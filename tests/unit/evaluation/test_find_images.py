@@ -13,10 +13,10 @@ from known_images import SQUARE, KnowingModel, export_answers, write_set
 
 import val_trt
 from utils.core.errors import DataError
+from utils.evaluation.coco import TextWriter
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import ImageDataset, make_loader
 from utils.evaluation.images import find_images
-from utils.evaluation.loop import TextWriter
 
 pytestmark = pytest.mark.timeout(120)
 NAMES = ("cat", "dog", "owl")

@@ -15,7 +15,7 @@ from known_sets import CONFIG, NAMES, Known
 from utils.core.errors import DataError
 from utils.evaluation.detector import Detector
 from utils.evaluation.loop import evaluate
-from utils.evaluation.results import table
+from utils.evaluation.results import result_table
 from utils.jobs.open import open_runner
 from utils.runners.pytorch import TorchRunner
 
@@ -49,7 +49,7 @@ def test_result_rows_and_table(mixed):
     assert [row.name for row in result.per_class] == list(NAMES)
     assert sum(row.instances for row in result.per_class) == result.instances
     assert np.mean([row.ap for row in result.per_class]) == pytest.approx(result.ap)
-    lines = table(result, per_class=True)
+    lines = result_table(result, per_class=True)
     assert lines[0].split() == ["Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95"]
     assert lines[1].split()[:3] == ["all", "40", str(result.instances)]
     assert float(lines[1].split()[-1]) == pytest.approx(result.ap, abs=1e-3)

@@ -11,7 +11,7 @@ from torch import nn
 
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.evaluation.results import table
+from utils.evaluation.results import result_table
 from utils.jobs.evaluate import Measurer
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
@@ -53,7 +53,7 @@ def test_outputs_that_are_no_numbers_are_counted_and_marked(data, caplog, bad):
     assert result.not_finite == 2
     assert result.mark == "NaN or infinity for 2 of 5 images"
     assert "the network net gives NaN or infinity for 2 of 5 images" in caplog.text
-    assert any("NaN or infinity for 2 of 5 images" in line for line in table(result, per_class=False))
+    assert any("NaN or infinity for 2 of 5 images" in line for line in result_table(result, per_class=False))
 
 
 def test_numbers_are_not_marked(data):

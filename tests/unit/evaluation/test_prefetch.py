@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from known_images import SQUARE, KnowingModel, export_answers, numbers, write_set
 
-from utils.evaluation import detector as detectors
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.detector import Detector
+from utils.evaluation.detector import Detector, prefetch
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
 from utils.runners.pytorch import TorchRunner
@@ -44,15 +43,15 @@ def evaluated(known, config, monkeypatch=None):
     data, model = known
     with OneBuffer(model, "cpu") as runner:
         if monkeypatch is not None:
-            found = Detector._found
-            monkeypatch.setattr(Detector, "_found", lambda *words: runner.journal.append("NMS") or found(*words))
+            finish = Detector.finish
+            monkeypatch.setattr(Detector, "finish", lambda *words: runner.journal.append("NMS") or finish(*words))
         return evaluate(runner, data, config, progress=False), runner.journal
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_an_item_is_given_when_the_next_one_was_made(count):
     made = []
-    for number, item in enumerate(detectors.prefetch(made.append(number) or number for number in range(count))):
+    for number, item in enumerate(prefetch(made.append(number) or number for number in range(count))):
         assert item == number
         assert len(made) == min(number + 2, count)
     assert made == list(range(count))
@@ -93,6 +92,6 @@ def test_batches_without_images_keep_their_place(known):
             return 0
 
     with TorchRunner(model, "cpu") as runner:
-        for kind in (Detector, detectors.OverlappingDetector):
+        for overlap in (False, True):
             batches = [Empty(), Empty()]
-            assert list(detectors.detections(batches, kind(runner, data))) == [(one, None) for one in batches]
+            assert list(Detector(runner, data, overlap=overlap).detect(batches)) == [(one, None) for one in batches]

@@ -24,7 +24,7 @@ from utils.evaluation.dataset import make_loader
 from utils.evaluation.input_plan import mask_stride
 from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.metrics import EvalStatistics
-from utils.evaluation.results import table
+from utils.evaluation.results import result_table
 from utils.jobs import evaluate_file
 from utils.jobs.open import open_runner
 from utils.jobs.options import ValOptions
@@ -85,7 +85,7 @@ def test_the_batch_does_not_matter(known):
 
 def test_the_table_has_boxes_and_masks_of_each_class(known):
     result = known.evaluate()
-    lines = [line.split() for line in table(result, per_class=True)]
+    lines = [line.split() for line in result_table(result, per_class=True)]
     assert lines[0] == ["Class", "Images", "Instances", "Box(P", "R", "mAP50", "mAP50-95)", "Mask(P", "R", "mAP50",
                         "mAP50-95)"]  # fmt: skip
     assert [line[0] for line in lines[1:5]] == ["all", *NAMES]
