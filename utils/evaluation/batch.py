@@ -99,11 +99,6 @@ class Batch:
     masks: PackedMasks | None = None
     truth: RaggedBatch | None = None
 
-    @classmethod
-    def empty(cls) -> Batch:
-        """Without an image."""
-        return cls(torch.zeros((0, 3, 0, 0), dtype=torch.uint8), torch.zeros((0, 6)))
-
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -117,19 +112,17 @@ def collate(items: Sequence[Any]) -> Batch:
     """Stack items of one shape; those that could not be decoded are left out, so a batch can be empty (B = 0)."""
     good = [Item(*item) for item in items if item[0] is not None]
     if not good:
-        return Batch.empty()
+        return Batch(torch.zeros((0, 3, 0, 0), dtype=torch.uint8), torch.zeros((0, 6)))
     images, labels, paths, shapes, masks = zip(*good, strict=True)
-    for position, rows in enumerate(labels):
-        rows[:, 0] = position
+    for position, of_image in enumerate(labels):
+        of_image[:, 0] = position
     pixels = default_collate(images)  # in a loading process right into the memory that it shares
     packed = None if masks[0] is None else PackedMasks.together(masks)
-    together = RaggedBatch.of(labels)
-    truth = None if None in shapes else _in_originals(together, pixels.shape[2:], shapes)
-    return Batch(pixels, together.flat, tuple(paths), tuple(shapes), packed, truth)
-
-
-def _in_originals(labels: RaggedBatch, size: Sequence[int], shapes: Sequence[Any]) -> RaggedBatch:
-    """Labels `[m, 6]` as in an `Item`, for inputs of `size` (height, width), as those of `Batch.truth`."""
-    rows = labels.flat
-    boxes = torchvision.ops.box_convert(rows[:, 2:] * rows.new_tensor([*size[::-1]] * 2), "cxcywh", "xyxy")
-    return RaggedBatch(torch.cat([rows[:, 1:2], boxes_to_image(boxes, labels.owners(), shapes)], 1), labels.counts)
+    rows = RaggedBatch.of(labels)
+    truth = None
+    if None not in shapes:
+        size = rows.flat.new_tensor([pixels.shape[3], pixels.shape[2]] * 2)
+        boxes = torchvision.ops.box_convert(rows.flat[:, 2:] * size, "cxcywh", "xyxy")
+        boxes = boxes_to_image(boxes, rows.owners(), shapes)
+        truth = RaggedBatch(torch.cat([rows.flat[:, 1:2], boxes], 1), rows.counts)
+    return Batch(pixels, rows.flat, tuple(paths), tuple(shapes), packed, truth)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from utils.core.device import cpu_cores, device_name
-from utils.core.errors import DependencyError, InputError, QatError, no_file
+from utils.core.errors import DependencyError, InputError, no_file
 from utils.runners.base import Runner, TensorSpec
 
 if TYPE_CHECKING:
-    import onnxruntime
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,31 @@ class OnnxRuntimeRunner(Runner):
             InputError: the file is missing, damaged, or uses something that this ONNX Runtime does not know.
             DependencyError: ONNX Runtime is not installed.
         """
-        session, device = _session(Path(path), torch.device(device), threads)
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
+        path, device = Path(path), torch.device(device)
+        if not path.is_file():
+            raise InputError(no_file(path, "expected an ONNX file"))
+        if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
+            logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
+            device = torch.device("cpu")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads or 0
+        providers: list[Any] = [(_CUDA, {"device_id": device.index or 0}), _CPU] if device.type == "cuda" else [_CPU]
+        try:
+            session = open_session(str(path), options, providers)
+        except _runtime_errors() as error:
+            reason = _PLUGIN if "_TRT(" in str(error) else _short(error)
+            raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
+        if device.type == "cuda" and session.get_providers()[0] != _CUDA:
+            logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
+            device = torch.device("cpu")
         used = f", {threads or cpu_cores()} threads" if device.type == "cpu" else ""
         self._session: Any = session
-        self._path = Path(path)
+        self._path = path
         super().__init__(
             inputs=[_spec(argument) for argument in session.get_inputs()],
             outputs=[_spec(argument) for argument in session.get_outputs()],
@@ -66,33 +87,6 @@ class OnnxRuntimeRunner(Runner):
 
     def _close(self) -> None:
         del self._session
-
-
-def _session(
-    path: Path, device: torch.device, threads: int | None
-) -> tuple[onnxruntime.InferenceSession, torch.device]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise DependencyError(f"{path} needs ONNX Runtime; install it with: pip install onnxruntime") from error
-    if not path.is_file():
-        raise InputError(no_file(path, "expected an ONNX file"))
-    if device.type == "cuda" and _CUDA not in onnxruntime.get_available_providers():
-        logger.warning("this ONNX Runtime has no CUDA provider (pip install onnxruntime-gpu); using the CPU")
-        device = torch.device("cpu")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads or 0
-    providers: list[Any] = [(_CUDA, {"device_id": device.index or 0}), _CPU] if device.type == "cuda" else [_CPU]
-    try:
-        session = open_session(str(path), options, providers)
-    except _runtime_errors() as error:
-        reason = _PLUGIN if "_TRT(" in str(error) else _short(error)
-        raise InputError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {reason}") from error
-    if device.type == "cuda" and session.get_providers()[0] != _CUDA:
-        logger.warning("ONNX Runtime's CUDA provider does not start here; using the CPU")
-        device = torch.device("cpu")
-    return session, device
 
 
 def open_session(source: str | bytes, options: Any, providers: Sequence[Any]) -> Any:
@@ -120,9 +114,6 @@ def convolution_type(path: str | Path, feeds: Mapping[str, Tensor]) -> str | Non
 
     Args:
         feeds: as `Runner.infer` takes them.
-
-    Raises:
-        QatError: there is no room for the profile.
     """
     import onnxruntime
 
@@ -132,18 +123,14 @@ def convolution_type(path: str | Path, feeds: Mapping[str, Tensor]) -> str | Non
         options.enable_profiling, options.profile_file_prefix = True, f"{folder}/profile"
         session = open_session(str(path), options, [_CPU])
         session.run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
-        profile = session.end_profiling()
-        try:
-            events = json.loads(Path(profile).read_text(encoding="utf-8"))
-        except ValueError as error:  # ONNX Runtime says nothing when it cannot write
-            raise QatError(f"ONNX Runtime left no whole {profile}; is there space left on the disk?") from error
-    found: Counter[str] = Counter()
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    types: Counter[str] = Counter()
     for event in events:
         about = event.get("args", {})
         if event.get("cat") == "Node" and "Conv" in about.get("op_name", "") and about.get("input_type_shape"):
             (kind,) = list(about["input_type_shape"][0])[:1]
-            found[{"float": "FP32", "float16": "FP16", "uint8": "INT8", "int8": "INT8"}.get(kind, kind)] += 1
-    return found.most_common(1)[0][0] if found else None
+            types[{"float": "FP32", "float16": "FP16", "uint8": "INT8", "int8": "INT8"}.get(kind, kind)] += 1
+    return types.most_common(1)[0][0] if types else None
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

@@ -36,19 +36,20 @@ class TorchRunner(Runner):
             raise InputError(f"half precision needs a CUDA device, this is {device.type}; use float32")
         self._mode = model.training
         self._model = (deepcopy(model).half() if half else model).to(device).eval()
-        names = _names(model)
+        names = getattr(model, "names", None)
+        names = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names
         stride = getattr(model, "stride", 32)
         head = last_layer(model)
         self._task = task_of_head(head)
         metadata = {"stride": str(max(int(torch.as_tensor(stride).max()), 32)), "task": self._task.name}
-        if names is not None:
-            metadata["names"] = json.dumps(names)
+        if isinstance(names, dict):
+            metadata["names"] = json.dumps({int(key): str(name) for key, name in names.items()})
         if imgsz is not None:
             metadata["imgsz"] = str(imgsz)
         dtype = "float16" if half else "float32"
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
         nm = masks_of_head(head)
-        rows = None if names is None else Layout(len(names), nm).rows
+        rows = Layout(len(names), nm).rows if isinstance(names, dict) else None
         shapes = ((None, rows, None), (None, nm, None, None))
         super().__init__(
             inputs=[TensorSpec(IMAGES, (None, 3, None, None), dtype)],
@@ -72,10 +73,3 @@ def last_layer(model: Any) -> Any:
     """The last of a network's layers; the network itself if it is no sequence of layers."""
     layers = getattr(model, "model", None)
     return layers[-1] if isinstance(layers, nn.Sequential) else model
-
-
-def _names(model: nn.Module) -> dict[int, str] | None:
-    names = getattr(model, "names", None)
-    if isinstance(names, (list, tuple)):
-        names = dict(enumerate(names))
-    return {int(key): str(name) for key, name in names.items()} if isinstance(names, dict) else None

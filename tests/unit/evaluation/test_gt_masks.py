@@ -10,7 +10,7 @@ from known_images import SQUARE
 from known_masks import write_outlined_set
 
 from utils.core.errors import DataError
-from utils.evaluation.batch import Batch
+from utils.evaluation.batch import collate
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import make_loader
 from utils.evaluation.gt_masks import PackedMasks, on_grid, packed_truth
@@ -130,6 +130,6 @@ def test_images_without_objects_and_batches_without_images(tmp_path):
     loader = make_loader(load_data(tmp_path / "data.yaml"), "val", imgsz=64, batch_size=4, workers=0, mask_stride=4)
     first, _ = list(loader)
     assert first.masks.bits.shape == (0, 32)
-    assert Batch.empty().masks is None
+    assert collate([]).masks is None
     with pytest.raises(ValueError, match="without masks"):
         make_loader(load_data(tmp_path / "data.yaml"), "val", imgsz=64, batch_size=4, mask_stride=4, augment=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from one_conv import write_onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from utils.core.errors import QatError
 from utils.runners.onnxrt import convolution_type
 
 IMAGES = {"images": torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
@@ -46,16 +44,6 @@ def write_quantized(path: Path, between: str) -> Path:
 def test_a_quantizer_right_behind_makes_it_one_of_integers(between, kind, tmp_path):
     """As SiLU, Sigmoid stands between: then the convolution is of floats, although its inputs are quantized."""
     assert convolution_type(write_quantized(tmp_path / "a.onnx", between), IMAGES) == kind
-
-
-def test_a_profile_without_room(tmp_path):
-    path, before = write_onnx(tmp_path / "a.onnx"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
-    try:
-        with pytest.raises(QatError, match=r"left no whole .*profile.*json; is there space left on the disk\?"):
-            convolution_type(path, IMAGES)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_float_files(tmp_path):
