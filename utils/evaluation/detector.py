@@ -18,7 +18,7 @@ from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU, Layout, Prediction
 from utils.evaluation.batch import Batch, RaggedBatch
 from utils.evaluation.input_plan import batch_range, gives_masks, has_nms, image_input, output_names
 from utils.evaluation.letterbox import boxes_to_image
-from utils.evaluation.masks import AnyMasks, GivenMasks, Masks
+from utils.evaluation.masks import AnyMasks, Masks, MasksFromModel
 from utils.evaluation.nms import non_max_suppression, packed_detections
 from utils.runners.base import as_feed
 
@@ -243,7 +243,7 @@ class Detector:
                 return BatchDetections(rows)
             boxes = [one[:, :4] for one in best]
             return BatchDetections(
-                rows, GivenMasks.of(raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks)
+                rows, MasksFromModel.of(raw[self._masks], numbers, boxes, size, upsampled=self._upsample_masks)
             )
         prediction = Prediction.of(raw, self._task)
         rows = non_max_suppression(prediction, *self._thresholds, max_det=self._max_det, agnostic=self._single_cls)

@@ -1,6 +1,6 @@
 """Masks of detections, and their overlap with the labels' masks.
 
-A network gives prototypes and coefficients (`Masks`), or, with NMS inside, masks (`GivenMasks`).
+A network gives prototypes and coefficients (`Masks`), or, with NMS inside, masks (`MasksFromModel`).
 
 A mask of the first kind is a sum of prototypes, cropped to its box. By default it is compared on the prototypes' grid,
 as upstream's evaluation does: a pixel belongs to it where the sum is above zero, which is where its sigmoid is above
@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,7 +162,7 @@ class Masks(AnyMasks):
 
 
 @dataclass(frozen=True)
-class GivenMasks(AnyMasks):
+class MasksFromModel(AnyMasks):
     """Masks that a network with NMS inside gives, in the boxes' frames or on the prototypes' grid.
 
     Attributes:
@@ -180,7 +181,7 @@ class GivenMasks(AnyMasks):
     @classmethod
     def of(
         cls, given: Tensor, rows: Sequence[Tensor], boxes: Sequence[Tensor], size: tuple[int, int], *, upsampled: bool
-    ) -> GivenMasks:
+    ) -> MasksFromModel:
         """Of the output of a network, `[B, K, R * R]` or `[B, K, h, w]`.
 
         Raises:
@@ -246,7 +247,7 @@ def pasted(shares: Tensor, boxes: Tensor, size: tuple[int, int], grid: tuple[int
 
 
 def mask_overlaps(
-    masks: AnyMasks, truth: PackedMasks, found: Sequence[Tensor], labels: Sequence[Tensor]
+    masks: AnyMasks, truth: PackedMasks, detections: Sequence[Tensor], labels: Sequence[Tensor]
 ) -> list[Tensor]:
     """IoU of the masks of labels and of detections, for each image float32 `[m, n]`.
 
@@ -256,8 +257,8 @@ def mask_overlaps(
     Args:
         masks: of the detections.
         truth: of all labels, in the order of the images.
-        found: detections of each image, `[n, 6]`.
-        labels: labels of each image, `[m, 5]`, the class first.
+        detections: of each image, `[n, 6]`.
+        labels: of each image `[m, 5]`, the class first.
 
     Raises:
         ValueError: the masks of labels and of detections are of different sizes.
@@ -265,24 +266,20 @@ def mask_overlaps(
     if truth.shape != masks.grid:
         raise ValueError(f"the labels' masks are {truth.shape} and the network's {masks.grid}")
     truth = truth.to(masks.device)
-    first = [0]
-    for one in labels:
-        first.append(first[-1] + len(one))
-    overlaps = [one.new_zeros((len(theirs), len(one))) for one, theirs in zip(found, labels, strict=True)]
-    wanted = [torch.isin(one[:, 5], theirs[:, 0]).nonzero()[:, 0] for one, theirs in zip(found, labels, strict=True)]
+    first = [0, *accumulate(map(len, labels))]
+    pairs = list(zip(detections, labels, strict=True))
+    overlaps = [rows.new_zeros((len(of_image), len(rows))) for rows, of_image in pairs]
+    wanted = [torch.isin(rows[:, 5], of_image[:, 0]).nonzero()[:, 0] for rows, of_image in pairs]
     for images, rows in _groups(wanted, masks.at_a_time(), masks.device):
         inside = masks.pixels(images, rows).flatten(2).float()
-        for image, chosen, ours in zip(images.tolist(), rows, inside, strict=True):
+        for image, chosen, detected in zip(images.tolist(), rows, inside, strict=True):
             chosen = chosen[chosen >= 0]
-            theirs = truth.unpacked(slice(first[image], first[image + 1])).float()
-            overlaps[image][:, chosen] = _iou(theirs, ours[: len(chosen)])
+            detected = detected[: len(chosen)]
+            labelled = truth.unpacked(slice(first[image], first[image + 1])).float()
+            shared = labelled @ detected.T
+            union = labelled.sum(1)[:, None] + detected.sum(1)[None] - shared
+            overlaps[image][:, chosen] = shared / (union + 1e-7)
     return overlaps
-
-
-def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU of masks of 0 and 1, float32 `[m, pixels]` and `[n, pixels]` → `[m, n]`."""
-    shared = a @ b.T
-    return shared / (a.sum(1)[:, None] + b.sum(1)[None] - shared + 1e-7)
 
 
 def _groups(wanted: Sequence[Tensor], limit: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -290,21 +287,17 @@ def _groups(wanted: Sequence[Tensor], limit: int, device: torch.device) -> Itera
 
     On a CPU a group is of one image, since filling up costs as much as what is there.
     """
-    group: list[tuple[int, Tensor]] = []
+    groups: list[list[tuple[int, Tensor]]] = []
     for image, rows in enumerate(wanted):
         for part in rows.split(limit) if len(rows) else ():
-            longest = max(len(part), *(len(one) for _, one in group)) if group else len(part)
-            if group and (device.type == "cpu" or (len(group) + 1) * longest > limit):
-                yield _together(group, device)
-                group = []
-            group.append((image, part))
-    if group:
-        yield _together(group, device)
-
-
-def _together(group: Sequence[tuple[int, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:
-    images = torch.tensor([image for image, _ in group], device=device)
-    return images, pad_sequence([rows for _, rows in group], batch_first=True, padding_value=-1)
+            together = [*groups[-1], (image, part)] if groups and device.type != "cpu" else []
+            if together and len(together) * max(len(rows) for _, rows in together) <= limit:
+                groups[-1] = together
+            else:
+                groups.append([(image, part)])
+    for group in groups:
+        images = torch.tensor([image for image, _ in group], device=device)
+        yield images, pad_sequence([rows for _, rows in group], batch_first=True, padding_value=-1)
 
 
 CHANNELS = 128  # OpenCV 5 resizes no more at a time

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.evaluation.letterbox import placed
-from utils.evaluation.masks import GivenMasks, Masks, patches
+from utils.evaluation.masks import Masks, MasksFromModel, patches
 
 SIZE, GRID, COEFFICIENTS = (96, 128), (24, 32), 6
 PLACES = [(14.2, 20.7, 80.3, 70.0), (-20.0, -9.0, 60.5, 50.5), (70.1, 40.0, 300.0, 200.0), (3.0, 2.0, 125.0, 90.0)]
@@ -76,7 +76,7 @@ def test_given_masks_are_stretched_over_their_boxes_or_the_input(framed):
     shares = torch.nn.functional.interpolate(torch.rand(1, 6, 5, 5, generator=random), (20, 20), mode="bilinear")
     given = shares.flatten(2) if framed else torch.nn.functional.interpolate(shares, GRID, mode="bilinear")
     boxes, numbers = torch.tensor(PLACES), torch.tensor([5, 2, 0, 1])
-    masks = GivenMasks.of(given, [numbers], [boxes], SIZE, upsampled=False)
+    masks = MasksFromModel.of(given, [numbers], [boxes], SIZE, upsampled=False)
     shapes = ((192, 256), ((0.5, 0.5), (0.0, 0.0)))
     for place, patch in enumerate(patches(masks, 0, torch.arange(4), shapes)):
         y, x = np.indices(patch.inside.shape) + 0.5

@@ -12,7 +12,7 @@ import torchvision
 from utils.core.errors import InputError
 from utils.core.tasks import Layout, Prediction
 from utils.evaluation.gt_masks import PackedMasks
-from utils.evaluation.masks import GivenMasks, Masks, image_pixels, mask_overlaps, pasted
+from utils.evaluation.masks import Masks, MasksFromModel, image_pixels, mask_overlaps, pasted
 from utils.evaluation.nms import non_max_suppression
 
 SIZE, GRID, SIDE = (48, 64), (12, 16), 10
@@ -56,7 +56,7 @@ def test_masks_in_boxes_are_pasted_pixel_by_pixel(grid: tuple[int, int]):
 
 @pytest.mark.parametrize("upsampled", [False, True])
 def test_pixels_are_above_a_half_and_inside_the_box(upsampled: bool):
-    given = GivenMasks.of(shares(), [torch.tensor([4, 0, 2])], [BOXES[[4, 0, 2]]], SIZE, upsampled=upsampled)
+    given = MasksFromModel.of(shares(), [torch.tensor([4, 0, 2])], [BOXES[[4, 0, 2]]], SIZE, upsampled=upsampled)
     assert given.framed
     assert given.grid == (SIZE if upsampled else GRID)
     found = given.pixels(torch.tensor([0]), torch.tensor([[1, 2, 0, -1]]))[0].numpy()
@@ -98,7 +98,7 @@ def test_masks_in_boxes_are_nearly_the_sums_of_prototypes():
     found, rows = predicted()
     numbers = [torch.arange(len(one)).flip(0) for one in rows]
     boxes = [one[:, :4] for one in rows]
-    given = GivenMasks.of(framed_by_roi_align(found, rows, 64), numbers, boxes, SIZE, upsampled=False)
+    given = MasksFromModel.of(framed_by_roi_align(found, rows, 64), numbers, boxes, SIZE, upsampled=False)
     sums = Masks.of(found, rows, SIZE)
     everything = torch.arange(len(rows[0]))[None]
     one, other = (masks.pixels(torch.tensor([0]), everything) for masks in (given, sums))
@@ -118,7 +118,7 @@ def test_masks_on_the_grid_are_the_sums_of_prototypes():
     sums = torch.einsum("nk,khw->nhw", found.coefficients[0][:, rows[0][:, 6].long()].T, found.prototypes[0])
     whole = torch.zeros(2, 40, *GRID)
     whole[0, numbers[0]] = sums.sigmoid()  # not cropped: the loop crops
-    given = GivenMasks.of(whole, numbers, [one[:, :4] for one in rows], SIZE, upsampled=False)
+    given = MasksFromModel.of(whole, numbers, [one[:, :4] for one in rows], SIZE, upsampled=False)
     assert not given.framed
     assert given.grid == GRID
     masks = Masks.of(found, rows, SIZE)
@@ -138,4 +138,4 @@ def test_masks_on_the_grid_are_the_sums_of_prototypes():
 @pytest.mark.parametrize("count", [0, 99])
 def test_masks_that_are_no_square(count: int):
     with pytest.raises(InputError, match=rf"masks are \[1, 5, {count}\]; expected \[batch, detections, R \* R\]"):
-        GivenMasks.of(torch.zeros(1, 5, count), [torch.arange(5)], [BOXES], SIZE, upsampled=False)
+        MasksFromModel.of(torch.zeros(1, 5, count), [torch.arange(5)], [BOXES], SIZE, upsampled=False)
