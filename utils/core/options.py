@@ -215,7 +215,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
             title, _, about = argument.group.partition(": ")
             groups[argument.group] = parser.add_argument_group(title, about or None)
         text = field.description or ""
-        if not (field.is_required() or field.default in (None, False, "", []) or "(default" in text):
+        silent = field.default is False or field.default in (None, "", [])  # 0 is a default to be shown
+        if not (field.is_required() or silent or "(default" in text):
             default = " ".join(map(str, field.default)) if isinstance(field.default, list) else field.default
             text = f"{text} (default: {default})"
         keywords: dict[str, Any] = {
