@@ -55,7 +55,7 @@ def convert(options: ReparameterizationOptions) -> None:
         raise InputError(f"--classes_num {options.classes_num} was given, and {weights} has {training.nc} classes")
     if options.cfg:
         expected = reparam.deploy_description(training.yaml, variant, training.nc)
-        reparam.check_description(upstream.read_description(options.cfg), expected, options.cfg, variant.own)
+        reparam.check_same_network(upstream.read_description(options.cfg), expected, options.cfg, variant.own)
     deployed = reparam.convert(training, variant)
     difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))

@@ -210,7 +210,7 @@ def _deployed_input(reference: int, index: int, source: int, deployed: Mapping[i
     return -1 if deployed[absolute] == index - 1 else deployed[absolute]
 
 
-def check_description(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path, own: str = "") -> None:
+def check_same_network(found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path, own: str = "") -> None:
     """Raises `InputError` at the first layer in which a deployed model's YAML differs from the checkpoint's branch.
 
     Args:

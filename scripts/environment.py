@@ -91,16 +91,16 @@ def installed_versions() -> dict[str, str]:
     return {**{re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}, **dict(found)}
 
 
-def summary() -> list[str]:
+def versions() -> list[str]:
     """Python and the libraries that matter, with their versions."""
-    versions = {"Python": sys.version.split()[0], **installed_versions()}
+    found = {"Python": sys.version.split()[0], **installed_versions()}
     names = ("Python", "torch", "torchvision", "onnx", "onnxruntime", "numpy", "tensorrt")
-    return [", ".join(f"{name} {versions[name]}" for name in names if name in versions)]
+    return [", ".join(f"{name} {found[name]}" for name in names if name in found)]
 
 
 if __name__ == "__main__":
     actions: dict[str, Callable[..., list[str]]]
-    actions = {"check": missing_parts, "constraints": constraints, "summary": summary}
+    actions = {"check": missing_parts, "constraints": constraints, "summary": versions}
     action, *arguments = sys.argv[1:]
     lines = actions[action](*arguments)
     print("\n".join(lines))

@@ -32,9 +32,9 @@ main() {
   export PYTHONPYCACHEPREFIX=$OVERLAY_BUILD/tests/bytecode
   results=() failed=0
   if wanted lint; then lint; fi
-  if wanted unit; then run_pytest unit "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
-  if wanted golden; then run_pytest golden "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden" --dist=worksteal; fi
-  if wanted integration; then run_pytest integration "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
+  if wanted unit; then judge "unit tests" pytest_in "$OVERLAY_ROOT" tests/unit tests/contracts tests/gpu tests/benchmarks; fi
+  if wanted golden; then judge "golden tests" pytest_in "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/golden" --dist=worksteal; fi
+  if wanted integration; then judge "integration tests" pytest_in "$YOLOV9_CHECKOUT" "$OVERLAY_ROOT/tests/integration"; fi
   if [ ${#parts[@]} = 4 ] && [ ${#pytest_arguments[@]} = 0 ]; then judge coverage coverage_report; fi
   say "results, after $((SECONDS - started)) s"
   printf '   %s\n' "${results[@]}"
@@ -73,29 +73,12 @@ lint() {
   judge "mypy" "$PYTHON" -m mypy
 }
 
-run_pytest() { # NAME FOLDER TESTS...
-  local name=$1 log=$OVERLAY_BUILD/tests/$1.log color=no status=0
-  if [ -t 1 ]; then color=yes; fi
-  run_part "$name tests" pytest_in "$2" --color="$color" "${@:3}" 2>&1 | tee -i "$log" || status=$?
-  results+=("$name tests: $(summary_of "$log")")
-  if [ "$status" != 0 ]; then failed=1; fi
-}
-
 # A file's tests stay in one process, which makes their networks once; tests/conftest.py says which files come first.
-pytest_in() { # FOLDER ARGUMENTS...
-  cd "$1"
-  "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest -c "$OVERLAY_ROOT/pyproject.toml" \
-    --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10 \
-    "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
-}
-
-# pytest's last line, such as "12 passed, 1 skipped in 3.45s".
-summary_of() { # LOG
-  local escape line
-  escape=$(printf '\033')
-  line=$(sed "s/$escape\[[0-9;]*m//g; s/^=* *//; s/ *=*\$//" "$1" | grep -E ' in [0-9.]+s' | tail -n 1) || true
-  echo "${line:-no summary, see $1}"
-}
+pytest_in() ( # FOLDER ARGUMENTS...
+  cd "$1" && "$PYTHON" -m coverage run --rcfile="$OVERLAY_ROOT/pyproject.toml" -m pytest \
+    -c "$OVERLAY_ROOT/pyproject.toml" --rootdir="$OVERLAY_ROOT" --numprocesses=auto --maxprocesses=4 --dist=loadfile \
+    --no-loadscope-reorder --durations=10 "${@:2}" ${pytest_arguments[@]+"${pytest_arguments[@]}"}
+)
 
 coverage_report() {
   "$PYTHON" -m coverage combine --quiet && "$PYTHON" -m coverage report

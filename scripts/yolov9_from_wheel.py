@@ -56,7 +56,7 @@ def rewritten(name: str, text: str) -> str:
     return text
 
 
-def convert(wheel: Path, sha256: str, folder: Path) -> None:
+def make_checkout(wheel: Path, sha256: str, folder: Path) -> None:
     """Write the checkout that the wheel holds into a folder, which is made if it is missing."""
     if hashlib.sha256(wheel.read_bytes()).hexdigest() != sha256:
         sys.exit(f"error: {wheel.name} does not have the SHA-256 {sha256}; it is damaged, or another file")
@@ -80,6 +80,6 @@ def convert(wheel: Path, sha256: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        convert(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+        make_checkout(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
     except OSError as error:
         sys.exit(f"error: {error}")

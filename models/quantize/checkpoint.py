@@ -120,7 +120,7 @@ def _restore(path: str | Path, content: Mapping[str, Any], heads: Sequence[str])
     model = upstream.fuse(model)
     placement.apply(model, placement.plan(model, recipe))
     names = {int(key): str(value) for key, value in content["names"].items()}
-    upstream.check_classes(path, names, nc, AGAIN)
+    upstream.check_class_names(path, names, nc, AGAIN)
     upstream.check_finite(path, state, AGAIN)
     result = model.load_state_dict(state, strict=False)
     different = [*result.missing_keys, *result.unexpected_keys]

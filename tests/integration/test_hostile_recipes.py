@@ -109,7 +109,7 @@ def test_sums_of_several_layers_hold_with_an_input_or_a_reader_in_float(
         ('float: ["model.[0-6].*", model.0]\nhead: float', "leave at least one to INT8"),
         ("float: [model.0, model.99]", "float holds 'model.99'"),
         ("calibration: {batches: 2.5}", "calibration.batches is 2.5"),
-        ("float: " + "[" * 5000, "nested too deeply"),
+        ("float: " + "[" * 5000, "recipe.yaml is not valid YAML"),
     ],
 )
 def test_a_recipe_is_refused_before_anything_is_computed(

@@ -352,4 +352,4 @@ def test_description_must_fit_the_network(small: dict[str, Path]):
         reparam.deploy_description(description, variant, 3)
     expected = reparam.deploy_description(training.yaml, variant, 3)
     with pytest.raises(InputError, match="has width_multiple 2"):
-        reparam.check_description({**expected, "width_multiple": 2}, expected, "x.yaml")
+        reparam.check_same_network({**expected, "width_multiple": 2}, expected, "x.yaml")

@@ -71,19 +71,17 @@ def aligned(
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table; what Markdown would read as markup is escaped, but for texts in backquotes."""
+
+    def escaped(text: str) -> str:
+        if len(text) > 1 and text[0] == text[-1] == "`":
+            return text.replace("|", "\\|")
+        return " ".join(re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text).split())
+
     lines = [[column.title for column in columns], ["---" if column.left else "---:" for column in columns]]
-    lines += [[_escaped(text) for text in row] for row in rows]
+    lines += [[escaped(text) for text in row] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def code(text: str) -> str:
     """A text as Markdown shows code."""
     return "`" + text.replace("`", "'") + "`"
-
-
-def _escaped(text: str) -> str:
-    if len(text) > 1 and text[0] == text[-1] == "`":
-        return text.replace("|", "\\|")
-    for character in "\\`*_|<>[]":
-        text = text.replace(character, "\\" + character)
-    return " ".join(text.split())

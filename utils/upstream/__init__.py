@@ -15,7 +15,7 @@ from utils.upstream.network import (
     FloatCheckpoint,
     build_model,
     call_fused,
-    check_classes,
+    check_class_names,
     check_finite,
     fuse,
     load_float,
@@ -27,6 +27,6 @@ from utils.upstream.network import (
 )
 
 __all__ = [
-    "FloatCheckpoint", "build_model", "call_fused", "check_classes", "check_finite", "fuse", "load_float",
+    "FloatCheckpoint", "build_model", "call_fused", "check_class_names", "check_finite", "fuse", "load_float",
     "load_training", "make_dataset", "module_classes", "network_stride", "read_checkpoint", "read_description",
 ]  # fmt: skip

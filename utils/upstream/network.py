@@ -138,7 +138,7 @@ def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
             raise CheckpointError(f"{path} ends in {type(head).__name__}, expected {', '.join(HEADS)}")
         names = model.names if isinstance(model.names, Mapping) else dict(enumerate(model.names))
         names = {int(key): str(value) for key, value in names.items()}
-        check_classes(path, names, head.nc, AGAIN)
+        check_class_names(path, names, head.nc, AGAIN)
         check_finite(path, model.state_dict(), AGAIN)
         model = model.float().eval()
         for module in model.modules():
@@ -157,7 +157,7 @@ def _float_checkpoint(model: Any, path: str | Path) -> FloatCheckpoint:
         ) from error
 
 
-def check_classes(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:
+def check_class_names(path: str | Path, names: Mapping[int, str], count: int, remedy: str) -> None:
     """Raises `CheckpointError` unless the classes 0 to count - 1, and no others, have names."""
     if set(names) != set(range(count)):
         raise CheckpointError(f"{path} has names of {len(names)} classes, and its head finds {count}; {remedy}")
