@@ -104,8 +104,9 @@ class DataConfig:
 def load_data(path: str | Path) -> DataConfig:
     """Read a data.yaml.
 
-    A relative `path:` is looked for beside the checkout's root as upstream does, then in the working folder and beside
-    the YAML. A split that lies nowhere is an error only for `val`: calibration, say, needs no test images.
+    A relative `path:` is looked for in the checkout as upstream does, then in the working folder and beside the YAML:
+    the first of these that holds the images of a split is taken, or else the first that exists. A split that lies
+    nowhere is an error only for `val`: calibration, say, needs no test images.
 
     Raises:
         DataError: the file is missing or is no such YAML, names and nc disagree, or val's images are not there.
@@ -115,7 +116,14 @@ def load_data(path: str | Path) -> DataConfig:
     entries = {split: tuple(paths) for split in SPLITS if (paths := getattr(content, split))}
     if "val" not in entries and "train" not in entries:
         raise DataError(f"{file} has neither 'train:' nor 'val:'; they name the folders of images")
-    root = _root(content.path, file, entries)
+    checkout = Path(__file__).resolve().parents[2]
+    bases = (checkout, Path.cwd(), file.resolve().parent)
+    candidates = list(dict.fromkeys((base / (content.path or "")).resolve() for base in bases))
+    with_images = (
+        root for split in ("val", "train", "test") for root in candidates
+        if split in entries and _resolve(root, entries[split])
+    )  # fmt: skip
+    root = next(with_images, None) or next(filter(os.path.isdir, candidates), candidates[0])
     splits = {split: found for split, paths in entries.items() if (found := _resolve(root, paths))}
     missing = {
         split: next(one for one in paths if not _resolve(root, (one,)))
@@ -130,19 +138,6 @@ def load_data(path: str | Path) -> DataConfig:
 
 def _not_found(file: Path, split: str, entry: str, root: Path) -> str:
     return f"{file}: {split} images {entry!r} not found in {root}; correct 'path:' or '{split}:'"
-
-
-def _root(given: str | None, file: Path, entries: Mapping[str, tuple[str, ...]]) -> Path:
-    """The first candidate in which any split is found, else the first that exists, else upstream's."""
-    relative = Path(given) if given else Path()
-    checkout = Path(__file__).resolve().parents[2]
-    bases = [checkout, Path.cwd(), file.resolve().parent]
-    candidates = list(dict.fromkeys((base / relative).resolve() for base in bases))
-    for split in ("val", "train", "test"):
-        for candidate in candidates:
-            if split in entries and _resolve(candidate, entries[split]):
-                return candidate
-    return next((candidate for candidate in candidates if os.path.isdir(candidate)), candidates[0])
 
 
 def _resolve(root: Path, entries: tuple[str, ...]) -> tuple[str, ...]:

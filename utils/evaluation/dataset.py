@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
+import math
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +37,8 @@ from utils.evaluation.letterbox import boxes_to_input, letterboxed_planes, recta
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 UNDECODABLE = "Image Not Found"  # how upstream begins to say that OpenCV has read nothing
 AT_LEAST = 8  # batches of a dataset, where several are given as one: so that workers can share them
@@ -238,19 +243,25 @@ def make_loader(
             paths, data.nc, imgsz, stride=stride, rect=rect, pad=pad, single_cls=single_cls, limit=limit, keep=keep,
             mask_stride=mask_stride, progress=progress and distributed.is_main(),
         )  # fmt: skip
+    side = imgsz if isinstance(imgsz, int) else max(imgsz)
+    pixels = max(map(math.prod, dataset.shapes)) if isinstance(dataset, ImageDataset) else side**2
     generator = torch.Generator().manual_seed(seed)
     batches: Sampler[list[int]]
     if isinstance(dataset, ImageDataset) and not shuffle:
         batches = ShapeBatches(dataset.shapes, batch_size, together)
+        largest = max(map(len, batches))
     else:
         order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         batches = BatchSampler(order, batch_size, drop_last=False)
+        largest = min(batch_size, len(dataset))
     if share and distributed.world().size > 1:
         batches = ShareOfBatches(batches)
+    programs = 1 if share else distributed.world().size  # that read whole batches, and not parts of the same
+    workers = loading_processes(min(workers, cpu_cores(), len(batches)), largest * 3 * pixels * programs)
     return _Loader(
         dataset,
         batch_sampler=batches,
-        num_workers=min(workers, cpu_cores(), len(batches)),
+        num_workers=workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
@@ -265,6 +276,26 @@ class _Loader(DataLoader[Any]):
         if isinstance(self.dataset, SeededImages):
             self.dataset.begin(self.generator)
         return super().__iter__()
+
+
+def loading_processes(workers: int, batch: int) -> int:
+    """As many of these processes as shared memory has room for; torch waits for ever where there is too little of it.
+
+    Args:
+        workers: each reads two batches ahead; two more are in use.
+        batch: bytes of a batch, in all programs that load at the same time.
+    """
+    if not workers or not os.path.isdir("/dev/shm"):  # a system without the folder has no such limit
+        return workers
+    free = shutil.disk_usage("/dev/shm").free
+    fitting = max(min(workers, (int(0.8 * free) // max(batch, 1) - 2) // 2), 0)  # others need some of it, too
+    if fitting < workers:
+        logger.warning(
+            "shared memory (/dev/shm) has %.0f MB free, and %d loading processes need %.0f MB: %s will read images, "
+            "which takes longer; give the container more (docker run --shm-size=8g)",
+            free / 1e6, workers, (2 * workers + 2) * batch / 0.8e6, fitting or "none",
+        )  # fmt: skip
+    return fitting
 
 
 def _start_worker(_: int) -> None:

@@ -56,7 +56,17 @@ class InputPlan:
             logger.info("the engine takes up to %d images at a time; using that instead of %d", largest, batch_size)
             batch_size = largest
         if height is None and width is None:
-            size = _dynamic_size(runner, imgsz)
+            side = imgsz or max(runner.imgsz or (640,))
+            rounded = math.ceil(side / runner.stride) * runner.stride
+            if rounded != side:
+                logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
+            if not takes_size(runner, rounded):
+                low, high = _limits(runner)
+                raise InputError(
+                    f"--imgsz {rounded} was asked for, and the engine takes {low[2]}x{low[3]} to {high[2]}x{high[3]}; "
+                    "build one for that size"
+                )
+            size = rounded, rounded
         else:
             size, spec = (height or width or 0, width or height or 0), image_input(runner)
             if imgsz is not None and imgsz not in size:
@@ -78,20 +88,6 @@ class InputPlan:
     def size(self, rect: bool) -> str:
         """The size of the input in words, such as '640x640'."""
         return f"up to {max(self.imgsz)}, rectangular" if rect else f"{self.imgsz[0]}x{self.imgsz[1]}"
-
-
-def _dynamic_size(runner: Runner, imgsz: int | None) -> tuple[int, int]:
-    side = imgsz or max(runner.imgsz or (640,))
-    rounded = math.ceil(side / runner.stride) * runner.stride
-    if rounded != side:
-        logger.warning("image size %d is no multiple of the stride %d; using %d", side, runner.stride, rounded)
-    if not takes_size(runner, rounded):
-        low, high = _limits(runner)
-        raise InputError(
-            f"--imgsz {rounded} was asked for, and the engine takes {low[2]}x{low[3]} to {high[2]}x{high[3]}; build "
-            "one for that size"
-        )
-    return rounded, rounded
 
 
 def _limits(runner: Runner) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -84,16 +84,11 @@ def letterboxed_planes(image: np.ndarray, fit: tuple[int, int], shape: tuple[int
     planes: np.ndarray = np.empty((3, *shape), np.uint8)
     planes[:, :top] = planes[:, bottom:] = FILL
     planes[:, top:bottom, :left] = planes[:, top:bottom, right:] = FILL
-    planes[:, top:bottom, left:right] = _resized(image, box)[..., ::-1].transpose(2, 0, 1)
+    if (height, width) != box.original:
+        enlarged = height > box.original[0] or width > box.original[1]
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR if enlarged else cv2.INTER_AREA)
+    planes[:, top:bottom, left:right] = image[..., ::-1].transpose(2, 0, 1)
     return planes, box
-
-
-def _resized(image: np.ndarray, box: Letterbox) -> np.ndarray:
-    height, width = box.resized
-    if (height, width) == box.original:
-        return image
-    method = cv2.INTER_LINEAR if height > box.original[0] or width > box.original[1] else cv2.INTER_AREA
-    return cv2.resize(image, (width, height), interpolation=method)
 
 
 def letterbox_on(image: np.ndarray, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Letterbox]:

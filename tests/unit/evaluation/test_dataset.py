@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -14,7 +15,7 @@ from known_images import write_set
 
 from utils.core.errors import DataError
 from utils.evaluation.data_yaml import load_data
-from utils.evaluation.dataset import ImageDataset, ShapeBatches, make_loader
+from utils.evaluation.dataset import ImageDataset, ShapeBatches, loading_processes, make_loader
 from utils.evaluation.images import find_images
 
 
@@ -103,3 +104,22 @@ def test_batches_that_are_given_together_come_after_a_first_one_alone():
     assert (len(batches), batches.batch_size) == (10, 8)
     assert list(map(len, ShapeBatches([(64, 64)] * 1100, 8, 16))) == [8, *[128] * 8, 68]
     assert list(map(len, ShapeBatches([(64, 64)] * 20, 8, 16))) == list(map(len, ShapeBatches([(64, 64)] * 20, 8)))
+
+
+@pytest.mark.parametrize(("free", "workers"), [(0, 0), (64, 0), (500, 4), (24_000, 8)])
+def test_as_many_processes_read_as_their_batches_have_room(monkeypatch, caplog, free, workers):
+    batch = 32 * 3 * 640 * 640  # bytes
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free * 1_000_000))
+    assert loading_processes(8, batch) == workers
+    assert not workers or (2 * workers + 2) * batch <= 0.8e6 * free
+    assert len(caplog.records) == (workers < 8)
+    assert loading_processes(0, batch) == 0
+
+
+def test_a_loader_gives_the_same_without_shared_memory(folder, monkeypatch):
+    data = load_data(folder / "data.yaml")
+    wanted = [batch.images for batch in make_loader(data, "val", imgsz=64, batch_size=8, workers=0)]
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+    loader = make_loader(data, "val", imgsz=64, batch_size=8, workers=2)
+    assert loader.num_workers == 0
+    assert all((batch.images == images).all() for batch, images in zip(loader, wanted, strict=True))
