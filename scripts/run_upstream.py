@@ -41,15 +41,13 @@ def main() -> int:
     words = sys.argv[1:]
     fast = words[:1] == [FAST]
     program, options = (words[fast:] or [""])[0], words[fast + 1 :]
-    if not program:
-        print("error: name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
-        return 2
     if program in ("-h", "--help"):
         print(__doc__)
         return 0
     script = ROOT / program
     if not script.is_file():
-        print(f"error: {script} does not exist; name a program of the checkout, such as train.py", file=sys.stderr)
+        problem = f"{script} does not exist; " if program else ""
+        print(f"error: {problem}name a program of the checkout, such as train.py (-h says more)", file=sys.stderr)
         return 2
     from utils import upstream
     from utils.core.errors import InputError
@@ -58,19 +56,14 @@ def main() -> int:
 
     try:
         import_upstream()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    logging.getLogger("yolov5").setLevel(logging.INFO)
-    shims.load_safely_by_default(upstream.read_checkpoint)
-    if fast:
-        shims.prefer_speed()
-    if script.parent.name == "panoptic":
-        with contextlib.suppress(ImportError):  # the program says what is missing
-            shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
-    sys.argv = [str(script), *map(_known, options)]
-
-    try:
+        logging.getLogger("yolov5").setLevel(logging.INFO)
+        shims.load_safely_by_default(upstream.read_checkpoint)
+        if fast:
+            shims.prefer_speed()
+        if script.parent.name == "panoptic":
+            with contextlib.suppress(ImportError):  # the program says what is missing
+                shims.without_label_caches(importlib.import_module("utils.panoptic.dataloaders"))
+        sys.argv = [str(script), *map(_known, options)]
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,13 +1,13 @@
 """The ground: what everything else stands on. Nothing here imports anything of ours.
 
 errors.py        typed errors that say the fix; what 1.0 had and 2.0 has not
-text.py          values in messages, and tables
+text.py          values in messages, and tables as text and Markdown
 files.py         reading and writing: regular files, whole or not at all, YAML, JSON and ONNX; hashes; run folders
 run_folder.py    a run folder belongs to one program while that lives
 checkpoints.py   the one reader of PyTorch files; no code of theirs is run
 strict_model.py  pydantic models of what people write and programs store, with errors of one line
 options.py       command-line options, declared once
-logging.py       how much a part of the program says
+logging.py       the log: plain lines, and how much a part of the program says
 distributed.py   several processes that work on one job
 device.py        the device that networks run on, and in which precision; torchvision without torch's compiler
 tasks.py         what differs between detection and other tasks: outputs, their rows, confidence and NMS IoU
