@@ -181,6 +181,7 @@ class OnnxFile:
         input_spec: the form in which it takes images.
         types: of inputs and outputs, torch's names for them.
         fp32_box_layers: names of the nodes that compute boxes.
+        scaled_bytes: whether it takes bytes, and a QuantizeLinear reads a product of them, as files of 1.0.0 have it.
     """
 
     path: Path
@@ -196,6 +197,7 @@ class OnnxFile:
     input_spec: InputSpec = FLOATS
     types: Mapping[str, str] = field(default_factory=dict)
     fp32_box_layers: frozenset[str] = frozenset()
+    scaled_bytes: bool = False
 
     @classmethod
     def read(cls, path: str | Path) -> OnnxFile:
@@ -244,6 +246,7 @@ class OnnxFile:
             ),
             types=types,
             fp32_box_layers=fp32_box_layers(model),
+            scaled_bytes=len(values) == 1 and types[values[0].name] == "uint8" and _scaled_before_quantizer(graph),
         )  # fmt: skip
 
     @property
@@ -304,6 +307,21 @@ def _computed_from(softmax: Any, consumers: dict[str, list[Any]], weights: dict[
     return names
 
 
+def _scaled_before_quantizer(graph: Any) -> bool:
+    """Whether the product of a Mul or Div on the way from the only input to a QuantizeLinear is what that reads."""
+    stored = {tensor.name for tensor in graph.initializer}
+    products = {value.name: False for value in graph.input if value.name not in stored}  # tensors on that way
+    for node in graph.node:
+        inputs = [products[name] for name in node.input if name in products]
+        if not inputs:
+            continue
+        if node.op_type == "QuantizeLinear" and inputs[0]:
+            return True
+        if node.op_type in ("Cast", "Transpose", "Mul", "Div"):
+            products[node.output[0]] = inputs[0] or node.op_type in ("Mul", "Div")
+    return False
+
+
 @dataclass(frozen=True)
 class Decision:
     """What is settled about a build before it begins.
@@ -326,6 +344,12 @@ def decide(file: OnnxFile, api: Api | Trtexec, gpu: Gpu | None, config: BuildCon
         InputError: file, TensorRT, GPU and what is asked for do not go together.
     """
     typing = choose_typing(file, api, config)
+    if file.scaled_bytes and not api.strongly_typed:
+        # TensorRT 8.6.0 makes one kernel of the product and the QuantizeLinear, and loses the factor, without an error
+        raise InputError(
+            f"{file.path} takes bytes and multiplies them by 1/255 in front of a QuantizeLinear, and engines of "
+            f"{api.name} leave that product out (measured with 8.6.0); export it again, with --typing weak"
+        )
     check_target(api, gpu, config.targets)
     half = file.half if typing == "strong" else config.precision != "fp32"
     precision = "int8" if file.quantized else "fp16" if half else "fp32"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,6 +19,7 @@ from utils.onnx_graph.fp16 import to_half
 from utils.onnx_graph.input_forms import attach_input, input_spec
 from utils.onnx_graph.verify import verify
 from utils.runners.onnxrt import open_session
+from utils.trt.preflight import OnnxFile
 
 GOOD = good_graph()
 
@@ -111,6 +114,7 @@ def test_what_reads_an_image_in_float_gets_a_product(form):
     edit.model.graph.output.append(helper.make_tensor_value_info("negative", TensorProto.FLOAT, [1, 3, SIZE, SIZE]))
     graph = formed(edit.model, form)
     assert verify(graph).ok
+    assert not OnnxFile.of_model(graph, Path("a.onnx")).scaled_bytes
     session = open_session(graph.SerializeToString(), onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(["negative"], {"images": fed(form)})[0], PIXELS / -255, rtol=1e-6)
     np.testing.assert_array_equal(run(graph, fed(form)), run(GOOD, PIXELS.astype(np.float32) / 255))
