@@ -24,7 +24,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import Runner, Setup, Step, StepError, Words, folder_name, input_file
+from benchmarks.steps import ProgramStep, Setup, StepError, StepRunner, Words, input_file, step_folder
 from utils.core.errors import InputError
 from utils.core.files import file_hash
 from utils.core.options import Count, option
@@ -47,7 +47,7 @@ SETTINGS = {  # a state's name → the options of `qat.py quantize` that make it
 }
 
 
-class AccuracyOptions(steps.BenchmarkOptions):
+class AccuracyOptions(steps.StudyOptions):
     """What is measured."""
 
     data: str = option(..., "dataset's YAML", metavar="FILE")
@@ -64,7 +64,9 @@ class AccuracyOptions(steps.BenchmarkOptions):
     gpus: Count = option(1, "that train a network together", group="training", metavar="N")
 
 
-def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path, folder: Path) -> Iterator[Step]:
+def training_steps(
+    name: str, options: AccuracyOptions, setup: Setup, data: Path, folder: Path
+) -> Iterator[ProgramStep]:
     """Upstream's train_dual.py, and the conversion to the network that is deployed, `float.pt`."""
     batch, rate = TRAINING[name]
     last = folder / "train/weights/last.pt"
@@ -80,31 +82,33 @@ def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path
         *("--cos-lr", "--cache", "ram", "--workers", str(options.workers), "--noval", "--noplots", *setup.device),
         *("--project", folder, "--name", "train", "--exist-ok"),
     ]
-    yield Step("train", command, last, resume=(last, ["--resume", last]))
+    yield ProgramStep("train", command, last, resume=(last, ["--resume", last]))
     command = ["reparameterization.py", "--weights", last, "--save", folder / "float.pt", "--device", "cpu"]
-    yield Step("convert", command, folder / "float.pt")
+    yield ProgramStep("convert", command, folder / "float.pt")
 
 
 def quantizing_steps(
     weights: Path, options: AccuracyOptions, settings: Mapping[str, str], setup: Setup, data: Path, folder: Path
-) -> Iterator[Step]:
+) -> Iterator[ProgramStep]:
     """AP of the float network, and of each setting with each seed."""
     images: Words = ["--data", data, "--imgsz", str(options.imgsz), "--workers", str(options.workers), *setup.device]
     place: Words = ["--project", folder, "--exist-ok", "--name"]
     command: Words = ["qat.py", "eval", "--weights", weights, *images, *place, "float"]
-    yield Step("float", command, folder / "float/report.json", read_report)
+    yield ProgramStep("float", command, folder / "float/report.json", read_report)
     for setting, words in settings.items():
         for seed in options.seeds:
             step = f"{setting}, seed {seed}"
-            run = folder / folder_name(step)
+            run = folder / step_folder(step)
             command = ["qat.py", "quantize", "--weights", weights, *images, "--seed", str(seed), "--no-eval-origin"]
             command += [*shlex.split(words), *place, run.name]
-            yield Step(step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run]))
+            yield ProgramStep(
+                step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run])
+            )
 
 
 def deployed_steps(
     weights: Path, quantized: Path, options: AccuracyOptions, setup: Setup, data: Path, folder: Path
-) -> Iterator[Step]:
+) -> Iterator[ProgramStep]:
     """Files of the float network and of a quantized one, their times and their AP; as engines, where there are some."""
     ran, engines = ("ONNX", False) if setup.no_engines else ("engine", True)
     place: Words = ["--project", folder, "--exist-ok", "--name"]
@@ -112,16 +116,18 @@ def deployed_steps(
     for file, source in zip(files.values(), (weights, quantized), strict=True):
         command: Words = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), *setup.device]
         command += ["--data", data, "--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", setup.typing]
-        yield Step(f"export {file.stem}", [*command, "--output", file], file)
+        yield ProgramStep(f"export {file.stem}", [*command, "--output", file], file)
     command = ["scripts/benchmark_trt.py", files["int8"], "--baseline", files["float"], *setup.timing]
     command += ["--batch-size", *map(str, BATCHES), *place, f"times-{ran}"]
-    yield Step(f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines)
+    yield ProgramStep(
+        f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines
+    )
     for kind, file in files.items():
         built = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine") if engines else file
         run = folder / f"{kind}-{ran}"
         command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
         command += [*([] if engines else ["--device", "cpu"]), *place, run.name]
-        yield Step(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
+        yield ProgramStep(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -131,11 +137,11 @@ def read_report(path: Path) -> dict[str, Any]:
     return {"file": Path(row["file"]).name, **{name: row[name] for name in names if row.get(name) not in (None, "")}}
 
 
-def table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def ap_table(networks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines of Markdown: for each network a row for each state, with AP, its difference to float, and times.
 
     Args:
-        networks: name → what a `Runner` keeps.
+        networks: name → what a `StepRunner` keeps.
     """
     heads = ["network", "state", "AP", "to float", *(f"ms, batch {one}" for one in BATCHES), "images/s"]
     rows, places = [], []
@@ -187,7 +193,7 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
         weights = trained.get(name, folder / "float.pt")
         with held(folder):
             inputs = {"--data": dataset, "--weights": file_hash(weights) if name in trained else "trained here"}
-            runner = Runner(setup.checkout, folder, inputs)
+            runner = StepRunner(setup.checkout, folder, inputs)
             try:
                 for step in () if name in trained else training_steps(name, options, setup, data, folder):
                     runner.run(step)
@@ -195,7 +201,7 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
                     runner.run(step)
                 if options.deploy:
                     chosen = f"{options.deploy}, seed {options.seeds[0]}"
-                    file = folder / folder_name(chosen) / "weights" / runner.content["steps"][chosen]["result"]["file"]
+                    file = folder / step_folder(chosen) / "weights" / runner.content["steps"][chosen]["result"]["file"]
                     for step in deployed_steps(weights, file, options, setup, data, folder):
                         runner.run(step)
             except StepError as error:
@@ -204,7 +210,7 @@ def run(options: AccuracyOptions, timing: list[str]) -> int:
     results = sorted(output.glob(f"*/{steps.RESULTS}"))  # also of networks that another process measures
     networks = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in results}
     steps.write_json(networks, output / "accuracy.json")
-    steps.logger.info("\n%s\n\n%s", "\n".join(table(networks)), output / "accuracy.json")
+    steps.logger.info("\n%s\n\n%s", "\n".join(ap_table(networks)), output / "accuracy.json")
     return 1 if failed else 0
 
 

@@ -30,7 +30,7 @@ class StepError(QatError):
     """The program of a step failed; the message names its log."""
 
 
-class BenchmarkOptions(Options):
+class StudyOptions(Options):
     """What both benchmarks take."""
 
     checkout: str = option("", "the patched checkout (default: the variable YOLOV9_CHECKOUT)", metavar="DIR")
@@ -58,7 +58,7 @@ class Setup:
     timing: list[str]
 
     @classmethod
-    def of(cls, options: BenchmarkOptions, data: str, timing: Sequence[str]) -> Setup:
+    def of(cls, options: StudyOptions, data: str, timing: Sequence[str]) -> Setup:
         """Find the checkout and TensorRT.
 
         Raises:
@@ -81,7 +81,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """A program to run.
 
     Attributes:
@@ -101,7 +101,7 @@ class Step:
     tensorrt: bool = False
 
 
-class Runner:
+class StepRunner:
     """Runs steps and keeps what they found in `folder/results.json`; what they print goes to `folder/logs`.
 
     Attributes:
@@ -124,7 +124,7 @@ class Runner:
         if others := [name for name, value in inputs.items() if self.content["inputs"].get(name) != value]:
             raise InputError(f"the results in {folder} are of other {' and '.join(others)}; choose another --output")
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: ProgramStep) -> Any:
         """Give the result of a step, for which its program runs unless its output is there.
 
         Raises:
@@ -154,7 +154,7 @@ class Runner:
 
     def call(self, name: str, words: Sequence[str], tensorrt: bool) -> tuple[int, Path]:
         """Run a program in the checkout; gives its exit code and its log."""
-        log = self.folder / "logs" / f"{folder_name(name)}.log"
+        log = self.folder / "logs" / f"{step_folder(name)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         logger.info("%s: %s; %s says how far it is", self.folder.name, name, log)
         command = [engine_python() if tensorrt else sys.executable, *words]
@@ -165,7 +165,7 @@ class Runner:
         return done.returncode, log
 
 
-def folder_name(step: str) -> str:
+def step_folder(step: str) -> str:
     """The name of a step as that of a folder or a file."""
     return step.replace(", ", "-").replace(" ", "-")
 

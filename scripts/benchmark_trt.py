@@ -101,7 +101,7 @@ def main(options: BenchmarkOptions) -> int:
     if engines:
         need_tensorrt()
     need("torch", "onnx", *(["onnxruntime"] if on_cpu and (others or options.baseline) else []))
-    from utils.jobs import benchmark, benchmark_networks, benchmark_report
+    from utils.jobs import benchmark, benchmark_report
     from utils.trt import tensorrt_api
     from utils.trt.benchmark import Entry, check_entries
     from utils.trt.preflight import check_target
@@ -131,7 +131,7 @@ def main(options: BenchmarkOptions) -> int:
     common = None if size else benchmark.common_size(entries, checkpoints)
     compiled = device.type == "cuda" if options.compile is None else options.compile
     job = benchmark.Benchmark(
-        entries, {file: benchmark_networks.load_checkpoint(file, device) for file in checkpoints}, size,
+        entries, {file: benchmark.load_checkpoint(file, device) for file in checkpoints}, size,
         list(dict.fromkeys(options.infStreams)), timing, building, device, compiled, size or common, api,
         _trtexec(api) if api and not (options.own_timing or checkpoints) else None,
     )  # fmt: skip

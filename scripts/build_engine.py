@@ -133,7 +133,7 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
             return
     from utils.jobs import check_engine
 
-    found = check_engine.check(engine, options.onnx, device, options.check)
+    found = check_engine.check_engine(engine, options.onnx, device, options.check)
     logger.info("%s", found)
     if found.problem:
         raise QatError(

@@ -59,7 +59,7 @@ def test_every_batch_of_the_profile(demo_engine, demo_onnx):
 
 
 def test_the_comparison_of_a_new_engine_finds_nothing(demo_engine, demo_onnx):
-    found = check_engine.check(demo_engine, demo_onnx, torch.device("cuda:0"), 8)
+    found = check_engine.check_engine(demo_engine, demo_onnx, torch.device("cuda:0"), 8)
     print(found, f"; share {found.share:.3f}")
     assert found.images == 8
     assert found.share < 0.5  # rounding; the limit is 0.75

@@ -10,7 +10,7 @@ import torch
 from timed_networks import Detector
 
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.jobs import benchmark_networks
+from utils.jobs.benchmark import open_checkpoint
 from utils.jobs.open import open_runner
 from utils.trt import benchmark, tensorrt_api, timing
 from utils.trt.runner import Execution
@@ -72,7 +72,7 @@ def test_throughput_of_two_contexts_and_of_copies_during_runs(demo_engine):
 def test_pytorch_beside_an_engine(demo_engine, graphs):
     """Four rows of a small network; those of torch.compile have figures where there is a compiler."""
     model = Detector().to(DEVICE).eval()
-    found = benchmark_networks.open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE, compiled=True, graphs=graphs)
+    found = open_checkpoint(Path("a.pt"), model, (8, 320, 320), DEVICE, compiled=True, graphs=graphs)
     with ExitStack() as stack:
         engine = benchmark.load_engine_at(demo_engine, 8, None, tensorrt_api.load_tensorrt(), DEVICE, stack)
         candidates = [*found, benchmark.Candidate(benchmark.BenchmarkRow("demo", 8, False), [engine])]

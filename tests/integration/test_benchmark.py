@@ -9,7 +9,7 @@ import pytest
 import torch
 from random_networks import TINY, random_network, save_float, save_quantized
 
-from utils.jobs.benchmark_networks import load_checkpoint, open_checkpoint
+from utils.jobs.benchmark import load_checkpoint, open_checkpoint
 
 
 @pytest.fixture(scope="module")

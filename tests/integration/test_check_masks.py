@@ -59,7 +59,7 @@ def test_good_files_pass(kind, options, networks, tmp_path):
     network = networks[kind]
     result, config = exported(network, tmp_path / "a.onnx", **options)
     limits = compare_outputs.HALF if config.half else compare_outputs.FULL
-    found = compare_outputs.check(result.path, network.model, IMAGES, result.quantizers, limits)
+    found = compare_outputs.check_onnx(result.path, network.model, IMAGES, result.quantizers, limits)
     assert found.problems == ()
     masks = found.masks if kind == "float" else found.stretches.masks
     assert masks.coefficients < limits.masks / 4
@@ -105,7 +105,7 @@ def test_broken_masks_are_found_and_nothing_else(kind, change, message, networks
     graph = onnx.load(result.path)
     change(graph)
     onnx.save(graph, tmp_path / "changed.onnx")
-    problems = compare_outputs.check(tmp_path / "changed.onnx", network.model, IMAGES, result.quantizers).problems
+    problems = compare_outputs.check_onnx(tmp_path / "changed.onnx", network.model, IMAGES, result.quantizers).problems
     assert any(problem.startswith(message) for problem in problems), problems
     assert all(problem.startswith(("prototype: ", "mask coefficient: ", "share of the masks'")) for problem in problems)
 

@@ -19,7 +19,7 @@ from onnx import ModelProto
 from models.quantize import backend, checkpoint, placement
 from models.quantize.recipe import Recipe
 from utils.core.errors import QatError
-from utils.jobs.compare_tensors import compare
+from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import Network, load_network, open_runner
 from utils.onnx_graph import export
 from utils.onnx_graph.export import ExportResult, export_onnx
@@ -132,7 +132,7 @@ def test_quantized_tensors_agree_within_one_step(options: dict, networks: dict[s
     assert any(traced.layout for traced in plain.quantizers.values())  # some tensors are wider there
     for result in (plain, other):
         graph = onnx.load(result.path)
-        agreement = compare(network.model, graph, random_images(), result.quantizers)
+        agreement = compare_tensors(network.model, graph, random_images(), result.quantizers)
         assert agreement.tensors == len(QdqGraph(graph).activations)
         assert agreement.steps <= 1
         assert agreement.fraction < 1e-4
@@ -147,7 +147,7 @@ def test_agreement_sees_a_changed_scale_and_a_changed_weight(networks: dict[str,
         value = onnx.numpy_helper.to_array(tensor)
         changed = value * np.linspace(1.1, 1.3, value.size, dtype=np.float32).reshape(value.shape)
         tensor.CopyFrom(onnx.numpy_helper.from_array(changed, name))
-        agreement = compare(network.model, graph, random_images(), result.quantizers)
+        agreement = compare_tensors(network.model, graph, random_images(), result.quantizers)
         assert agreement.output > 0.01 if name.startswith("model.9") else agreement.fraction > 1e-3
 
 
@@ -180,7 +180,9 @@ def test_networks(name: str, side: int, checkout: Path, upstream_yaml: Callable[
     assert convolutions_in(result.path) == set(quantized.model.quantization_plan.convolutions)
     assert result.report.checked["concat"] > 0
     assert result.outputs == {"output0": (1, 7, 21 * side**2 // 1024)}
-    agreement = compare(quantized.model, onnx.load(result.path), random_images(1, side, side), result.quantizers)
+    agreement = compare_tensors(
+        quantized.model, onnx.load(result.path), random_images(1, side, side), result.quantizers
+    )
     assert agreement.steps <= 1
     assert agreement.fraction < 1e-4
     assert agreement.output < 1e-3

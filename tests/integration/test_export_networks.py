@@ -12,7 +12,7 @@ import torch
 
 from models.quantize import checkpoint, placement
 from models.quantize.flow import export_mode
-from utils.jobs.compare_tensors import compare
+from utils.jobs.compare_tensors import compare_tensors
 from utils.jobs.open import Network, load_network
 from utils.onnx_graph.export import export_onnx
 from utils.onnx_graph.export_config import ExportConfig
@@ -45,7 +45,7 @@ def test_a_network_with_another_activation(activation: str, options: dict, tmp_p
     assert any(traced.layout for traced in result.quantizers.values()), "no tensor has whole blocks of channels"
     pieces = activation == "Hardswish()" and "opset" in options
     assert kinds.count("HardSigmoid" if pieces else ACTIVATIONS[activation]) >= 35
-    agreement = compare(network.model, model, random_images(), result.quantizers)
+    agreement = compare_tensors(network.model, model, random_images(), result.quantizers)
     assert agreement.tensors == len(result.quantizers)
     assert agreement.steps <= 1
     pixels, score = (0.25, 1e-3) if options["typing"] == "weak" else (0.5, 2e-3)
@@ -101,7 +101,7 @@ def test_a_network_that_does_not_begin_with_one_narrow_convolution(
     assert in_parts == (name == WIDE)
     config = ExportConfig((SIDE, SIDE), 1)
     result = export_onnx(network.model, config, tmp_path / "again.onnx", network.metadata())
-    agreement = compare(network.model, onnx.load(result.path), random_images(1), result.quantizers)
+    agreement = compare_tensors(network.model, onnx.load(result.path), random_images(1), result.quantizers)
     assert agreement.steps <= 1
     assert agreement.fraction < 1e-3
 
@@ -144,7 +144,7 @@ def test_layers_that_compute_the_same(name: str, simplify: bool, tmp_path: Path)
     assert result.report.ok, result.report.findings
     model = onnx.load(result.path)
     assert [node.op_type for node in model.graph.node].count(kind) == left
-    agreement = compare(network.model, model, random_images(), result.quantizers)
+    agreement = compare_tensors(network.model, model, random_images(), result.quantizers)
     assert agreement.tensors == len(result.quantizers) < placed_calls(network)
     assert agreement.steps <= 1
     assert agreement.fraction < 1e-3

@@ -128,7 +128,7 @@ def exported(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def checked(network: Network, result, path: Path | None = None) -> compare_outputs.Parity:
-    return compare_outputs.check(path or result.path, network.model, images(4), result.quantizers)
+    return compare_outputs.check_onnx(path or result.path, network.model, images(4), result.quantizers)
 
 
 @pytest.mark.parametrize("kind", ["float", "quantized"])

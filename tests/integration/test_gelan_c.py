@@ -77,7 +77,9 @@ def test_every_other_form_verifies_and_computes_what_torch_computes(best, tmp_pa
         assert verify_file(result.path).ok
         image = torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(0))
         assert (
-            compare_outputs.check(result.path, network.model, image, result.quantizers, compare_outputs.HALF).problems
+            compare_outputs.check_onnx(
+                result.path, network.model, image, result.quantizers, compare_outputs.HALF
+            ).problems
             == ()
         )
     monkeypatch.setattr(tensorrt_api, "gpu", lambda index=None: None)

@@ -210,7 +210,7 @@ def exported(
 @pytest.mark.parametrize("form", FORMS)
 def test_check_finds_nothing_in_good_files(kind: str, form: str, exported):
     network, results = exported[kind]
-    found = compare_outputs.check(results[form].path, network.model, images(4), results[form].quantizers)
+    found = compare_outputs.check_onnx(results[form].path, network.model, images(4), results[form].quantizers)
     assert found.problems == ()
     assert found.images == 4
 
@@ -257,7 +257,7 @@ def test_check_finds_mistakes(form: str, change, exported, tmp_path: Path):
     change(graph)
     assert graph.SerializeToString() != before
     onnx.save(graph, tmp_path / "changed.onnx")
-    problems = compare_outputs.check(tmp_path / "changed.onnx", network.model, images(4)).problems
+    problems = compare_outputs.check_onnx(tmp_path / "changed.onnx", network.model, images(4)).problems
     assert len(problems) == 1
     assert "masks are not what the file's own coefficients and prototypes make" in problems[0]
 

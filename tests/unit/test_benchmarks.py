@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import accuracy, placement, steps
-from benchmarks.steps import Runner, Step, StepError
+from benchmarks.steps import ProgramStep, StepError, StepRunner
 from utils.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,9 +34,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-def step(folder: Path, *words: str, name: str = "one") -> Step:
+def step(folder: Path, *words: str, name: str = "one") -> ProgramStep:
     resume = (folder / "begun", ["--resume"])
-    return Step(name, ["program.py", folder, *words], folder / "result", lambda path: int(path.read_text()), resume)
+    return ProgramStep(
+        name, ["program.py", folder, *words], folder / "result", lambda path: int(path.read_text()), resume
+    )
 
 
 def calls(folder: Path) -> list[str]:
@@ -48,29 +50,29 @@ class TestRunner:
         folder = tmp_path / "a"
         folder.mkdir()
         for _ in range(2):
-            assert Runner(checkout, folder, {}).run(step(folder, "--a")) == 7
+            assert StepRunner(checkout, folder, {}).run(step(folder, "--a")) == 7
         assert calls(folder) == ["--a"]
         (folder / "result").unlink()
-        assert Runner(checkout, folder, {}).run(step(folder, "--a")) == 7
+        assert StepRunner(checkout, folder, {}).run(step(folder, "--a")) == 7
         assert calls(folder) == ["--a", "--a --resume"]  # goes on with what the first call began
         known = json.loads((folder / steps.RESULTS).read_text())["steps"]["one"]
         assert (known["command"], known["result"]) == (["program.py", "a", "--a"], 7)  # no folder of this machine
 
     def test_a_step_that_fails_names_its_log_and_runs_again(self, checkout, tmp_path):
         with pytest.raises(StepError, match=r"exit code 1: no such thing; see .*logs/one-two\.log"):
-            Runner(checkout, tmp_path, {}).run(step(tmp_path, "fail", name="one, two"))
-        assert Runner(checkout, tmp_path, {}).run(step(tmp_path, name="one, two")) == 7
+            StepRunner(checkout, tmp_path, {}).run(step(tmp_path, "fail", name="one, two"))
+        assert StepRunner(checkout, tmp_path, {}).run(step(tmp_path, name="one, two")) == 7
 
     def test_a_program_that_leaves_nothing_has_failed(self, checkout, tmp_path):
         with pytest.raises(StepError, match="left no nothing"):
-            Runner(checkout, tmp_path, {}).run(Step("one", ["program.py", tmp_path], tmp_path / "nothing"))
+            StepRunner(checkout, tmp_path, {}).run(ProgramStep("one", ["program.py", tmp_path], tmp_path / "nothing"))
 
     def test_results_of_something_else_are_refused(self, checkout, tmp_path):
-        Runner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--a"))
+        StepRunner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--a"))
         with pytest.raises(InputError, match="--weights"):
-            Runner(checkout, tmp_path, {"--weights": "2"})
+            StepRunner(checkout, tmp_path, {"--weights": "2"})
         with pytest.raises(InputError, match="--a"):
-            Runner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--b"))
+            StepRunner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--b"))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ quantize.py           float → PTQ → QAT → the best        calibrate.py    
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
 compare_tensors.py    the same between quantizers         samples.py          detections for report pages
-compare_detections.py masks; files with NMS inside        evaluate_file.py    AP of an engine or an ONNX file
-report_rows.py        an evaluation as a report row       check_engine.py     TensorRT beside ONNX Runtime
+evaluate_file.py      AP of an engine or an ONNX file     report_rows.py      an evaluation as a report row
+check_engine.py       TensorRT beside ONNX Runtime        benchmark.py        engines, .pt and .onnx, timed
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
-benchmark.py          engines, .pt and .onnx, timed      benchmark_networks.py .pt and .onnx beside engines
 model_repository.py   Triton's, from a file, checked
 sensitivity/          which parts hurt in INT8, and a recipe
 """

@@ -82,7 +82,7 @@ class EngineCheck:
         )
 
 
-def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineCheck:
+def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineCheck:
     """Run an engine and its ONNX file on soft coloured patches; what cannot be compared is not held against it.
 
     Args:
@@ -113,10 +113,10 @@ def check(engine: Path, onnx: Path, device: torch.device, count: int) -> EngineC
             theirs = _predicted(reference, images, batch)
     except QatError as error:
         return EngineCheck(skipped=f"it does not run the file: {error}")
-    return compare(mine, theirs)
+    return compare_predictions(mine, theirs)
 
 
-def compare(mine: Prediction, theirs: Prediction) -> EngineCheck:
+def compare_predictions(mine: Prediction, theirs: Prediction) -> EngineCheck:
     """Predictions of the engine and of ONNX Runtime for the same images, two at least."""
     silent = SILENT if theirs.prototypes is None else SILENT | SILENT_MASKS
     found = {part: (getattr(mine, part), getattr(theirs, part)) for part in silent}

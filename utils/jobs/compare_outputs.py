@@ -1,16 +1,18 @@
 """Does an exported file compute what the network computes? ONNX Runtime beside PyTorch, on a few images.
 
 Three things are compared: the predictions, with the masks that they make; for a quantized network every stretch between
-two quantizers by itself, see `compare_tensors.py`; and what the file's form makes of its own predictions, with the NMS
-of the evaluation loop as reference, see `compare_detections.py`.
+two quantizers by itself, see `compare_tensors.py`; and what the file's form makes of its own predictions. References:
+the NMS and the masks of the evaluation loop, and torchvision's ROIAlign for masks in boxes. TensorRT's plugin runs in
+TensorRT only: the graph behind it gets the detections of the loop.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,26 +22,23 @@ from torch import Tensor, nn
 from utils.core.device import import_torchvision
 from utils.core.errors import DependencyError
 from utils.core.files import read_onnx
-from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
+from utils.core.tasks import DETECT, SEGMENT, Prediction, Task, prediction_of, task_of_head
 from utils.evaluation.data_yaml import DataConfig
-from utils.evaluation.nms import non_max_suppression
-from utils.jobs.compare_detections import (
-    ROWS,
-    SAME_BOX,
-    BehindPlugin,
+from utils.evaluation.masks import between
+from utils.evaluation.nms import non_max_suppression, packed_detections
+from utils.jobs.compare_tensors import (
+    Agreement,
     MaskAgreement,
     compare_masks,
-    different_masks,
-    same_detections,
-    table_and_masks,
+    compare_tensors,
+    missed,
     topk_anchors,
 )
-from utils.jobs.compare_tensors import Agreement, compare, missed
 from utils.onnx_graph.decoding import ANCHORS
 from utils.onnx_graph.input_forms import input_spec
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
 from utils.onnx_graph.pad_channels import Traced
-from utils.onnx_graph.view import drop_unused, metadata_of
+from utils.onnx_graph.view import GraphView, drop_unused, metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
 
@@ -71,6 +70,9 @@ class Limits:
 
 FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05, masks=0.05, pixels=0.02)
 DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
+SAME_MASK = 1e-3  # in 0..1: a mask is another's equal
+SAME_BOX, SAME_SCORE = 0.01, 1e-4  # pixels, score: a detection is another's equal
+ROWS = "output"  # of DeepStream's form
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Parity:
         return f"ONNX Runtime beside PyTorch, {self.images} image{'s' * (self.images > 1)}: {text}"
 
 
-def check(
+def check_onnx(
     path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Traced] | None = None,
     limits: Limits = FULL,
 ) -> Parity:  # fmt: skip
@@ -150,7 +152,7 @@ def check(
         masks.append(compare_masks(given, expected, best, (part.shape[2], part.shape[3])))
         scores.append(float((given.scores - expected.scores).abs().max()))
         if order:
-            stretches.append(compare(model, graph, batch, order, file.feed(batch)))
+            stretches.append(compare_tensors(model, graph, batch, order, file.feed(batch)))
         for image, (mine, rows, shown) in enumerate(_detections(form, file, results, given)):
             found.append((mine, rows))
             if shown is not None:
@@ -323,6 +325,107 @@ def _detections(
     rows = [one[one[:, 4] > 0] for one in table]
     shown = [None] * len(rows) if masks is None else [one[: len(mine)] for one, mine in zip(masks, rows, strict=True)]
     return list(zip(rows, expected, shown, strict=True))
+
+
+def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """A file's detections `[B, K, 6]`, zero behind the last one, and their masks `[B, K, rows, columns]`.
+
+    Args:
+        results: of a form with NMS inside, by name.
+        grid: (height, width) of the prototypes; empty for a detector.
+    """
+    if ROWS in results:
+        table, masks = results[ROWS].tensor_split([6], dim=2)
+        return table, masks.unflatten(2, tuple(grid))
+    shares = results.get(SEGMENT.masks)
+    if shares is not None and shares.ndim == 3:
+        side = round(shares.shape[2] ** 0.5)
+        shares = shares.unflatten(2, (side, side))
+    return packed_detections(results), shares
+
+
+def same_detections(found: Tensor, expected: Tensor) -> Tensor:
+    """Which of `found` `[n, 6]` is which of `expected` `[m, 6]`: bool `[n, m]`."""
+    apart = (found[:, None, :6] - expected[None, :, :6]).abs()
+    return (apart[..., :4].amax(2) < SAME_BOX) & (apart[..., 4] < SAME_SCORE) & (apart[..., 5] == 0)
+
+
+def different_masks(
+    masks: Tensor, found: Tensor, expected: Tensor, given: Prediction, image: int, width: int, *, framed: bool
+) -> int:
+    """How many masks of an image's detections are others than those of equal detections of the loop's.
+
+    Args:
+        masks: `[n, rows, columns]`, in 0..1.
+        found: the file's detections, `[n, 6]`.
+        expected: the loop's, `[m, 7]`; the last column is the anchor.
+        given: the file's predictions and prototypes.
+        image: its number in the batch.
+        width: of the input, pixels.
+        framed: masks lie in their boxes' frames, and not on the prototypes' grid.
+    """
+    mine, theirs = same_detections(found, expected).nonzero().unbind(1)
+    if given.prototypes is None or not len(mine):
+        return 0
+    coefficients = given.coefficients[image][:, expected[theirs, 6].long()].T
+    sums = torch.einsum("nk,khw->nhw", coefficients, given.prototypes[image])
+    boxes, scale = found[mine, :4], sums.shape[2] / width
+    if not framed:
+        wanted = sums.sigmoid() * _inside(boxes * scale, sums.shape[1:])
+    else:
+        numbered = torch.cat([torch.arange(len(boxes))[:, None].to(boxes), boxes], 1)
+        size = (masks.shape[1], masks.shape[2])
+        wanted = torchvision.ops.roi_align(sums[:, None], numbered, size, scale, 1, aligned=True)[:, 0].sigmoid()
+    apart = (masks[mine] - wanted).abs().flatten(1).amax(1)
+    least = apart.new_full((len(found),), float("inf")).scatter_reduce(0, mine, apart, "amin")
+    return int((~(least[mine.unique()] <= SAME_MASK)).sum())
+
+
+def _inside(boxes: Tensor, grid: Sequence[int]) -> Tensor:
+    """Cells of the grid in each box, whose corners are in cells: bool `[n, *grid]`."""
+    height, width = grid
+    rows, columns = between(boxes[:, 1], boxes[:, 3], height), between(boxes[:, 0], boxes[:, 2], width)
+    return rows[:, :, None] & columns[:, None]
+
+
+class BehindPlugin:
+    """What stands in a graph behind TensorRT's plugin, in ONNX Runtime."""
+
+    def __init__(self, graph: ModelProto, options: Any) -> None:
+        model = ModelProto()
+        model.CopyFrom(graph)
+        view = GraphView(model)
+        inputs = [DETECT.prediction, SEGMENT.prototypes]
+        for node in [*map(view.producer, inputs), *(node for node in view.nodes if node.op_type == PLUGIN)]:
+            if node is not None:
+                model.graph.node.remove(node)
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs]
+        for name in DETECT.detections:
+            kind = TensorProto.INT32 if name in (DETECT.detections[0], DETECT.detections[3]) else TensorProto.FLOAT
+            values.append(helper.make_tensor_value_info(name, kind, None))
+        outputs = [value for value in model.graph.output if value.name in (ROWS, SEGMENT.masks)]
+        del model.graph.output[:], model.graph.input[:], model.graph.value_info[:]
+        model.graph.output.extend(outputs)
+        drop_unused(model)
+        needed = {name for node in model.graph.node for name in node.input}
+        model.graph.input.extend(value for value in values if value.name in needed)
+        self._inputs = [value.name for value in model.graph.input]
+        self._output = outputs[0].name
+        self._session = open_session(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+    def __call__(self, results: Mapping[str, Tensor], rows: Sequence[Tensor], topk: int) -> dict[str, Tensor]:
+        """The file's outputs, had the plugin kept `rows`, `[n, 6]` of each image."""
+        number, boxes, scores, classes = DETECT.detections
+        table = torch.zeros(len(rows), topk, 6)
+        for image, one in enumerate(rows):
+            table[image, : len(one)] = one[:, :6]
+        kept = {
+            number: torch.tensor([[len(one)] for one in rows], dtype=torch.int32), boxes: table[..., :4],
+            scores: table[..., 4], classes: table[..., 5].int(),
+        }  # fmt: skip
+        feeds = {name: np.ascontiguousarray({**results, **kept}[name].numpy()) for name in self._inputs}
+        (found,) = self._session.run([self._output], feeds)
+        return {**kept, self._output: torch.from_numpy(found)}
 
 
 def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:

@@ -74,7 +74,7 @@ def export_checkpoint(
         logger.info("%s", "\n".join(summary(network, config, result)))
         if images is not None:
             limits = compare_outputs.HALF if config.half else compare_outputs.FULL
-            found = compare_outputs.check(result.path, model, images, result.quantizers, limits)
+            found = compare_outputs.check_onnx(result.path, model, images, result.quantizers, limits)
             logger.info("%s", found)
             problems += [f"{result.path}: {problem}" for problem in found.problems]
     if problems:

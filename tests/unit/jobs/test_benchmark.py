@@ -15,7 +15,7 @@ from tensorrt_stand_in import stand_in
 from timed_networks import Detector
 
 from utils.core.errors import InputError
-from utils.jobs import benchmark, benchmark_networks, benchmark_report
+from utils.jobs import benchmark, benchmark_report
 from utils.trt.benchmark import BenchmarkRow, Entry, compared, fastest_rows
 from utils.trt.engine_file import EngineNote
 from utils.trt.timing import Figures, TimeStatistics
@@ -53,7 +53,7 @@ def compiler(monkeypatch):
 
 
 def opened(model, compiled=True, shape=(2, 32, 64)):
-    return benchmark_networks.open_checkpoint(Path("a.pt"), model, shape, CPU, compiled=compiled, graphs=True)
+    return benchmark.open_checkpoint(Path("a.pt"), model, shape, CPU, compiled=compiled, graphs=True)
 
 
 def test_a_checkpoint_has_four_rows(compiler):
@@ -140,12 +140,10 @@ def program(tmp_path, monkeypatch, capsys):
     """The program in `tmp_path`; `.pt` files are a network of a few channels. Returns (code, output, errors)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(benchmark_trt, "_trtexec", lambda: pytest.fail("a .pt takes part, or no GPU"))
-    monkeypatch.setattr(
-        benchmark_networks.checkpoint, "kind", lambda file: "quantized" if "qat" in file.name else "float"
-    )
-    monkeypatch.setattr(benchmark_networks.upstream, "load_float", lambda file: SimpleNamespace(model=Detector()))
+    monkeypatch.setattr(benchmark.checkpoint, "kind", lambda file: "quantized" if "qat" in file.name else "float")
+    monkeypatch.setattr(benchmark.upstream, "load_float", lambda file: SimpleNamespace(model=Detector()))
     for name in ("fuse", "call_fused"):
-        monkeypatch.setattr(benchmark_networks.upstream, name, lambda model: model)
+        monkeypatch.setattr(benchmark.upstream, name, lambda model: model)
 
     def run(*words, size=("--imgsz", 32)):
         timing = ["--warmUp", 0, "--duration", 0.02, "--rounds", 2, *size]

@@ -76,7 +76,7 @@ def engine_of(file: Path, **options) -> Path:
 @pytest.mark.parametrize("prototypes", [False, True])
 def test_a_right_engine(tmp_path, shape, options, count, images, prototypes):
     file = network(tmp_path / "a.onnx", shape=shape, prototypes=prototypes, quantized=True)
-    found = check_engine.check(engine_of(file, **options), file, CPU, count)
+    found = check_engine.check_engine(engine_of(file, **options), file, CPU, count)
     assert (found.images, found.share, found.wrong, found.problem) == (images, 0, 0, "")
     assert found.apart > 10
     assert str(found).startswith(f"the engine beside ONNX Runtime, {images} images: boxes differ by up to 0 px")
@@ -88,7 +88,7 @@ def test_forms_of_input(tmp_path, monkeypatch, form):
     original = onnx.load(network(tmp_path / "a.onnx", quantized=True))
     graph = attach_input(original, form)
     onnx.save(set_metadata(graph, {**metadata_of(original), **form.metadata()}), tmp_path / "b.onnx")
-    found = check_engine.check(engine_of(tmp_path / "b.onnx"), tmp_path / "b.onnx", CPU, 4)
+    found = check_engine.check_engine(engine_of(tmp_path / "b.onnx"), tmp_path / "b.onnx", CPU, 4)
     assert (found.images, found.share, found.skipped) == (4, 0, "")
 
 
@@ -102,7 +102,7 @@ def test_forms_of_input(tmp_path, monkeypatch, form):
 )
 def test_an_engine_that_computes_something_else(tmp_path, kind, wrong, words):
     engine = engine_of(network(tmp_path / "b.onnx", kind))
-    found = check_engine.check(engine, network(tmp_path / "a.onnx"), CPU, 4)
+    found = check_engine.check_engine(engine, network(tmp_path / "a.onnx"), CPU, 4)
     assert (found.images, found.wrong) == (4, wrong)
     assert found.share > check_engine.LIMIT
     assert found.problem.startswith(f"for {wrong} of 4 images its results are not those of ONNX Runtime: ")
@@ -118,12 +118,12 @@ def predictions(scores: float, coefficients: float, seed: int = 0) -> Prediction
 
 
 def test_coefficients_of_masks_are_looked_at_too():
-    found = check_engine.compare(predictions(1, -2), predictions(1, 1))
+    found = check_engine.compare_predictions(predictions(1, -2), predictions(1, 1))
     assert (found.box, found.part, found.wrong) == (0, "coefficients", 3)
 
 
 def test_scores_where_nothing_is_found_say_nothing():
-    found = check_engine.compare(predictions(0, 1), predictions(1e-7, 1))
+    found = check_engine.compare_predictions(predictions(0, 1), predictions(1e-7, 1))
     assert (found.share, found.problem, found.skipped) == (0, "", "")
 
 
@@ -134,7 +134,7 @@ def test_prototypes_are_looked_at_too(tmp_path):
     part.input[0] = "negative"
     model.graph.node.insert(list(model.graph.node).index(part), helper.make_node("Neg", ["raw"], ["negative"]))
     onnx.save(model, tmp_path / "b.onnx")
-    found = check_engine.check(engine_of(tmp_path / "b.onnx"), file, CPU, 4)
+    found = check_engine.check_engine(engine_of(tmp_path / "b.onnx"), file, CPU, 4)
     assert (found.box, found.wrong) == (0, 4)
 
 
@@ -143,7 +143,7 @@ def test_what_onnx_runtime_does_not_run_is_not_held_against_the_engine(tmp_path)
     model = onnx.load(tmp_path / "a.onnx")
     model.graph.node[0].op_type = "Unheard"
     onnx.save(model, tmp_path / "b.onnx")
-    found = check_engine.check(engine, tmp_path / "b.onnx", CPU, 4)
+    found = check_engine.check_engine(engine, tmp_path / "b.onnx", CPU, 4)
     assert found.problem == ""
     assert "it does not run the file: " in str(found)
     assert "\n" not in str(found)

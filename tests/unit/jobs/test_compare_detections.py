@@ -11,7 +11,7 @@ from mask_graph import HEIGHT, WIDTH, prediction, raw_graph
 from utils.core.tasks import DETECT, SEGMENT, Prediction
 from utils.evaluation.masks import Masks
 from utils.evaluation.nms import non_max_suppression
-from utils.jobs.compare_detections import BehindPlugin, different_masks, same_detections, table_and_masks
+from utils.jobs.compare_outputs import BehindPlugin, different_masks, same_detections, table_and_masks
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.core.tasks import Layout, Prediction
-from utils.jobs.compare_detections import BEST, MaskAgreement, compare_masks, topk_anchors
+from utils.jobs.compare_tensors import BEST, MaskAgreement, compare_masks, topk_anchors
 
 SIZE = (48, 64)  # height, width of the input: a grid of 12x16
 
