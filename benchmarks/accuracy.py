@@ -24,7 +24,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import ProgramStep, Setup, StepError, StepRunner, Words, input_file, step_folder
+from benchmarks.steps import RunStep, Setup, StepError, StepRunner, Words, input_file, step_folder
 from utils.core.errors import InputError
 from utils.core.files import file_hash
 from utils.core.options import Count, option
@@ -64,9 +64,7 @@ class AccuracyOptions(steps.StudyOptions):
     gpus: Count = option(1, "that train a network together", group="training", metavar="N")
 
 
-def training_steps(
-    name: str, options: AccuracyOptions, setup: Setup, data: Path, folder: Path
-) -> Iterator[ProgramStep]:
+def training_steps(name: str, options: AccuracyOptions, setup: Setup, data: Path, folder: Path) -> Iterator[RunStep]:
     """Upstream's train_dual.py, and the conversion to the network that is deployed, `float.pt`."""
     batch, rate = TRAINING[name]
     last = folder / "train/weights/last.pt"
@@ -82,33 +80,31 @@ def training_steps(
         *("--cos-lr", "--cache", "ram", "--workers", str(options.workers), "--noval", "--noplots", *setup.device),
         *("--project", folder, "--name", "train", "--exist-ok"),
     ]
-    yield ProgramStep("train", command, last, resume=(last, ["--resume", last]))
+    yield RunStep("train", command, last, resume=(last, ["--resume", last]))
     command = ["reparameterization.py", "--weights", last, "--save", folder / "float.pt", "--device", "cpu"]
-    yield ProgramStep("convert", command, folder / "float.pt")
+    yield RunStep("convert", command, folder / "float.pt")
 
 
 def quantizing_steps(
     weights: Path, options: AccuracyOptions, settings: Mapping[str, str], setup: Setup, data: Path, folder: Path
-) -> Iterator[ProgramStep]:
+) -> Iterator[RunStep]:
     """AP of the float network, and of each setting with each seed."""
     images: Words = ["--data", data, "--imgsz", str(options.imgsz), "--workers", str(options.workers), *setup.device]
     place: Words = ["--project", folder, "--exist-ok", "--name"]
     command: Words = ["qat.py", "eval", "--weights", weights, *images, *place, "float"]
-    yield ProgramStep("float", command, folder / "float/report.json", read_report)
+    yield RunStep("float", command, folder / "float/report.json", read_report)
     for setting, words in settings.items():
         for seed in options.seeds:
             step = f"{setting}, seed {seed}"
             run = folder / step_folder(step)
             command = ["qat.py", "quantize", "--weights", weights, *images, "--seed", str(seed), "--no-eval-origin"]
             command += [*shlex.split(words), *place, run.name]
-            yield ProgramStep(
-                step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run])
-            )
+            yield RunStep(step, command, run / "report.json", read_report, (run / "weights/last.pt", ["--resume", run]))
 
 
 def deployed_steps(
     weights: Path, quantized: Path, options: AccuracyOptions, setup: Setup, data: Path, folder: Path
-) -> Iterator[ProgramStep]:
+) -> Iterator[RunStep]:
     """Files of the float network and of a quantized one, their times and their AP; as engines, where there are some."""
     ran, engines = ("ONNX", False) if setup.no_engines else ("engine", True)
     place: Words = ["--project", folder, "--exist-ok", "--name"]
@@ -116,18 +112,16 @@ def deployed_steps(
     for file, source in zip(files.values(), (weights, quantized), strict=True):
         command: Words = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), *setup.device]
         command += ["--data", data, "--include", "onnx", "--simplify", "--dynamic", "batch", "--typing", setup.typing]
-        yield ProgramStep(f"export {file.stem}", [*command, "--output", file], file)
+        yield RunStep(f"export {file.stem}", [*command, "--output", file], file)
     command = ["scripts/benchmark_trt.py", files["int8"], "--baseline", files["float"], *setup.timing]
     command += ["--batch-size", *map(str, BATCHES), *place, f"times-{ran}"]
-    yield ProgramStep(
-        f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines
-    )
+    yield RunStep(f"times, {ran}", command, folder / f"times-{ran}/benchmark.json", steps.read_times, tensorrt=engines)
     for kind, file in files.items():
         built = file.with_name(f"{file.stem}-b{BATCHES[-1]}.engine") if engines else file
         run = folder / f"{kind}-{ran}"
         command = ["val_trt.py", "--engine-file", built, "--data", data, "--workers", str(options.workers)]
         command += [*([] if engines else ["--device", "cpu"]), *place, run.name]
-        yield ProgramStep(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
+        yield RunStep(f"{kind} {ran}", command, run / "report.json", read_report, tensorrt=engines)
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where benchmarks/ and utils/ lie
 
 from benchmarks import steps
-from benchmarks.steps import ProgramStep, Setup, StepError, StepRunner, Words, input_file
+from benchmarks.steps import RunStep, Setup, StepError, StepRunner, Words, input_file
 from utils.core.errors import InputError
 from utils.core.files import atomic_path, file_hash
 from utils.core.options import BatchSize, option
@@ -103,12 +103,12 @@ def convolutions_only(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[ProgramStep]:
+def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[RunStep]:
     """A checkpoint, calibrated, as the files of FP16 and of ours, and `whole.onnx`, of which int8-convs is made."""
     weights = model
     if model.suffix != ".pt":
         weights = folder / "float.pt"
-        yield ProgramStep("random weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
+        yield RunStep("random weights", [ROOT / "benchmarks/random_weights.py", model, folder], weights)
     data = input_file(options.data or str(folder / "noise/data.yaml"), "--data")
     command: Words = ["qat.py", "quantize", "--weights", weights, "--data", data, *setup.device]
     command += ["--imgsz", CALIBRATION_SIZE, "--batch-size", "1", "--workers", "0", "--calib-batches", "1"]
@@ -116,7 +116,7 @@ def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: P
     command += ["--name", "ptq", "--exist-ok"]
     command += ["--recipe", input_file(options.recipe, "--recipe")] if options.recipe else []
     quantized = folder / f"ptq/weights/ptq_{weights.stem}.pt"
-    yield ProgramStep("quantize", command, quantized)
+    yield RunStep("quantize", command, quantized)
     for source, name, further in (
         (weights, f"{folder.name}-fp16", []),
         (quantized, f"{folder.name}-int8", []),
@@ -125,22 +125,20 @@ def export_steps(model: Path, options: PlacementOptions, setup: Setup, folder: P
         file = folder / f"{name}.onnx"
         command = ["export_qat.py", "--weights", source, "--imgsz", str(options.imgsz), "--include", "onnx", *further]
         command += ["--simplify", "--dynamic", "batch", "--typing", setup.typing, "--check", "0", *setup.device]
-        yield ProgramStep(f"export {name}", [*command, "--output", file], file)
+        yield RunStep(f"export {name}", [*command, "--output", file], file)
 
 
-def timing_steps(options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[ProgramStep]:
+def timing_steps(options: PlacementOptions, setup: Setup, folder: Path) -> Iterator[RunStep]:
     """Engines of the three files, timed in turns; and what each is made of."""
     fp16, convolutions, ours = (folder / f"{folder.name}-{variant}.onnx" for variant in VARIANTS)
     engines = not setup.no_engines
     command: Words = ["scripts/benchmark_trt.py", convolutions, ours, "--baseline", fp16, *setup.timing]
     command += ["--batch-size", *map(str, options.batch_size), "--project", folder, "--name", "times", "--exist-ok"]
-    yield ProgramStep("times", command, folder / "times/benchmark.json", steps.read_times, tensorrt=engines)
+    yield RunStep("times", command, folder / "times/benchmark.json", steps.read_times, tensorrt=engines)
     for batch, file in product(options.batch_size if engines else (), (fp16, convolutions, ours)):
         engine = file.with_name(f"{file.stem}-b{batch}.engine")
         command = ["scripts/inspect_engine.py", engine]
-        yield ProgramStep(
-            f"layers {engine.stem}", command, engine.with_suffix(".layers.json"), read_layers, tensorrt=True
-        )
+        yield RunStep(f"layers {engine.stem}", command, engine.with_suffix(".layers.json"), read_layers, tensorrt=True)
 
 
 def read_layers(path: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class ProgramStep:
+class RunStep:
     """A program to run.
 
     Attributes:
@@ -124,7 +124,7 @@ class StepRunner:
         if others := [name for name, value in inputs.items() if self.content["inputs"].get(name) != value]:
             raise InputError(f"the results in {folder} are of other {' and '.join(others)}; choose another --output")
 
-    def run(self, step: ProgramStep) -> Any:
+    def run(self, step: RunStep) -> Any:
         """Give the result of a step, for which its program runs unless its output is there.
 
         Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import accuracy, placement, steps
-from benchmarks.steps import ProgramStep, StepError, StepRunner
+from benchmarks.steps import RunStep, StepError, StepRunner
 from utils.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,11 +34,9 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-def step(folder: Path, *words: str, name: str = "one") -> ProgramStep:
+def step(folder: Path, *words: str, name: str = "one") -> RunStep:
     resume = (folder / "begun", ["--resume"])
-    return ProgramStep(
-        name, ["program.py", folder, *words], folder / "result", lambda path: int(path.read_text()), resume
-    )
+    return RunStep(name, ["program.py", folder, *words], folder / "result", lambda path: int(path.read_text()), resume)
 
 
 def calls(folder: Path) -> list[str]:
@@ -65,7 +63,7 @@ class TestRunner:
 
     def test_a_program_that_leaves_nothing_has_failed(self, checkout, tmp_path):
         with pytest.raises(StepError, match="left no nothing"):
-            StepRunner(checkout, tmp_path, {}).run(ProgramStep("one", ["program.py", tmp_path], tmp_path / "nothing"))
+            StepRunner(checkout, tmp_path, {}).run(RunStep("one", ["program.py", tmp_path], tmp_path / "nothing"))
 
     def test_results_of_something_else_are_refused(self, checkout, tmp_path):
         StepRunner(checkout, tmp_path, {"--weights": "1"}).run(step(tmp_path, "--a"))
@@ -126,7 +124,7 @@ def test_the_table_of_accuracy():
         "times, engine": entry(**times("a-float", "a-int8")),
         "float engine": entry(ap=0.54),
     }}  # fmt: skip
-    lines = accuracy.table({"a": content})
+    lines = accuracy.ap_table({"a": content})
     assert lines[2:5] == [
         "| a | float | 0.5500 |  |  |  |  |",
         "| a | QAT, seed 57 | 0.5700 | +0.0200 ± 0.0141 |  |  |  |",  # 0.01 and 0.03: their standard deviation
