@@ -94,22 +94,17 @@ class ExportOptions(NmsOptions, InputOptions):
     verify: str | None = option(None, "check an exported Q/DQ ONNX instead of exporting", metavar="FILE")
 
 
-def verify(path: str) -> int:
-    """`--verify`: print what holds; 1 if something does not."""
-    check_file(path, "--verify takes an ONNX file")
-    need("onnx")
-    from utils.onnx_graph.verify import table, verify_file
-
-    report = verify_file(path)
-    print(table(report))
-    return 0 if report.ok else 1
-
-
-def export(options: ExportOptions) -> int:
+def export_qat(options: ExportOptions) -> int:
     """Check the request, load, export, say what was written."""
     if options.verify:
         options.reject_others(["verify"], "with --verify, which reads a file and exports nothing")
-        return verify(options.verify)
+        check_file(options.verify, "--verify takes an ONNX file")
+        need("onnx")
+        from utils.onnx_graph import verify
+
+        report = verify.verify_file(options.verify)
+        print(verify.table(report))
+        return 0 if report.ok else 1
     names = list(dict.fromkeys(name.lower() for name in options.include))
     check_options(options, names)
     from utils.core.input_spec import InputSpec
@@ -162,7 +157,7 @@ def check_options(options: ExportOptions, names: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return run_program("export_qat.py", (ExportOptions, export), argv)
+    return run_program("export_qat.py", (ExportOptions, export_qat), argv)
 
 
 if __name__ == "__main__":

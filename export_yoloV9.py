@@ -48,7 +48,7 @@ class DeepStreamOptions(NmsOptions, InputOptions):
     )
 
 
-def export(options: DeepStreamOptions) -> None:
+def export_deepstream(options: DeepStreamOptions) -> None:
     """Check the request, export, write what DeepStream wants beside the file."""
     if options.dynamic and options.batch is not None:
         raise InputError(
@@ -93,7 +93,7 @@ def export(options: DeepStreamOptions) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return run_program("export_yoloV9.py", (DeepStreamOptions, export), argv)
+    return run_program("export_yoloV9.py", (DeepStreamOptions, export_deepstream), argv)
 
 
 if __name__ == "__main__":

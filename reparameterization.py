@@ -36,7 +36,7 @@ class ReparameterizationOptions(DeviceOptions):
     save: str | None = option(None, "file to write (default: beside the weights, NAME-converted.pt)", metavar="FILE")
 
 
-def convert(options: ReparameterizationOptions) -> None:
+def convert_checkpoint(options: ReparameterizationOptions) -> None:
     """Load, check, convert, compare the two networks, save."""
     weights = Path(options.weights)
     target = Path(options.save) if options.save else weights.with_name(f"{weights.stem}-converted.pt")
@@ -70,7 +70,7 @@ def convert(options: ReparameterizationOptions) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return run_program("reparameterization.py", (ReparameterizationOptions, convert), argv)
+    return run_program("reparameterization.py", (ReparameterizationOptions, convert_checkpoint), argv)
 
 
 if __name__ == "__main__":

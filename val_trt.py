@@ -30,7 +30,7 @@ OF_EVALUATION = (*DETECTIONS, "task", "limit", "rect", "single_cls", "upsample_m
                  "batch_size", "workers")  # fmt: skip
 
 
-def evaluate(options: ValOptions) -> None:
+def evaluate_or_draw(options: ValOptions) -> None:
     """Evaluate as the options say, or draw."""
     if options.imgsz and len(options.imgsz) > 1 and options.task != "study":
         raise InputError(f"--imgsz takes one size, and several only with --task study; found {options.imgsz}")
@@ -69,7 +69,7 @@ def draw(options: ValOptions, source: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return run_program("val_trt.py", (ValOptions, evaluate), argv)
+    return run_program("val_trt.py", (ValOptions, evaluate_or_draw), argv)
 
 
 if __name__ == "__main__":

@@ -147,9 +147,9 @@ def main(options: BenchmarkOptions) -> int:
                 logger.info("%s\n%s\n", row.title,
                             "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
             rows += found
-            files = benchmark_report.save(rows, about, command_line(), folder)
-    logger.info("%s\n", benchmark_report.text(rows))
-    notes = ["\n".join(benchmark_report.fastest(rows)), *(note for row in rows for note in row.notes)]
+            files = benchmark_report.save_benchmark(rows, about, command_line(), folder)
+    logger.info("%s\n", benchmark_report.benchmark_text(rows))
+    notes = ["\n".join(benchmark_report.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
     for note in dict.fromkeys(filter(None, notes)):
         logger.info("%s\n", note)
     logger.info("%s", " ".join(map(str, files)))

@@ -21,21 +21,24 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # where models/ and utils/ lie
 
+import importlib.util
 import logging
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from utils.cli import run_program
 from utils.core.device import select_device
-from utils.core.errors import InputError
-from utils.core.files import check_file, check_files, refuse_overwrite
+from utils.core.errors import InputError, QatError
+from utils.core.files import check_file, check_files, file_hash, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction, ImageSize, option
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
-from utils.core.text import printable
-from utils.jobs.dependencies import need, need_for
+from utils.core.text import printable, short_repr
+from utils.jobs.dependencies import ENGINES, need, need_for
+from utils.reports.machine import output_of
 
 if TYPE_CHECKING:
     from utils.reports.schema import Sample
@@ -72,9 +75,7 @@ def main(options: ReportOptions) -> None:
     """Make the report, and log its table."""
     if options.environment:
         options.reject_others(["environment", "runs"], "with --environment, which makes no report")
-        from utils.jobs import environment
-
-        print(printable(environment.describe(options.runs)))
+        print(printable(environment_text(options.runs)))
         return
     if not options.runs:
         raise InputError("give run folders, or their report.json; or --environment")
@@ -105,13 +106,71 @@ def main(options: ReportOptions) -> None:
     report.title = options.title or report.title
     report.notes += [note for note in options.note if note not in report.notes]
     if options.compare:
-        report.samples = compare(options, options.compare, options.data or "")
+        report.samples = compared_samples(options, options.compare, options.data or "")
     with held(folder) if folder.is_dir() else nullcontext():
         write_all(report, folder, name)
     logger.info("%s\n\nreport: %s", terminal_table(report), folder / PAGE_NAME)
 
 
-def compare(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
+def environment_text(files: Iterable[str | Path] = ()) -> str:
+    """Text for a bug report, files last; it works where torch and TensorRT are not installed.
+
+    Raises:
+        InputError: a file is missing.
+    """
+    from models.quantize import __version__
+    from utils.trt import tensorrt_api
+
+    root = Path(__file__).resolve().parents[1]
+    commit = output_of("git", f"--git-dir={root / '.git'}", "rev-parse", "HEAD").strip() or "unknown"
+    try:
+        tensorrt = tensorrt_api.load_tensorrt().name
+    except QatError as error:
+        tensorrt = str(error)
+    if importlib.util.find_spec("torch") is None:
+        libraries = f"PyTorch is not installed; Python {platform.python_version()} on {platform.platform()}"
+    else:
+        from torch.utils.collect_env import get_pretty_env_info
+
+        libraries = get_pretty_env_info().strip()
+    overlay = f"Overlay: {__version__}, in a folder at commit {commit}\nTensorRT: {tensorrt}"
+    return "\n\n".join([overlay, libraries, *map(_describe_file, files)])
+
+
+def _describe_file(file: str | Path) -> str:
+    """Size, digest and metadata; of a path its last name only, and no class names, which are nobody's business."""
+    path = check_file(file, "expected a .onnx, .engine, .plan or .pt")
+    lines = [f"{path.name}: {path.stat().st_size:,} bytes, SHA-256 {file_hash(path)}"]
+    try:
+        for name, value in _metadata(path).items():
+            if name != "names" and value not in ("", None, {}, ()):
+                text = value if isinstance(value, str) else short_repr(value)
+                lines.append(f"  {name}: {Path(text).name if Path(text).is_absolute() else text}")
+    except (QatError, ImportError) as error:
+        lines.append(f"  {str(error).replace(str(path), path.name)}")
+    return "\n".join(lines)
+
+
+def _metadata(path: Path) -> Mapping[str, Any]:
+    from utils.trt.engine_file import EngineNote
+    from utils.trt.preflight import OnnxFile
+
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        model = OnnxFile.read(path)
+        return {"opset": model.opset, "inputs": model.inputs, "outputs": model.outputs, **model.metadata}
+    if suffix in ENGINES:
+        note = vars(EngineNote.load(path))
+        return {**note, **note["metadata"], "metadata": None, "tuning": None}
+    if suffix == ".pt":
+        from models.quantize import checkpoint
+
+        content = checkpoint.summary(path) or {"kind": "a float checkpoint, or another file of PyTorch's"}
+        return {**content, **content.get("extra", {}), "extra": None}
+    return {}
+
+
+def compared_samples(options: ReportOptions, files: Sequence[str], data: str) -> list[Sample]:
     """Detections of both networks on the same images."""
     from utils.evaluation.data_yaml import load_data
     from utils.jobs.open import open_runner

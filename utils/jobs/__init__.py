@@ -4,7 +4,6 @@ options.py   the options of qat.py and val_trt.py, one declaration each
 inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       any file → runner, checkpoint → network
 dependencies.py what a job needs that may not be installed
-environment.py  what a bug report needs to know
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
 evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images

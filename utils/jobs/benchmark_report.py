@@ -77,7 +77,7 @@ def _columns(rows: Sequence[BenchmarkRow]) -> list[_Column]:
     return [column for column in known if column.shown(rows)]
 
 
-def table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
+def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
     """Columns and cells; those of masks, contexts, copies and PyTorch are there where a row has some.
 
     Latency is the median in milliseconds; why a row has no figures stands in the last column.
@@ -90,12 +90,12 @@ def table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], list[tuple[st
     return columns([one.title for one in shown], [one.title for one in shown if one.left]), cells
 
 
-def text(rows: Sequence[BenchmarkRow]) -> str:
+def benchmark_text(rows: Sequence[BenchmarkRow]) -> str:
     """Aligned columns."""
-    return "\n".join(aligned(*table(rows)))
+    return "\n".join(aligned(*benchmark_table(rows)))
 
 
-def fastest(rows: Sequence[BenchmarkRow]) -> list[str]:
+def fastest_lines(rows: Sequence[BenchmarkRow]) -> list[str]:
     """A line for each network with the most images per second of all batch sizes and contexts, if there are several."""
     if len({(row.batch, row.contexts) for row in rows}) < 2:
         return []
@@ -108,9 +108,9 @@ def fastest(rows: Sequence[BenchmarkRow]) -> list[str]:
 
 def markdown(rows: Sequence[BenchmarkRow], about: str, command: str) -> str:
     """A table, what it was measured on and how it was made, and what the layers say."""
-    lines = markdown_table(*table(rows))
+    lines = markdown_table(*benchmark_table(rows))
     lines += ["", about, "", code(command)]
-    lines += [f"\n{note}" for note in (*fastest(rows), *(note for row in rows for note in row.notes))]
+    lines += [f"\n{note}" for note in (*fastest_lines(rows), *(note for row in rows for note in row.notes))]
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +165,7 @@ def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:
     return f"{row.model}, {row.runtime}" if several else row.model
 
 
-def save(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
+def save_benchmark(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, folder: Path) -> list[Path]:
     """Write `benchmark.md`, `benchmark.json`, `benchmark.csv` and `benchmark.png`."""
     from utils.reports import figures
 
@@ -180,7 +180,7 @@ def save(rows: Sequence[BenchmarkRow], about: Mapping[str, Any], command: str, f
              folder / "benchmark.csv": table.getvalue()}  # fmt: skip
     for path, body in files.items():
         write_text(path, body)
-    return [*files, figures.save(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
+    return [*files, figures.save_figure(plot(rows, str(about["device"]["Selected Device"])), folder / "benchmark.png")]
 
 
 def about(job: Benchmark, method: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def export_checkpoint(
     results = export_forms(network.model, config, files, network.metadata())
     model = network.model.cpu()
     for result in results:
-        logger.info("%s", "\n".join(summary(network, config, result)))
+        logger.info("%s", "\n".join(export_lines(network, config, result)))
         if images is not None:
             limits = compare_outputs.HALF if config.half else compare_outputs.FULL
             found = compare_outputs.check_onnx(result.path, model, images, result.quantizers, limits)
@@ -92,7 +92,7 @@ def refuse_flags_of_masks(network: Network, weights: str, flags: Sequence[str]) 
         raise InputError(f"{weights} ends in {network.head}: a detector, and {flags[0]} is for segmentation networks")
 
 
-def summary(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
+def export_lines(network: Network, config: ExportConfig, result: ExportResult) -> list[str]:
     """What was written, and whether a Q/DQ graph has its properties."""
     kind = {"qat": "QAT", "ptq": "PTQ", "float": "standard"}[network.kind]
     floats = "FP16" if config.half else "FP32"

@@ -246,8 +246,8 @@ class Session:
         state.save(self._folder)
         report.save(self._folder / "report.json")
         if report.history:
-            figures.save(figures.ap_per_epoch(report), self._folder / "ap_per_epoch.png")
-        figures.save(figures.ranges_per_layer(report.ranges), self._folder / "ranges.png")
+            figures.save_figure(figures.ap_per_epoch(report), self._folder / "ap_per_epoch.png")
+        figures.save_figure(figures.ranges_per_layer(report.ranges), self._folder / "ranges.png")
         state.finished = True  # after all else is written: what is not finished is done again
         state.save(self._folder)
 

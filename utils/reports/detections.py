@@ -61,7 +61,7 @@ def points_of(polygon: str) -> np.ndarray:
     return np.array([pair.split(",") for pair in polygon.split(" ")], np.int32)
 
 
-def detections(samples: Sequence[Sample]) -> Figure:
+def detection_sheet(samples: Sequence[Sample]) -> Figure:
     """A sheet: a line per image, a column per stage: truth where there is one, then every stage.
 
     The first two stages are compared with each other: what only one of them found is dashed orange.

@@ -1,8 +1,8 @@
 """Charts of a report: AP per epoch, and ranges per layer; images with detections are in `detections.py`.
 
-Every function returns a Matplotlib `Figure` that belongs to nobody else (no pyplot, no global state, no display), and
-`save` writes it. Matplotlib is imported when a figure is drawn, not before. Colours are from Okabe and Ito's palette,
-which stays distinguishable with every common colour vision; what colour says, shape or line style says as well.
+Every function returns a Matplotlib `Figure` of its own (no pyplot, no global state, no display), and `save_figure`
+writes it. Matplotlib is imported when a figure is drawn. Colours are from Okabe and Ito's palette, which stays
+distinguishable with every common colour vision; what colour says, shape or line style says as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STYLE = {
 }
 
 
-def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
+def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
     """Write `figure` to `path`; the suffix says the format (`.png`, `.svg`, `.jpg`). A crash leaves no half file."""
     path = Path(path)
     with atomic_path(path) as temporary:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from utils.core.errors import InputError
 from utils.core.files import atomic_path
 from utils.core.score import Difference
-from utils.reports import detections, figures
+from utils.reports import figures
+from utils.reports.detections import detection_sheet
 from utils.reports.schema import Report, Sample
 from utils.reports.tables import cells, headers, remarks
 
@@ -38,9 +39,11 @@ def write_all(report: Report, folder: str | Path, json_name: str = JSON_NAME) ->
     drawings = [
         figures.ap_per_epoch(report) if report.scored_epochs else None,
         figures.ranges_per_layer(report.ranges) if report.ranges else None,
-        detections.detections(report.samples) if report.samples else None,
+        detection_sheet(report.samples) if report.samples else None,
     ]
-    written += [figures.save(figure, folder / name) for figure, name in zip(drawings, PLOTS, strict=True) if figure]
+    written += [
+        figures.save_figure(figure, folder / name) for figure, name in zip(drawings, PLOTS, strict=True) if figure
+    ]
     return [*written, write_html(report, folder / PAGE_NAME)]
 
 
@@ -99,7 +102,10 @@ def _tone(difference: Difference | None) -> str:
 def _sample(sample: Sample) -> dict[str, str]:
     """One image with its detections; one that is gone is named on the page instead of costing the whole report."""
     try:
-        return {"name": Path(sample.image).name, "image": as_data_uri(detections.detections([sample]), "jpg", dpi=200)}
+        return {
+            "name": Path(sample.image).name,
+            "image": as_data_uri(detection_sheet([sample]), "jpg", dpi=200),
+        }
     except InputError as error:
         return {"name": f"{Path(sample.image).name}: {error}", "image": ""}
 

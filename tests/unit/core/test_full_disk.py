@@ -52,7 +52,7 @@ WRITERS = {
     "a.pt": lambda path: files.save_torch({"text": LONG}, path),
     "a.onnx": save_model,
     "copy": copy,
-    "a.png": lambda path: figures.save(Figure(figsize=(8, 8)), path),
+    "a.png": lambda path: figures.save_figure(Figure(figsize=(8, 8)), path),
     "report.json": Report(command="c", notes=[LONG]).save,
     "report.html": lambda path: page.write_html(Report(command="c", notes=[LONG]), path),
     "a.engine": lambda path: EngineNote(onnx=LONG).save(path),

@@ -90,12 +90,12 @@ def test_speed_against_pytorch_in_fp32_eager():
     ]  # fmt: skip
     found = compared(rows)
     assert [one.speedup for one in found] == [1.0, 2.0, 2.5, None, 10.0, 12.5, None]
-    lines = benchmark_report.text(found).splitlines()
+    lines = benchmark_report.benchmark_text(found).splitlines()
     assert lines[0].split("  ")[0] == "model"
     assert "against PyTorch" in lines[0]
     assert [line.rsplit("  ", 1)[-1].strip() for line in lines[1:4]] == ["1.00x", "2.00x", "2.50x"]
     assert lines[-1].endswith("no memory")
-    assert benchmark_report.fastest(found)[-1] == "most images/s: c-int8, batch 8, 2 contexts: 5,000 at 1.600 ms"
+    assert benchmark_report.fastest_lines(found)[-1] == "most images/s: c-int8, batch 8, 2 contexts: 5,000 at 1.600 ms"
     assert compared([row("c-int8", ms=2.0)])[0].speedup is None
 
 
@@ -120,7 +120,7 @@ def test_fastest_of_batches_and_contexts():
         BenchmarkRow("a", 64, False),
     ]
     assert [(one.model, one.batch, one.contexts) for one in fastest_rows(rows)] == [("a", 16, 2), ("b", 1, 1)]
-    assert benchmark_report.fastest([row("a", 8)]) == []
+    assert benchmark_report.fastest_lines([row("a", 8)]) == []
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ def sample_of(path, **predictions):
 
 
 def test_a_sheet_has_a_column_per_stage_and_a_line_per_image(report):
-    figure = detections.detections(report.samples * 2)
+    figure = detections.detection_sheet(report.samples * 2)
     assert [axes.get_title() for axes in figure.axes] == ["truth", "float", "INT8", "", "", ""]
     image = Image.open(io.BytesIO(figures.render(figure, "png", dpi=50)))
     assert image.size == (3 * 180, 2 * 180)
 
 
 def test_images_are_drawn_with_their_boxes_where_they_are(report, image):
-    _, axes, _ = detections.detections(report.samples).axes
+    _, axes, _ = detections.detection_sheet(report.samples).axes
     np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
     assert [text.get_text() for text in axes.texts] == ["seven 0.90", "one 0.60"]
     styles = {tuple(patch.get_bbox().extents): patch.get_linestyle() for patch in axes.patches}
@@ -55,7 +55,7 @@ def test_masks_are_filled_under_their_boxes_and_outlined(image):
     other[28:34, 20:30] = True  # two pixels of it lie on the first
     both = box((5, 5, 25, 30), "seven", 0.9, outline_of(inside))
     only = box((40, 20, 70, 55), "one", 0.6, outline_of(other))
-    axes, _ = detections.detections([sample_of(image[0], float=[both, only], INT8=[both])]).axes
+    axes, _ = detections.detection_sheet([sample_of(image[0], float=[both, only], INT8=[both])]).axes
     np.testing.assert_array_equal(axes.images[0].get_array(), image[1])
     layer = axes.images[1]
     assert layer.get_alpha() == 0.35
@@ -73,7 +73,7 @@ def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tm
     Image.fromarray(pixels).save(tmp_path / "a.png")
     drawn, size = detections.read_image(tmp_path / "a.png")
     assert (drawn.shape, size) == ((700, 1400, 3), (2000, 4000))
-    (axes,) = detections.detections([sample_of(tmp_path / "a.png", a=[box((1000, 500, 2000, 1500))])]).axes
+    (axes,) = detections.detection_sheet([sample_of(tmp_path / "a.png", a=[box((1000, 500, 2000, 1500))])]).axes
     assert axes.images[0].get_extent() == [0, 4000, 2000, 0]
     dark = axes.images[0].get_array()[..., 0] < 128
     np.testing.assert_allclose(np.argwhere(dark).min(0)[::-1] / 0.35, (1000, 500), atol=3)
@@ -82,7 +82,7 @@ def test_large_images_are_drawn_in_fewer_pixels_and_boxes_stay_where_they_are(tm
 @pytest.mark.parametrize("size", [(10, 30_000), (30_000, 10)])
 def test_long_images_are_drawn(tmp_path, size):
     Image.new("RGB", size).save(tmp_path / "a.png")
-    assert figures.render(detections.detections([sample_of(tmp_path / "a.png", a=[])]), "jpg", dpi=50)
+    assert figures.render(detections.detection_sheet([sample_of(tmp_path / "a.png", a=[])]), "jpg", dpi=50)
 
 
 def test_an_image_that_cannot_be_read_is_a_clear_error(tmp_path, monkeypatch):

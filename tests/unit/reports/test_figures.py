@@ -65,7 +65,7 @@ def test_ranges_stand_in_the_order_of_the_network():
 
 @pytest.mark.parametrize(("kind", "format_"), [("png", "PNG"), ("jpg", "JPEG")])
 def test_images_have_the_expected_size(report, kind, format_, tmp_path):
-    path = figures.save(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
+    path = figures.save_figure(figures.ap_per_epoch(report), tmp_path / f"chart.{kind}", dpi=100)
     image = Image.open(path)
     assert (image.format, image.size) == (format_, (900, 340))
     assert np.asarray(image.convert("L")).std() > 5, "the image is blank"

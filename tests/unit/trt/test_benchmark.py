@@ -38,7 +38,7 @@ def test_speed_against_the_baseline_of_the_same_kind():
     assert [one.gain for one in found] == [None, pytest.approx(0.6), None, pytest.approx(-1 / 6)]
     assert [len(one.notes) for one in found] == [0, 0, 0, 1]
     assert "6.000 ms against 5.000 ms (0.83x)" in found[3].notes[0]
-    assert benchmark_report.table(found)[1][1] == (
+    assert benchmark_report.benchmark_table(found)[1][1] == (
         "int8", "INT8", "without", "8", "2.500 ms", "2.500 ms", "400.0", "3,200", "+60.0%",
     )  # fmt: skip
     assert compared([row("before", baseline=True), row("after", ms=5.0)])[1].notes == ()  # nothing of FP16
@@ -54,11 +54,11 @@ def test_networks_with_masks_have_a_baseline_and_a_column_of_their_own():
     ]
     found = compared(rows)
     assert [one.gain for one in found] == [None, None, pytest.approx(1.0), pytest.approx(1.0), None]
-    lines = benchmark_report.text(found).splitlines()
+    lines = benchmark_report.benchmark_text(found).splitlines()
     assert lines[0].split()[:5] == ["model", "precision", "NMS", "masks", "batch"]
     kinds = [line.split()[2:4] for line in lines[3:]]
     assert kinds == [["without", "with"], ["without", "without"], ["inside", "with"]]
-    assert "masks" not in benchmark_report.text([found[1], found[3]])
+    assert "masks" not in benchmark_report.benchmark_text([found[1], found[3]])
 
 
 def test_plot_has_a_line_for_each_model_and_a_point_for_each_batch():

@@ -146,7 +146,7 @@ def summary(
 
 def save(content: Mapping[str, Any], folder: Path) -> None:
     """Write the chart and the JSON; where the JSON lies, all is written."""
-    figures.save(chart(content), folder / CHART_FILE)
+    figures.save_figure(chart(content), folder / CHART_FILE)
     write_text(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

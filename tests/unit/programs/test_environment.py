@@ -12,7 +12,6 @@ from one_conv import write_onnx
 from torch.utils import collect_env
 
 from utils.core.files import save_torch
-from utils.jobs import environment
 from utils.trt import tensorrt_api
 from utils.trt.engine_file import EngineNote
 
@@ -54,7 +53,7 @@ def test_files_say_what_they_are_and_not_whose(tmp_path, quick):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "int8.pt").read_bytes()[:400])
     onnx = write_onnx(tmp_path / "a.onnx", quantized=True, metadata=metadata)
     files = [onnx, engine, tmp_path / "int8.pt", tmp_path / "cut.pt", ROOT / "data/demo/gelan-digits.pt"]
-    text = environment.describe(files)
+    text = make_report.environment_text(files)
     for line in ("stride: 32", "data: set.yaml", "onnx: a.onnx", "api: TensorRT 8.6.0", "typing: weak", "ap: 0.5",
                  "version: 0.1.0", "recipe: {'float': []}", "float_weights: best.pt"):  # fmt: skip
         assert f"\n  {line}\n" in text
