@@ -26,7 +26,7 @@ from utils.core.options import (
     height_width,
     option,
 )
-from utils.jobs.dependencies import need
+from utils.jobs.open import need
 
 if TYPE_CHECKING:
     from utils.jobs.open import Network

@@ -16,7 +16,7 @@ from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite
 from utils.core.options import BatchSize, CheckImages, InputOptions, NmsOptions, OneOrTwoSizes, height_width, option
-from utils.jobs.dependencies import need
+from utils.jobs.open import need
 
 if TYPE_CHECKING:
     from utils.jobs.open import Network

@@ -20,7 +20,7 @@ from utils.cli import command_line, run_program
 from utils.core import distributed
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite_in
-from utils.jobs.dependencies import need
+from utils.jobs.open import need
 from utils.jobs.options import CalibrateOptions, EvalOptions, QatOptions, QuantizeOptions, SensitiveOptions
 
 logger = logging.getLogger(__name__)

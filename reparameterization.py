@@ -18,7 +18,7 @@ from utils.core.device import select_device
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite
 from utils.core.options import DeviceOptions, Field, option
-from utils.jobs.dependencies import need
+from utils.jobs.open import need
 
 
 class ReparameterizationOptions(DeviceOptions):

@@ -15,7 +15,7 @@ from pathlib import Path
 from utils.cli import command_line, run_program
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite, refuse_overwrite_in
-from utils.jobs.dependencies import need_for
+from utils.jobs.open import need_for
 from utils.jobs.options import ValOptions
 
 DETECTIONS = ("save_txt", "save_conf", "save_json")

@@ -39,7 +39,7 @@ from utils.core.options import (
     project_option,
 )
 from utils.core.run_folder import new_run
-from utils.jobs.dependencies import need, need_tensorrt
+from utils.jobs.open import need, need_tensorrt
 from utils.trt.preflight import BUILD_OPTIONS, BuildOptions
 
 if TYPE_CHECKING:

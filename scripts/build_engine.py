@@ -25,7 +25,7 @@ from utils.cli import run_program
 from utils.core.errors import InputError, QatError
 from utils.core.files import check_file, refuse_overwrite
 from utils.core.options import IMAGE_SIZE_FLAGS, BatchSize, Field, ImageSize, option
-from utils.jobs.dependencies import need, need_tensorrt
+from utils.jobs.open import need, need_tensorrt
 from utils.trt.preflight import BuildOptions, min_opt_max
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 from utils.cli import run_program
 from utils.core.options import DeviceOptions, option
-from utils.jobs.dependencies import need, need_tensorrt
+from utils.jobs.open import need, need_tensorrt
 
 
 class CheckOptions(DeviceOptions):

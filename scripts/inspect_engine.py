@@ -21,7 +21,7 @@ from pathlib import Path
 from utils.cli import run_program
 from utils.core.files import check_file
 from utils.core.options import BatchSize, DeviceOptions, option
-from utils.jobs.dependencies import need, need_tensorrt
+from utils.jobs.open import need, need_tensorrt
 
 
 class InspectOptions(DeviceOptions):

@@ -37,7 +37,7 @@ from utils.core.options import IMAGE_SIZE_FLAGS, DeviceOptions, Field, Fraction,
 from utils.core.run_folder import held
 from utils.core.tasks import DISPLAY_CONF
 from utils.core.text import printable, short_repr
-from utils.jobs.dependencies import ENGINES, need, need_for
+from utils.jobs.open import need, need_for
 from utils.reports.machine import output_of
 
 if TYPE_CHECKING:
@@ -152,14 +152,14 @@ def _describe_file(file: str | Path) -> str:
 
 
 def _metadata(path: Path) -> Mapping[str, Any]:
-    from utils.trt.engine_file import EngineNote
+    from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
     from utils.trt.preflight import OnnxFile
 
     suffix = path.suffix.lower()
     if suffix == ".onnx":
         model = OnnxFile.read(path)
         return {"opset": model.opset, "inputs": model.inputs, "outputs": model.outputs, **model.metadata}
-    if suffix in ENGINES:
+    if suffix in ENGINE_SUFFIXES:
         note = vars(EngineNote.load(path))
         return {**note, **note["metadata"], "metadata": None, "tuning": None}
     if suffix == ".pt":

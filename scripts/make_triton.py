@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from utils.cli import run_program
 from utils.core.errors import InputError
-from utils.jobs.dependencies import need
+from utils.jobs.open import need
 from utils.serving.options import ServingOptions
 
 
@@ -36,7 +36,7 @@ def main(options: ServingOptions) -> None:
     from utils.jobs import model_repository
 
     if options.check is not None:
-        model_repository.check(options.check)
+        model_repository.check_models(options.check)
     else:
         model_repository.make(options)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import refuse_overwrite
-from utils.jobs.dependencies import need
+from utils.jobs.open import need
 from utils.serving.options import TritonClientOptions
 
 logger = logging.getLogger("utils.triton_client")

@@ -16,8 +16,8 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import evaluate_file, samples
 from utils.jobs.evaluate import Measurer
+from utils.jobs.evaluate_file import lost_by_qat, make_row
 from utils.jobs.options import ValOptions
-from utils.jobs.report_rows import lost_by_qat, make_row
 from utils.reports.page import merged
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table

@@ -100,7 +100,11 @@ def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> 
         if has_nms(built) or built.metadata.get("form", PLAIN) != PLAIN:
             return EngineCheck(skipped="only raw predictions are, and this file's form is another")
         try:
-            size, (smallest, most) = _size(built, engine), batch_range(built)
+            _, _, height, width = fixed_sizes(built)
+            if height is None or width is None:  # dynamic: the size that the engine was optimized for
+                best: list[int] = EngineNote.load(engine).profile[image_input(built).name][1]
+                _, _, height, width = built.input_spec.nchw(best)
+            size, (smallest, most) = (height or 0, width or 0), batch_range(built)
             batch = max(smallest, min(count, most or count, _room(size)))
             if batch > _room(size):
                 return EngineCheck(skipped=f"a batch of {batch} images would take more memory than there is")
@@ -130,7 +134,14 @@ def compare_predictions(mine: Prediction, theirs: Prediction) -> EngineCheck:
             skipped=f"boxes of different images are {least:.2g} px apart, as those of an untrained network"
         )
     images = range(len(theirs.raw))
-    shares = [max((_share(between[part][n], apart[part][n], silent[part]), part) for part in silent) for n in images]
+    shares = []  # of each image the largest, and its part; infinite where a result is no number
+    for image in images:
+        parts = []
+        for part, least_difference in silent.items():
+            difference, reference = between[part][image], apart[part][image]
+            share = difference / reference if reference >= least_difference else 0.0
+            parts.append((share if math.isfinite(difference) else math.inf, part))
+        shares.append(max(parts))
     share, part = max(shares)
     box = max((mean for mean in between["boxes"] if math.isfinite(mean)), default=math.nan)
     wrong = sum(one > LIMIT for one, _ in shares)
@@ -143,13 +154,6 @@ def _means(difference: Tensor) -> list[float]:
     return means
 
 
-def _share(between: float, apart: float, least: float) -> float:
-    """Infinite where a result is no number; 0 where two images differ by less than `least`."""
-    if not math.isfinite(between):
-        return math.inf
-    return between / apart if apart >= least else 0.0
-
-
 def _predicted(runner: Runner, images: Tensor, batch: int) -> Prediction:
     """The predictions for images as bytes, on the CPU."""
     spec, form, names = image_input(runner), runner.input_spec, output_names(runner)
@@ -158,16 +162,6 @@ def _predicted(runner: Runner, images: Tensor, batch: int) -> Prediction:
         results = runner.infer({spec.name: as_feed(part, form, spec.dtype).contiguous()})
         found.append({name: results[given].cpu().float().clone() for name, given in names.items()})  # overwritten next
     return Prediction.of({name: torch.cat([one[name] for one in found]) for name in names}, runner.task)
-
-
-def _size(runner: Runner, engine: Path) -> tuple[int, int]:
-    """Height and width: the only ones, or those that the engine was optimised for."""
-    _, _, height, width = fixed_sizes(runner)
-    if height is not None and width is not None:
-        return height, width
-    best: list[int] = EngineNote.load(engine).profile[image_input(runner).name][1]
-    _, _, height, width = runner.input_spec.nchw(best)
-    return height or 0, width or 0
 
 
 def _room(size: tuple[int, int]) -> int:

@@ -20,9 +20,9 @@ from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs import samples
+from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
 from utils.jobs.inputs import check_classes
 from utils.jobs.options import EvalOptions
-from utils.jobs.report_rows import make_row, warn_of_a_cut_curve
 from utils.reports.schema import Report, Row, Sample
 from utils.reports.tables import terminal_table
 from utils.runners.pytorch import TorchRunner

@@ -31,11 +31,11 @@ def make(options: ServingOptions) -> list[Path]:
     Raises:
         InputError: the file cannot be served so, or something is in the way.
     """
-    file, note = describe(options)
+    file, note = read_served_file(options)
     configs = model_configs(file, options)
     text = json.dumps(asdict(note), indent=2) + "\n" if note else ""
     written = repository.write_models(
-        options.output, file, configs, text, lambda folder: check(folder, pending=file.pending)
+        options.output, file, configs, text, lambda folder: check_models(folder, pending=file.pending)
     )
     for folder in written:
         logger.info("%s", folder)
@@ -49,7 +49,7 @@ def make(options: ServingOptions) -> list[Path]:
     return written
 
 
-def check(folder: Path, *, pending: bool = False) -> None:
+def check_models(folder: Path, *, pending: bool = False) -> None:
     """Check a repository, and log what is in it.
 
     Raises:
@@ -73,7 +73,7 @@ def _look(path: Path, platform: str) -> ServedFile | None:
     return of_engine(path, note) if note.tensors else None
 
 
-def describe(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
+def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
     """What the file is for a server, and the note that an engine takes along.
 
     Raises:

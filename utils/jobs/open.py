@@ -1,7 +1,11 @@
-"""Opening what the user names: any file as a runner, or a checkpoint as the exporters need it."""
+"""Opening what the user names: any file as a runner, or a checkpoint as the exporters need it.
+
+Programs ask first whether the libraries that a file needs are installed. Importing this module imports none of them.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,6 @@ from models.quantize import __version__
 from utils.core.errors import DependencyError, InputError, no_file
 from utils.core.tasks import DETECT, Task, task_of_head
 from utils.trt.engine_file import ENGINE_SUFFIXES
-from utils.upstream.description import TRAINING_HEAD
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +22,48 @@ if TYPE_CHECKING:
 
     from models.quantize.recipe import Recipe
     from utils.runners.base import Runner
+
+
+TRITONCLIENT = 'pip install "tritonclient[http,grpc]"'
+INSTALL = {
+    "torch": "run install_dependencies.sh in the folder of this overlay's clone",
+    "onnx": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnx",
+    "onnxruntime": "run install_dependencies.sh in the folder of this overlay's clone, or pip install onnxruntime",
+    "tritonclient": TRITONCLIENT,
+    "grpc": TRITONCLIENT,
+    "geventhttpclient": TRITONCLIENT,
+    "onnxslim": "pip install onnxslim, or leave --simplify out",
+}
+
+
+def need(*modules: str) -> None:
+    """Raise `DependencyError` for the first module that is not installed; nothing is imported."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            hint = INSTALL.get(name, f"pip install {name}")
+            raise DependencyError(f"this needs {name}, which is not installed: {hint}")
+
+
+def need_tensorrt(trtexec: bool = False) -> None:
+    """Raise `DependencyError` if TensorRT, or the `trtexec` that is to build, is not installed; nothing is imported."""
+    from utils.trt import tensorrt_api
+
+    if trtexec:
+        from utils.trt.trtexec import find_trtexec
+
+        find_trtexec()
+    elif tensorrt_api.installed_module() is None:
+        tensorrt_api.load_tensorrt()
+
+
+def need_for(path: str | Path) -> None:
+    """Raise `DependencyError` if what runs a network file (`.onnx`, `.engine`, `.plan`, `.pt`) is not installed."""
+    need("torch")
+    suffix = Path(path).suffix.lower()
+    if suffix == ".onnx":
+        need("onnxruntime")
+    elif suffix in ENGINE_SUFFIXES:
+        need_tensorrt()
 
 
 @dataclass(frozen=True)
@@ -66,6 +111,7 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     from models import reparam
     from models.quantize import checkpoint
     from utils import upstream
+    from utils.upstream.description import TRAINING_HEAD
 
     if checkpoint.kind(weights) == "quantized":
         found = checkpoint.load(weights)

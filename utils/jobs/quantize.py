@@ -41,9 +41,9 @@ from utils.evaluation.dataset import check_unchanged
 from utils.evaluation.loop import EvalConfig
 from utils.jobs import calibrate
 from utils.jobs.evaluate import Measurer, without_tables
+from utils.jobs.evaluate_file import lost_by_qat
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.report_rows import lost_by_qat
 from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, find_run, weights_folder
 from utils.reports import figures
 from utils.reports.schema import Epoch, Range, Report, Row

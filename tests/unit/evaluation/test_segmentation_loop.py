@@ -26,9 +26,9 @@ from utils.evaluation.loop import EvalConfig, add_predictions, evaluate
 from utils.evaluation.metrics import EvalStatistics
 from utils.evaluation.results import result_table
 from utils.jobs import evaluate_file
+from utils.jobs.evaluate_file import make_row
 from utils.jobs.open import open_runner
 from utils.jobs.options import ValOptions
-from utils.jobs.report_rows import make_row
 from utils.onnx_graph import output_formats
 from utils.onnx_graph.output_formats import NmsSettings
 from utils.reports.schema import Report

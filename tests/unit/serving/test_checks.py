@@ -12,7 +12,7 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError
-from utils.jobs.model_repository import check, make
+from utils.jobs.model_repository import check_models, make
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.serving.options import ServingOptions
 
@@ -45,7 +45,7 @@ def change(repository: Path, model: str, how: Change) -> None:
 
 def refusal(repository: Path) -> str:
     with pytest.raises(InputError) as caught:
-        check(repository)
+        check_models(repository)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value).replace(f"{repository}/", "")
 
@@ -74,7 +74,7 @@ def without(*keys) -> Change:
 def test_what_is_written_passes(repositories, caplog):
     with caplog.at_level("INFO"):
         for repository in repositories.values():
-            check(repository)
+            check_models(repository)
     assert "m_network: onnxruntime_onnx, max_batch_size 16, images [3, 64, 96] -> output0 [7, 96]" in caplog.messages
 
 
@@ -164,4 +164,4 @@ def test_every_version_is_looked_into(copied):
     assert "det_boxes" in refusal(repository)
     (repository / "m/notes").mkdir()  # no version
     write_boxes(repository / "m/2/model.onnx", end2end(NmsSettings("onnx", 100)))
-    check(repository)
+    check_models(repository)
