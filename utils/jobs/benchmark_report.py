@@ -17,7 +17,6 @@ from utils.trt import benchmark
 from utils.trt.benchmark import COMPILED, PYTORCH, TENSORRT, BenchmarkRow
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from utils.jobs.benchmark import Benchmark
@@ -116,6 +115,8 @@ def markdown(rows: Sequence[BenchmarkRow], about: str, command: str) -> str:
 
 def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
     """Latency against throughput: a colour for each network, a line and a marker for each number of its contexts."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
     from utils.reports.figures import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure
 
     measured = [row for row in rows if row.figures]
@@ -139,22 +140,15 @@ def plot(rows: Sequence[BenchmarkRow], title: str) -> Figure:
     axes.set(title=title, xlabel="images/s (batch size beside the points)", ylabel="latency, ms")
     times = [row.figures.parts["latency"].median for row in measured if row.figures]
     if times and max(times) > LOGARITHMIC * min(times):
-        _logarithmic(axes)
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):  # plain numbers at 1, 2 and 5 of each power of ten
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     else:
         axes.set_ylim(0, None)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8, ncols=2)
     return figure
-
-
-def _logarithmic(axes: Axes) -> None:
-    """Logarithmic axes with plain numbers at 1, 2 and 5 of each power of ten."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
 
 
 def _name(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> str:

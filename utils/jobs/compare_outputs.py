@@ -159,7 +159,7 @@ def check_onnx(
                 framed = form.get("mask_resolution") != "0"
                 wrong_masks += different_masks(shown, mine, rows, given, image, part.shape[3], framed=framed)
         problems += _form_problems(form, results, given)
-    together = _together(stretches)
+    together = Agreement.together(stretches)
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
     of_masks = MaskAgreement.together(masks)
     problems += _beyond(box, score, float(np.max(left)), of_masks, together, limits)
@@ -173,16 +173,6 @@ def check_onnx(
     if wrong_masks > few:
         problems.append(f"{wrong_masks} masks are not what the file's own coefficients and prototypes make")
     return Parity(len(images), box, score, together, tuple(problems), of_masks)
-
-
-def _together(parts: list[Agreement]) -> Agreement | None:
-    if not parts:
-        return None
-    return Agreement(
-        parts[0].tensors, max(part.steps for part in parts), sum(part.fraction for part in parts) / len(parts),
-        float(np.max([part.output for part in parts])), MaskAgreement.together([part.masks for part in parts]),
-        float(np.max([part.missed for part in parts])),
-    )  # fmt: skip
 
 
 def _beyond(
@@ -371,7 +361,9 @@ def different_masks(
     sums = torch.einsum("nk,khw->nhw", coefficients, given.prototypes[image])
     boxes, scale = found[mine, :4], sums.shape[2] / width
     if not framed:
-        wanted = sums.sigmoid() * _inside(boxes * scale, sums.shape[1:])
+        x1, y1, x2, y2 = (boxes * scale).unbind(1)
+        rows, columns = between(y1, y2, sums.shape[1]), between(x1, x2, sums.shape[2])
+        wanted = sums.sigmoid() * (rows[:, :, None] & columns[:, None])  # the cells of the grid in each box
     else:
         numbered = torch.cat([torch.arange(len(boxes))[:, None].to(boxes), boxes], 1)
         size = (masks.shape[1], masks.shape[2])
@@ -379,13 +371,6 @@ def different_masks(
     apart = (masks[mine] - wanted).abs().flatten(1).amax(1)
     least = apart.new_full((len(found),), float("inf")).scatter_reduce(0, mine, apart, "amin")
     return int((~(least[mine.unique()] <= SAME_MASK)).sum())
-
-
-def _inside(boxes: Tensor, grid: Sequence[int]) -> Tensor:
-    """Cells of the grid in each box, whose corners are in cells: bool `[n, *grid]`."""
-    height, width = grid
-    rows, columns = between(boxes[:, 1], boxes[:, 3], height), between(boxes[:, 0], boxes[:, 2], width)
-    return rows[:, :, None] & columns[:, None]
 
 
 class BehindPlugin:

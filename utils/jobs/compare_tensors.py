@@ -132,6 +132,20 @@ class Agreement:
     masks: MaskAgreement | None = None
     missed: float = 0.0
 
+    @classmethod
+    def together(cls, parts: Sequence[Agreement]) -> Agreement | None:
+        """Combine several parts of the images, of one size; None where there are no parts."""
+        if not parts:
+            return None
+        return cls(
+            tensors=parts[0].tensors,
+            steps=max(part.steps for part in parts),
+            fraction=sum(part.fraction for part in parts) / len(parts),
+            output=float(np.max([part.output for part in parts])),  # NaN, if one is
+            masks=MaskAgreement.together([part.masks for part in parts]),
+            missed=float(np.max([part.missed for part in parts])),
+        )
+
 
 def missed(prediction: Prediction, anchors: Tensor | None) -> float:
     """By how much an anchor that a file leaves out is better than one that it chose, in score; 0 where none is.

@@ -145,10 +145,20 @@ def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, p
     written = []
     for file, name in zip(files, names, strict=True):
         try:
+            target = folder / name
             if is_video(file):
-                written.append(_video(artist, file, folder / name, progress))
+                count = draw_video(artist, file, target, progress)
+                logger.info("%s: %d frames", target, count)
             else:
-                written.append(_image(artist, file, folder / name))
+                image = decode(str(file))
+                if image is None:
+                    raise DataError(f"{file} cannot be decoded")
+                drawn, count = artist.draw(image)
+                _, data = cv2.imencode(target.suffix, drawn)
+                with atomic_path(target) as temporary:
+                    temporary.write_bytes(data.tobytes())
+                logger.info("%s: %d objects", target, count)
+            written.append(target)
         except DataError as error:
             if len(files) == 1:
                 raise
@@ -195,18 +205,6 @@ def _colour(label: int) -> tuple[int, int, int]:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def _image(artist: Artist, file: Path, target: Path) -> Path:
-    image = decode(str(file))
-    if image is None:
-        raise DataError(f"{file} cannot be decoded")
-    drawn, count = artist.draw(image)
-    _, data = cv2.imencode(target.suffix, drawn)
-    with atomic_path(target) as temporary:
-        temporary.write_bytes(data.tobytes())
-    logger.info("%s: %d objects", target, count)
-    return target
-
-
 def writable_rate(rate: float) -> float:
     """Frames a second as MPEG-4 can hold them, a ratio of numbers up to 65,535; 25 where the video says nothing.
 
@@ -217,7 +215,8 @@ def writable_rate(rate: float) -> float:
     return round(rate, 3 if rate < 65 else 2 if rate < 655 else 0)
 
 
-def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
+def draw_video(artist: Artist, file: Path, target: Path, progress: bool) -> int:
+    """Draw detections on every frame of a video, written as MPEG-4 to `target`; return the number of frames."""
     with open_video(file) as video:
         size = int(video.get(cv2.CAP_PROP_FRAME_WIDTH)), int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
         rate, total = writable_rate(video.get(cv2.CAP_PROP_FPS)), int(video.get(cv2.CAP_PROP_FRAME_COUNT))
@@ -238,5 +237,4 @@ def _video(artist: Artist, file: Path, target: Path, progress: bool) -> Path:
                 whole = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
             if whole < count:  # OpenCV says nothing when it cannot write
                 raise QatError(f"{target} could not be written whole; is there space left on the disk?")
-    logger.info("%s: %d frames", target, count)
-    return target
+    return count

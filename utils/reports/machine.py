@@ -45,7 +45,13 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """The machine in words: `system`, `cpu`, `cores` (those this process may use) and `memory`, as far as it tells."""
-    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_name(), "cores": str(cpu_cores())}
+    cpu = platform.processor() or platform.machine() or "unknown"
+    with contextlib.suppress(OSError):  # Linux has the name
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        fields = [line.partition(":") for line in lines]
+        names = [value.strip() for key, _, value in fields if key.strip() in {"model name", "Model"}]
+        cpu = next(filter(None, names), cpu)
+    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": cpu, "cores": str(cpu_cores())}
     with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
         found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
     return found
@@ -60,16 +66,3 @@ def output_of(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def _cpu_name() -> str:
-    """The processor as Linux names it; elsewhere as Python does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in {"model name", "Model"} and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown"

@@ -16,7 +16,7 @@ from utils.core.files import atomic_path
 from utils.core.score import Difference
 from utils.reports import figures
 from utils.reports.detections import detection_sheet
-from utils.reports.schema import Report, Sample
+from utils.reports.schema import Report
 from utils.reports.tables import cells, headers, remarks
 
 if TYPE_CHECKING:
@@ -71,6 +71,13 @@ def page(report: Report) -> str:
     for row in report.rows:
         for name, value in row.versions.items():
             versions.setdefault(name, set()).add(value)
+    samples = []
+    for sample in report.samples:
+        name = Path(sample.image).name
+        try:
+            samples.append({"name": name, "image": as_data_uri(detection_sheet([sample]), "jpg", dpi=200)})
+        except InputError as error:  # an image that is gone is named on the page, and does not cost the whole report
+            samples.append({"name": f"{name}: {error}", "image": ""})
     devices = {row.device for row in report.rows if row.device}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
@@ -81,7 +88,7 @@ def page(report: Report) -> str:
         ],  # the styles of the differences by column: of boxes, and of masks
         remarks=remarks(report),
         charts=charts,
-        samples=[_sample(sample) for sample in report.samples],
+        samples=samples,
         masks=any(sample.has_masks for sample in report.samples),
         confidence=", ".join(sorted({f"{sample.confidence:g}" for sample in report.samples})),
         machine={
@@ -97,17 +104,6 @@ def _tone(difference: Difference | None) -> str:
     if difference is None or not difference.beyond_error or abs(difference.value) < 0.00005:
         return ""
     return "up" if difference.value > 0 else "down"
-
-
-def _sample(sample: Sample) -> dict[str, str]:
-    """One image with its detections; one that is gone is named on the page instead of costing the whole report."""
-    try:
-        return {
-            "name": Path(sample.image).name,
-            "image": as_data_uri(detection_sheet([sample]), "jpg", dpi=200),
-        }
-    except InputError as error:
-        return {"name": f"{Path(sample.image).name}: {error}", "image": ""}
 
 
 def as_data_uri(figure: Figure, kind: str, dpi: int = 150) -> str:
