@@ -50,7 +50,7 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
 
     device = select_device(options.device)
     training = upstream.load_training(weights)
-    variant = reparam.choose(training.model, options.model, weights)
+    variant = reparam.choose_variant(training.model, options.model, weights)
     if options.classes_num is not None and options.classes_num != training.nc:
         raise InputError(f"--classes_num {options.classes_num} was given, and {weights} has {training.nc} classes")
     if options.cfg:
@@ -60,7 +60,7 @@ def convert_checkpoint(options: ReparameterizationOptions) -> None:
     difference = reparam.largest_difference(training.model, deployed.model, device)
     before, after = (sum(p.numel() for p in one.model.parameters()) / 1e6 for one in (training, deployed))
     when = ", before its values were rounded to FP16" if reparam.is_rounded_by_half(deployed.model, weights) else ""
-    reparam.save(target, deployed.model)
+    reparam.save_converted(target, deployed.model)
     print(
         f"{target}: GELAN-{variant.name}, {deployed.nc} classes, {after:.2f} M parameters (of {before:.2f} M), FP16, "
         f"{target.stat().st_size / 1e6:.1f} MB; "

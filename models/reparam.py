@@ -121,7 +121,7 @@ def identify(model: Any) -> Variant | None:
     return next((v for v in VARIANTS.values() if (v.head + 1, v.stem, v.down, v.kind) == facts), None)
 
 
-def choose(model: Any, name: str | None, where: str | Path) -> Variant:
+def choose_variant(model: Any, name: str | None, where: str | Path) -> Variant:
     """The variant by which to convert: the one that the checkpoint is, and that was asked for, if one was.
 
     Raises:
@@ -323,7 +323,7 @@ def _head_as_it_was(model: Any) -> Iterator[None]:
 
 
 def is_rounded_by_half(model: nn.Module, where: str | Path) -> bool:
-    """Whether half precision, in which `save` writes a network, changes any of its values.
+    """Whether half precision, in which `save_converted` writes a network, changes any of its values.
 
     Raises:
         CheckpointError: a value is beyond half precision.
@@ -342,7 +342,7 @@ def is_rounded_by_half(model: nn.Module, where: str | Path) -> bool:
     return changed
 
 
-def save(path: str | Path, model: nn.Module) -> None:
+def save_converted(path: str | Path, model: nn.Module) -> None:
     """Write a network as upstream's `train.py` leaves its best one: half precision, without optimizer.
 
     Upstream's scripts load it. `model` is turned to half precision.

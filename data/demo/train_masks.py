@@ -60,7 +60,7 @@ def write_start(detector: Path, description: Path, start: Path) -> None:
     if unknown := model.load_state_dict(state, strict=False).unexpected_keys:
         raise InputError(f"{description} has no {unknown[0]}, which {detector} has; take the description made for it")
     model.names = source.names
-    reparam.save(start, model)
+    reparam.save_converted(start, model)
 
 
 def main() -> None:

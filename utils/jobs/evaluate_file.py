@@ -22,7 +22,7 @@ from utils.evaluation.input_plan import fixed_sizes, has_nms, image_input, mask_
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
 from utils.jobs.open import open_runner
-from utils.reports.machine import versions
+from utils.reports.machine import library_versions
 from utils.reports.schema import SIZES, Report, Row
 from utils.runners.base import Runner
 from utils.trt.engine_file import EngineNote
@@ -135,7 +135,7 @@ def make_row(
     runner = where if isinstance(where, Runner) else None
     row = Row(
         stage=stage, file=str(file), ap=None, ap50=None, precision=None, recall=None, seconds=seconds,
-        device=device_name(where.device if isinstance(where, Runner) else where), versions=versions(),
+        device=device_name(where.device if isinstance(where, Runner) else where), versions=library_versions(),
         size_bytes=Path(file).stat().st_size, ms_per_image=None, measured_on="not evaluated",
     )  # fmt: skip
     if result is None:

@@ -27,7 +27,7 @@ _LIBRARIES = {
 }
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that results depend on, read from package metadata (nothing is imported).
 
     A library that is not installed has no entry.

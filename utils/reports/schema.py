@@ -91,7 +91,7 @@ class Row(StrictModel):
         ap, ap50, precision, recall: fractions in 0..1 (AP is the mean over IoU 0.50:0.95).
         seconds: wall time of the stage: making the file and evaluating it.
         device: the device in words, e.g. `CPU` or `NVIDIA H200`.
-        versions: library versions, see `machine.versions`.
+        versions: library versions, see `machine.library_versions`.
         size_bytes: size of `file`.
         ms_per_image: inference alone, without pre-processing and NMS.
         measured_on: what the numbers were measured on, e.g. `ONNX Runtime 1.31, CPU, 2 threads, batch 10`.

@@ -19,7 +19,7 @@ from utils.core.files import write_text
 from utils.core.score import Difference, Resampled, difference_error
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
-from utils.reports.machine import hardware, versions
+from utils.reports.machine import hardware, library_versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,7 +139,7 @@ def summary(
             "why": chosen.why,
         },
         "notes": list(notes),
-        "versions": versions(),
+        "versions": library_versions(),
         "hardware": hardware(),
     }  # fmt: skip
 
