@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""The functions of this project that the image size passes through, from a command line to a place in the library.
+
+    cd CHECKOUT; python TESTS/walk.py Finetuner._step 160 qat.py quantize --imgsz 160 ...   # and ends there
+
+A stop is a function that gets the size: as a number, as height and width, or in an object with an attribute of it.
+`tests/integration/test_walks.py` holds the limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from types import FrameType
+from typing import Any
+
+HOLDERS = ("options", "inputs", "config")  # attributes that hold an object with the size
+
+
+class _Arrived(BaseException):
+    """Ends the program; no handler of its own answers to it."""
+
+
+def carries(value: Any, size: int, depth: int = 2) -> bool:
+    """Whether a value is the size, holds it, or is an object with an attribute of it."""
+    if isinstance(value, int):
+        return value == size and not isinstance(value, bool)
+    if isinstance(value, (tuple, list)):
+        return 0 < len(value) <= 2 and all(isinstance(one, int) for one in value) and size in value
+    if depth == 0 or not type(value).__module__.startswith(("models.", "utils.", "argparse", "__main__")):
+        return False
+    attributes = [(name.strip("_"), one) for name, one in getattr(value, "__dict__", {}).items()]
+    return any(name in ("imgsz", "size") and carries(one, size, 0) for name, one in attributes) or any(
+        name in HOLDERS and carries(one, size, depth - 1) for name, one in attributes
+    )
+
+
+def walk(goal: str, size: int, program: str, root: str, ours: set[str]) -> list[str]:
+    """Run a program until a function of this name is called; the stops before it, in order, each once.
+
+    Args:
+        goal: such as 'Finetuner._step'.
+        program: its path; `sys.argv` holds its command line.
+        root: the checkout.
+        ours: paths of this project's files below it.
+    """
+    stops: dict[str, None] = {}
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        code, path = frame.f_code, os.path.relpath(frame.f_code.co_filename, root)
+        if event != "call" or path not in ours or code.co_name.startswith("<"):
+            return
+        owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
+        kind = owner if isinstance(owner, type) else type(owner)
+        name = code.co_name if owner is None else f"{kind.__name__}.{code.co_name}"
+        if name == goal:
+            sys.setprofile(None)
+            raise _Arrived
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(carries(frame.f_locals.get(argument), size) for argument in arguments):
+            stops.setdefault(f"{path}: {name}")
+
+    sys.setprofile(look)
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except _Arrived:
+        return list(stops)
+    finally:
+        sys.setprofile(None)
+    raise SystemExit(f"{program} ended without a call of {goal}")
+
+
+if __name__ == "__main__":
+    goal, size, *sys.argv = sys.argv[1:]
+    sys.path.insert(0, os.getcwd())
+    with open(".yolov9_overlay/manifest.json", encoding="utf-8") as manifest:
+        ours = set(json.load(manifest)["files"])
+    for stop in walk(goal, int(size), sys.argv[0], os.getcwd(), ours):
+        print(stop)
