@@ -174,7 +174,7 @@ def compared_samples(options: ReportOptions, files: Sequence[str], data: str) ->
     """Detections of both networks on the same images."""
     from utils.evaluation.data_yaml import load_data
     from utils.jobs.open import open_runner
-    from utils.jobs.samples import collect
+    from utils.jobs.visualize import collect_samples
 
     device = select_device(options.device)
     with ExitStack() as stack:
@@ -182,7 +182,7 @@ def compared_samples(options: ReportOptions, files: Sequence[str], data: str) ->
         runners = {
             name: stack.enter_context(open_runner(path, device)) for name, path in zip(names, files, strict=True)
         }
-        return collect(
+        return collect_samples(
             runners, load_data(data), imgsz=options.imgsz, count=options.samples, confidence=options.conf_thres
         )
 

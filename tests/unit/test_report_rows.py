@@ -14,10 +14,11 @@ from utils.core.score import Difference
 from utils.core.tasks import DETECT
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
-from utils.jobs import evaluate_file, samples
+from utils.jobs import evaluate_file
 from utils.jobs.evaluate import Measurer
 from utils.jobs.evaluate_file import lost_by_qat, make_row
 from utils.jobs.options import ValOptions
+from utils.jobs.visualize import collect_samples
 from utils.reports.page import merged
 from utils.reports.schema import Report
 from utils.reports.tables import terminal_table
@@ -98,7 +99,7 @@ def test_samples_of_a_run_are_those_of_the_report_page(known):
     model, data, _ = known
     found = Measurer(data, torch.device("cpu"), CONFIG).samples({"float": model, "PTQ": model})
     with TorchRunner(model, "cpu") as runner:
-        expected = samples.collect({"float": runner, "PTQ": runner}, data, imgsz=64)
+        expected = collect_samples({"float": runner, "PTQ": runner}, data, imgsz=64)
     assert found == expected
     assert len(found) == 4
     assert Report(command="command", samples=found).samples[0].predictions["float"]

@@ -5,11 +5,10 @@ inputs.py    what a run works on, checked before it writes
 run_state.py the state from which a killed run continues  open.py       a file → runner; needed libraries
 
 quantize.py           float → PTQ → QAT → the best        calibrate.py        AP of each calibration method
-evaluate.py           AP of a checkpoint                  visualize.py        detections drawn on images
+evaluate.py           AP of a checkpoint                  visualize.py        detections drawn, or for reports
 export.py             checkpoint → checked ONNX files     compare_outputs.py  ONNX Runtime beside PyTorch
-compare_tensors.py    the same between quantizers         samples.py          detections for report pages
-evaluate_file.py      AP of a file, and its report row    check_engine.py     TensorRT beside ONNX Runtime
-benchmark.py          engines, .pt and .onnx, timed
+compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
+evaluate_file.py      AP of a file, and its report row    benchmark.py        engines, .pt and .onnx, timed
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
 model_repository.py   Triton's, from a file, checked
 sensitivity/          which parts hurt in INT8, and a recipe

@@ -19,10 +19,10 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.results import EvalResult
-from utils.jobs import samples
 from utils.jobs.evaluate_file import make_row, warn_of_a_cut_curve
 from utils.jobs.inputs import check_classes
 from utils.jobs.options import EvalOptions
+from utils.jobs.visualize import collect_samples
 from utils.reports.schema import Report, Row, Sample
 from utils.reports.tables import terminal_table
 from utils.runners.pytorch import TorchRunner
@@ -53,11 +53,11 @@ class Measurer:
         return distributed.from_main(lambda: make_row(self._device, self._config, result, file, stage, seconds))
 
     def samples(self, models: Mapping[str, nn.Module]) -> list[Sample]:
-        """What each of `models` (by stage) detects on a few images, see `samples.collect`."""
+        """What each of `models` (by stage) detects on a few images, see `collect_samples`."""
         with ExitStack() as stack:
             runners = {stage: stack.enter_context(TorchRunner(model, self._device)) for stage, model in models.items()}
             imgsz = InputPlan.of(next(iter(runners.values())), self._config.imgsz, 1).imgsz[0]
-            return samples.collect(runners, self._data, imgsz=imgsz, split=self._config.split)
+            return collect_samples(runners, self._data, imgsz=imgsz, split=self._config.split)
 
 
 def without_tables() -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Detections drawn on images and videos, to look at: what a network finds, not how well it scores."""
+"""What networks detect, to look at: drawn on images and videos (`val_trt.py --source`), or for report pages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from utils.core.errors import DataError, QatError
 from utils.core.files import atomic_path
 from utils.core.run_folder import new_run
 from utils.core.tasks import DISPLAY_CONF, DISPLAY_IOU
-from utils.evaluation.data_yaml import load_data
+from utils.evaluation.data_yaml import DataConfig, load_data
+from utils.evaluation.dataset import make_loader
 from utils.evaluation.detector import BatchDetections, Detector
+from utils.evaluation.gt_masks import filled
 from utils.evaluation.images import check_source, decode, frames, is_video, open_video, target_names
 from utils.evaluation.input_plan import InputPlan, gives_masks, has_nms, nms_thresholds
 from utils.evaluation.letterbox import letterbox_on, letterboxed_planes
+from utils.evaluation.loop import labels_in_images
 from utils.evaluation.masks import Patch, patches
 from utils.evaluation.nms import best_class
 from utils.jobs.open import open_runner
+from utils.reports.detections import outline_of
+from utils.reports.schema import Box, Sample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +79,22 @@ class Artist:
         Raises:
             InputError: the network is no detector, or does not take that size.
         """
-        _warn_of_own_thresholds(runner, conf_thres, iou_thres)
+        if has_nms(runner):
+            inside = nms_thresholds(runner)
+            lowest, overlap = inside.get("conf_thres"), inside.get("iou_thres")
+            if runner.task.masks and not gives_masks(runner):
+                logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
+            if lowest is None:
+                logger.warning("NMS is inside the network, which does not say its thresholds: --conf-thres %g "
+                               "finds no more than those let through", conf_thres)  # fmt: skip
+            elif conf_thres < lowest:
+                logger.warning("NMS is inside the network, and leaves out what scores less than %g: "
+                               "--conf-thres %g finds no more than that; export the network with a lower --conf-thres for more",
+                               lowest, conf_thres)  # fmt: skip
+            if overlap not in (None, iou_thres):
+                logger.warning(
+                    "NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres
+                )
         self._plan = InputPlan.of(runner, imgsz, 1)
         self.detector = Detector(runner, None, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
         self._names = names or runner.names or {}
@@ -103,28 +123,6 @@ class Artist:
         with torch.inference_mode():
             found = self.detector(images, [box.shapes])
             return found, best_class(found.rows[0]), box.shapes
-
-
-def _warn_of_own_thresholds(runner: Runner, conf_thres: float, iou_thres: float) -> None:
-    """Say which of the thresholds cannot be followed where NMS is inside the network."""
-    if not has_nms(runner):
-        return
-    if runner.task.masks and not gives_masks(runner):
-        logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
-    own = nms_thresholds(runner)
-    confidence, overlap = own.get("conf_thres"), own.get("iou_thres")
-    if confidence is None:
-        logger.warning(
-            "NMS is inside the network, which does not say its thresholds: --conf-thres %g finds no more than "
-            "those let through", conf_thres,
-        )  # fmt: skip
-    elif conf_thres < confidence:
-        logger.warning(
-            "NMS is inside the network, and leaves out what scores less than %g: --conf-thres %g finds no more "
-            "than that; export the network with a lower --conf-thres for more", confidence, conf_thres,
-        )  # fmt: skip
-    if overlap is not None and overlap != iou_thres:
-        logger.warning("NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres)
 
 
 def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
@@ -238,3 +236,60 @@ def draw_video(artist: Artist, file: Path, target: Path, progress: bool) -> int:
             if whole < count:  # OpenCV says nothing when it cannot write
                 raise QatError(f"{target} could not be written whole; is there space left on the disk?")
     return count
+
+
+# --- for report pages ------------------------------------------------------------------------------------------------
+
+
+def collect_samples(
+    runners: Mapping[str, Runner], data: DataConfig, *, imgsz: int, count: int = 4,
+    confidence: float = DISPLAY_CONF, split: str = "val",
+) -> list[Sample]:  # fmt: skip
+    """Detections of several networks on the same `count` images, for drawing them side by side.
+
+    The images are evenly spread over a split, so that nobody chose them.
+
+    Args:
+        runners: by the name that the column gets; the first two are compared with each other.
+        imgsz: pixels; images are letterboxed to a square of it.
+        confidence: detections below it are not shown.
+
+    Raises:
+        DataError: the split has no readable image, or boxes as labels where a network has masks.
+        InputError: a network does not take the images, or its classes are not the dataset's.
+    """
+    with_masks = any(runner.task.masks and (gives_masks(runner) or not has_nms(runner)) for runner in runners.values())
+    loader = make_loader(
+        data, split, imgsz=imgsz, batch_size=1, workers=0, limit=count, mask_stride=1 if with_masks else None
+    )
+    files = {file.path: file for file in loader.dataset.images}
+    detectors = {
+        name: Detector(runner, data, conf_thres=confidence, iou_thres=DISPLAY_IOU) for name, runner in runners.items()
+    }
+    samples = []
+    with torch.inference_mode():
+        for batch in loader:
+            if not len(batch):
+                continue  # the image cannot be decoded
+            labels = labels_in_images(batch, batch.labels.device)[0]
+            predictions = {}
+            for name, detector in detectors.items():
+                detections = detector(batch.images, batch.shapes)
+                best = best_class(detections.rows[0])
+                shapes = batch.shapes[0]
+                masks = () if detections.masks is None else patches(detections.masks, 0, best, shapes)
+                outlines = [outline_of(mask.inside, mask.left, mask.top) for mask in masks]
+                predictions[name] = report_boxes(detections.rows[0][best], data.names, outlines)
+            file = files[batch.paths[0]]
+            polygons = (filled(points * np.float32(file.size), file.size[::-1]) for points in file.polygons)
+            truth = report_boxes(labels[:, [1, 2, 3, 4, 0]], data.names, list(map(outline_of, polygons)))
+            samples.append(Sample(image=batch.paths[0], predictions=predictions, truth=truth, confidence=confidence))
+    return samples
+
+
+def report_boxes(rows: Tensor, names: Mapping[int, str], outlines: Sequence[tuple[str, ...]]) -> list[Box]:
+    """Rows of xyxy in pixels of the image, a score if there is one, and the class; with outlines, if there are any."""
+    return [
+        Box(xyxy=(x0, y0, x1, y1), name=names[int(label)], score=score[0] if score else None, outline=outline)
+        for (x0, y0, x1, y1, *score, label), outline in zip(rows.tolist(), outlines or [()] * len(rows), strict=True)
+    ]

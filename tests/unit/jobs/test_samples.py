@@ -11,7 +11,7 @@ from known_masks import KnowingMasks, write_outlined_set
 
 from utils.core.errors import DataError
 from utils.evaluation.data_yaml import load_data
-from utils.jobs.samples import collect
+from utils.jobs.visualize import collect_samples
 from utils.reports.detections import points_of
 from utils.runners.pytorch import TorchRunner
 
@@ -32,7 +32,7 @@ def test_masks_of_labels_and_of_detections_have_outlines(known):
     samples, data = known
     model = KnowingMasks(samples, NAMES, 64)
     runners = {"float": TorchRunner(model, "cpu"), "boxes": TorchRunner(KnowingModel(samples, NAMES, 64), "cpu")}
-    found = collect(runners, data, imgsz=64, count=6)
+    found = collect_samples(runners, data, imgsz=64, count=6)
     masks = 0
     for sample, one in zip(samples, found, strict=True):
         assert one.image == str(sample.path)
@@ -65,8 +65,8 @@ def test_boxes_as_labels_are_refused_where_a_network_has_masks(known, tmp_path):
     labels = tmp_path / "labels/val" / f"{samples[0].path.stem}.txt"
     labels.write_text("0 0.5 0.5 0.2 0.2\n")
     boxes = {"float": TorchRunner(KnowingModel(samples, NAMES, 64), "cpu")}
-    assert len(collect(boxes, data, imgsz=64, count=1)[0].truth) == 1
+    assert len(collect_samples(boxes, data, imgsz=64, count=1)[0].truth) == 1
     with pytest.raises(
         DataError, match=rf"{labels.name}, line 1: a box, and a network for segmentation needs outlines"
     ):
-        collect({"float": TorchRunner(KnowingMasks(samples, NAMES, 64), "cpu")}, data, imgsz=64, count=1)
+        collect_samples({"float": TorchRunner(KnowingMasks(samples, NAMES, 64), "cpu")}, data, imgsz=64, count=1)

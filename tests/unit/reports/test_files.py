@@ -13,7 +13,7 @@ from report_examples import make_row
 
 from utils.core.errors import InputError
 from utils.evaluation.data_yaml import load_data
-from utils.jobs.samples import collect
+from utils.jobs.visualize import collect_samples
 from utils.reports.page import merged, write_all
 from utils.reports.schema import Epoch, Range, Report
 from utils.runners.base import Runner, TensorSpec
@@ -52,7 +52,7 @@ def data(tmp_path):
 
 
 def test_boxes_are_in_pixels_of_the_image(data):
-    sample = collect({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)[0]
+    sample = collect_samples({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)[0]
     (found,) = sample.predictions["INT8"]
     assert (found.name, found.score) == ("one", 0.75)
     # 100 × 50 becomes 64 × 32 with 16 rows of border above: x = 22 / 0.64, y = (27 - 16) / 0.64
@@ -64,13 +64,13 @@ def test_boxes_are_in_pixels_of_the_image(data):
 
 def test_images_are_spread_over_the_split_and_scaled_to_one(data):
     runner = OneBox(0.9)
-    samples = collect({"float": runner}, data, imgsz=64, count=2)
+    samples = collect_samples({"float": runner}, data, imgsz=64, count=2)
     assert [sample.image[-5:] for sample in samples] == ["0.png", "2.png"]
     assert [image.max().item() for image in runner.fed] == [1.0, 1.0]
 
 
 def test_scores_below_the_confidence_are_not_shown(data):
-    samples = collect({"float": OneBox(0.2)}, data, imgsz=64, count=1, confidence=0.3)
+    samples = collect_samples({"float": OneBox(0.2)}, data, imgsz=64, count=1, confidence=0.3)
     assert samples[0].predictions == {"float": []}
     assert samples[0].confidence == 0.3
 
@@ -82,25 +82,25 @@ def test_of_two_classes_in_one_place_the_better_is_shown(data):
             output[:, 4] = self.score - 0.1
             return {"output0": output}
 
-    (found,) = collect({"float": Undecided(0.6)}, data, imgsz=64, count=1)[0].predictions["float"]
+    (found,) = collect_samples({"float": Undecided(0.6)}, data, imgsz=64, count=1)[0].predictions["float"]
     assert found.name == "one"
 
 
 def test_a_network_of_fixed_batch_size_is_fed_what_it_takes(data):
     runner = OneBox(0.9, batch=4)
-    assert len(collect({"INT8": runner}, data, imgsz=64, count=1)[0].predictions["INT8"]) == 1
+    assert len(collect_samples({"INT8": runner}, data, imgsz=64, count=1)[0].predictions["INT8"]) == 1
     assert runner.fed[0].shape == (4, 3, 64, 64)
 
 
 def test_other_classes_than_the_data_sets_are_refused(data):
     with pytest.raises(InputError, match="3 classes"):
-        collect({"float": OneBox(0.9, classes=3)}, data, imgsz=64)
+        collect_samples({"float": OneBox(0.9, classes=3)}, data, imgsz=64)
 
 
 def test_all_files_of_a_report_are_written(data, tmp_path):
     report = Report(command="command", history=[Epoch(epoch=0, ap=0.5)])
     report.ranges = [Range(name="model.0", kind="weight", amax=1.0, min=0.5, max=1.0, channels=4)]
-    report.samples = collect({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
+    report.samples = collect_samples({"float": OneBox(0.5), "INT8": OneBox(0.75)}, data, imgsz=64, count=1)
     written = write_all(report, tmp_path / "run")
     names = ["report.json", "ap_per_epoch.png", "ranges.png", "detections.png", "report.html"]
     assert [path.name for path in written] == names
