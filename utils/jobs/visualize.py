@@ -85,12 +85,15 @@ class Artist:
             if runner.task.masks and not gives_masks(runner):
                 logger.warning("NMS is inside the network: the boxes are drawn, and it gives no masks")
             if lowest is None:
-                logger.warning("NMS is inside the network, which does not say its thresholds: --conf-thres %g "
-                               "finds no more than those let through", conf_thres)  # fmt: skip
+                logger.warning(
+                    "NMS is inside the network, which does not say its thresholds: --conf-thres %g finds no more than "
+                    "those let through", conf_thres,
+                )  # fmt: skip
             elif conf_thres < lowest:
-                logger.warning("NMS is inside the network, and leaves out what scores less than %g: "
-                               "--conf-thres %g finds no more than that; export the network with a lower --conf-thres for more",
-                               lowest, conf_thres)  # fmt: skip
+                logger.warning(
+                    "NMS is inside the network, and leaves out what scores less than %g: --conf-thres %g finds no "
+                    "more than that; export the network with a lower --conf-thres for more", lowest, conf_thres,
+                )  # fmt: skip
             if overlap not in (None, iou_thres):
                 logger.warning(
                     "NMS is inside the network, with its own --iou-thres %g instead of %g", overlap, iou_thres
