@@ -67,6 +67,37 @@ class Limits:
     masks: float = 1e-3
     pixels: float = 1e-3
 
+    def exceeded(
+        self, box: float, score: float, missed: float, masks: MaskAgreement | None, stretches: Agreement | None
+    ) -> list[str]:
+        """A line for each difference that is beyond its limit, or NaN.
+
+        Of a quantized network only what follows equal INT8 values can be held against self. A file that decodes only some
+        anchors has to choose the best.
+        """
+        values: list[tuple[str, str, float, float]]
+        if stretches is None:
+            values = [("box", "px", box, self.box), ("score", "", score, self.score)]
+        else:
+            missed, masks = stretches.missed, stretches.masks
+            values = [
+                ("INT8 value", "steps", stretches.steps, self.steps),
+                ("share of INT8 values", "", stretches.fraction, self.fraction),
+                ("result behind equal INT8 values", "px or score", stretches.output, self.box),
+            ]
+        values.append(("the best anchor that is left out and the worst that is chosen", "in score", missed, self.score))
+        if masks is not None:
+            values += [
+                ("mask coefficient", "of the largest", masks.coefficients, self.masks),
+                ("prototype", "of the largest", masks.prototypes, self.masks),
+                ("share of the masks' pixels", "", masks.pixels, self.pixels),
+            ]
+        return [
+            f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limit:g} at most was expected"
+            for what, unit, value, limit in values
+            if not value <= limit
+        ]
+
 
 FULL, HALF = Limits(box=0.1, score=1e-3), Limits(box=4.0, score=0.05, fraction=0.05, masks=0.05, pixels=0.02)
 DIFFERENT_DETECTIONS = 0.02  # fraction: pairs of boxes at the very threshold
@@ -127,84 +158,51 @@ def check_onnx(
     graph = read_onnx(path)
     form, task = metadata_of(graph), task_of_head(model.model[-1])
     file = ObservedFile(graph, task)
-    boxes, scores, left = [], [], []  # of each part, largest differences
-    problems: list[str] = []
-    found: list[tuple[Tensor, Tensor]] = []
-    stretches: list[Agreement] = []
-    masks: list[MaskAgreement | None] = []
-    wrong_masks = 0
-    size = file.batch or min(len(images), FREE_BATCH)
     if file.form.kind != "float":
         images = pixels(images) / 255
+    boxes, scores, missed_scores = [], [], []  # of each batch, largest differences
+    masks: list[MaskAgreement | None] = []
+    stretches: list[Agreement] = []
+    problems: list[str] = []
+    detections, different_rows, wrong_masks = 0, 0, 0
+    size = file.batch or min(len(images), FREE_BATCH)
     for part in images.split(size):
         count = len(part)
         batch = torch.cat([part, part[-1:].expand(size - count, -1, -1, -1)])
         results = {name: value[:count] for name, value in file(batch).items()}
         with torch.no_grad():
-            whole = prediction_of(task, model(batch))
-        whole, chosen = whole.of_first(count), results.get(ANCHORS)
-        expected = whole.at(chosen)
-        left.append(missed(whole, chosen))
-        given = Prediction(results[task.prediction], whole.layout, results.get(task.prototypes))
+            network = prediction_of(task, model(batch)).of_first(count)
+        anchors = results.get(ANCHORS)
+        expected = network.at(anchors)
+        predicted = Prediction(results[task.prediction], network.layout, results.get(task.prototypes))
         best = topk_anchors(expected)
-        apart = (given.boxes - expected.boxes).abs()
-        boxes.append(float(apart.gather(2, best[:, None].expand(-1, apart.shape[1], -1)).max()))
-        masks.append(compare_masks(given, expected, best, (part.shape[2], part.shape[3])))
-        scores.append(float((given.scores - expected.scores).abs().max()))
+        differences = (predicted.boxes - expected.boxes).abs()
+        boxes.append(float(differences.gather(2, best[:, None].expand(-1, differences.shape[1], -1)).max()))
+        scores.append(float((predicted.scores - expected.scores).abs().max()))
+        missed_scores.append(missed(network, anchors))
+        masks.append(compare_masks(predicted, expected, best, (part.shape[2], part.shape[3])))
         if order:
             stretches.append(compare_tensors(model, graph, batch, order, file.feed(batch)))
-        for image, (mine, rows, shown) in enumerate(_detections(form, file, results, given)):
-            found.append((mine, rows))
-            if shown is not None:
+        if not same_rows(form, results, predicted):
+            problems.append("the rows are not the predictions")
+        for image, (rows, loop_rows, row_masks) in enumerate(detections_of_both(form, file, results, predicted)):
+            same = same_detections(rows, loop_rows)
+            different_rows += max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
+            detections += len(loop_rows)
+            if row_masks is not None:
                 framed = form.get("mask_resolution") != "0"
-                wrong_masks += different_masks(shown, mine, rows, given, image, part.shape[3], framed=framed)
-        problems += _form_problems(form, results, given)
-    together = Agreement.together(stretches)
+                wrong_masks += different_masks(
+                    row_masks, rows, loop_rows, predicted, image, part.shape[3], framed=framed
+                )
     box, score = float(np.max(boxes)), float(np.max(scores))  # NaN, if one is
-    of_masks = MaskAgreement.together(masks)
-    problems += _beyond(box, score, float(np.max(left)), of_masks, together, limits)
-    different = 0  # detections of either side that have no equal on the other
-    for mine, rows in found:
-        same = same_detections(mine, rows)
-        different += max(int((~same.any(1)).sum()), int((~same.any(0)).sum()))
-    few = max(1, DIFFERENT_DETECTIONS * sum(len(expected) for _, expected in found))
-    if different > few:
-        problems.append(f"{different} detections differ from those of the evaluation loop's NMS")
-    if wrong_masks > few:
+    all_masks, all_stretches = MaskAgreement.together(masks), Agreement.together(stretches)
+    problems += limits.exceeded(box, score, float(np.max(missed_scores)), all_masks, all_stretches)
+    tolerated = max(1, DIFFERENT_DETECTIONS * detections)
+    if different_rows > tolerated:
+        problems.append(f"{different_rows} detections differ from those of the evaluation loop's NMS")
+    if wrong_masks > tolerated:
         problems.append(f"{wrong_masks} masks are not what the file's own coefficients and prototypes make")
-    return Parity(len(images), box, score, together, tuple(problems), of_masks)
-
-
-def _beyond(
-    box: float, score: float, missed: float, masks: MaskAgreement | None, stretches: Agreement | None, limits: Limits
-) -> list[str]:
-    """Lines on differences that are beyond their limits, or NaN.
-
-    Of a quantized network only what follows equal INT8 values can be held against limits. A file that decodes only some
-    anchors has to choose the best.
-    """
-    values: list[tuple[str, str, float, float]]
-    if stretches is None:
-        values = [("box", "px", box, limits.box), ("score", "", score, limits.score)]
-    else:
-        missed, masks = stretches.missed, stretches.masks
-        values = [
-            ("INT8 value", "steps", stretches.steps, limits.steps),
-            ("share of INT8 values", "", stretches.fraction, limits.fraction),
-            ("result behind equal INT8 values", "px or score", stretches.output, limits.box),
-        ]
-    values.append(("the best anchor that is left out and the worst that is chosen", "in score", missed, limits.score))
-    if masks is not None:
-        values += [
-            ("mask coefficient", "of the largest", masks.coefficients, limits.masks),
-            ("prototype", "of the largest", masks.prototypes, limits.masks),
-            ("share of the masks' pixels", "", masks.pixels, limits.pixels),
-        ]
-    return [
-        f"{what}: {value:.3g} {unit}".rstrip() + f" apart, {limit:g} at most was expected"
-        for what, unit, value, limit in values
-        if not value <= limit
-    ]
+    return Parity(len(images), box, score, all_stretches, tuple(problems), all_masks)
 
 
 # --- what a file computes, whatever its form --------------------------------------------------------------------------
@@ -230,7 +228,21 @@ class ObservedFile:
         self.batch = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         self.form = input_spec(graph)
         self._input = graph.graph.input[0].name
-        observed, self._names = _observed(graph, task)
+        observed = ModelProto()
+        observed.CopyFrom(graph)
+        plugin = next((node for node in observed.graph.node if node.op_type == PLUGIN), None)
+        self._names = {value.name: value.name for value in observed.graph.output}  # name here → in the graph
+        if plugin is not None:
+            self._names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
+            observed.graph.node.remove(plugin)
+            del observed.graph.output[:]
+        computed = {name for node in observed.graph.node for name in node.output}
+        self._names |= {name: name for name in (*task.outputs, ANCHORS) if name in computed}
+        outputs = {value.name for value in observed.graph.output}
+        for name in (name for name in self._names.values() if name not in outputs):
+            kind = TensorProto.INT64 if name == ANCHORS else TensorProto.FLOAT
+            observed.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+        drop_unused(observed)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
@@ -250,32 +262,12 @@ class ObservedFile:
         return np.ascontiguousarray(images.numpy())
 
 
-def _observed(graph: ModelProto, task: Task) -> tuple[ModelProto, dict[str, str]]:
-    """The graph with its predictions among its outputs, and what a result is called here → in the graph."""
-    result = ModelProto()
-    result.CopyFrom(graph)
-    plugin = next((node for node in result.graph.node if node.op_type == PLUGIN), None)
-    names = {value.name: value.name for value in result.graph.output}
-    if plugin is not None:
-        names = {"plugin boxes": plugin.input[0], "plugin scores": plugin.input[1]}
-        result.graph.node.remove(plugin)
-        del result.graph.output[:]
-    written = {name for node in result.graph.node for name in node.output}
-    names |= {name: name for name in (*task.outputs, ANCHORS) if name in written}
-    present = {value.name for value in result.graph.output}
-    for name in (name for name in names.values() if name not in present):
-        kind = TensorProto.INT64 if name == ANCHORS else TensorProto.FLOAT
-        result.graph.output.append(helper.make_tensor_value_info(name, kind, None))
-    drop_unused(result)
-    return result, names
-
-
 # --- what a form makes of the predictions -----------------------------------------------------------------------------
 
 
-def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Prediction) -> list[str]:
-    """Rows of the DeepStream form, or what the plugin reads, beside the predictions that they are made of."""
-    boxes, scores = torchvision.ops.box_convert(given.boxes.mT, "cxcywh", "xyxy"), given.scores.mT
+def same_rows(form: Mapping[str, str], results: Mapping[str, Tensor], predicted: Prediction) -> bool:
+    """Whether DeepStream's rows, or what TensorRT's plugin reads, are the predictions; True for other forms."""
+    boxes, scores = torchvision.ops.box_convert(predicted.boxes.mT, "cxcywh", "xyxy"), predicted.scores.mT
     pairs: list[tuple[Tensor, Tensor]] = []
     if form.get("form") == "deepstream" and "nms" not in form:
         rows = results[ROWS]
@@ -284,37 +276,39 @@ def _form_problems(form: dict[str, str], results: dict[str, Tensor], given: Pred
         pairs = [(rows[..., :4], boxes), (rows[..., 4], best), (scores.gather(2, label)[..., 0], best)]
     elif "plugin boxes" in results:
         pairs = [(results["plugin boxes"], boxes), (results["plugin scores"], scores)]
-    wrong = [pair for pair in pairs if not torch.allclose(*pair, atol=SAME_BOX, rtol=0)]
-    return ["the rows are not the predictions"] if wrong else []
+    return all(torch.allclose(*pair, atol=SAME_BOX, rtol=0) for pair in pairs)
 
 
-def _detections(
-    form: dict[str, str], file: ObservedFile, results: dict[str, Tensor], given: Prediction
+def detections_of_both(
+    form: Mapping[str, str], file: ObservedFile, results: Mapping[str, Tensor], predicted: Prediction
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """For each image the file's detections `[n, 6]`, the loop's, and the file's masks.
+    """For each image the file's detections `[n, 6]`, those of the evaluation loop's NMS, and the file's masks.
 
-    Nothing where TensorRT's plugin keeps the detections; where masks stand behind it, it is taken to keep the loop's.
+    Empty where TensorRT's plugin keeps the detections; where masks stand behind the plugin, it gets the loop's.
     """
     if "nms" not in form or (file.behind_plugin is None and "plugin boxes" in results):
         return []
     settings = NmsSettings(**json.loads(form["nms"]))
-    overlap = settings.iou_thres
-    compared = given
+    iou_thres, agnostic = settings.iou_thres, settings.agnostic
+    candidates = predicted
     if settings.kind == "none":
-        overlap = 1.0
-        if settings.agnostic:
-            best, label = given.scores.max(1, keepdim=True)
-            alone = torch.zeros_like(given.scores).scatter(1, label, best)
-            compared = replace(given, raw=torch.cat([given.boxes, alone, given.coefficients], 1))
-    agnostic = settings.agnostic and settings.kind != "none"
-    expected = non_max_suppression(compared, settings.conf_thres, overlap, max_det=settings.topk, agnostic=agnostic)
+        iou_thres, agnostic = 1.0, False
+        if settings.agnostic:  # the best class of each anchor only
+            best, label = predicted.scores.max(1, keepdim=True)
+            scores = torch.zeros_like(predicted.scores).scatter(1, label, best)
+            candidates = replace(predicted, raw=torch.cat([predicted.boxes, scores, predicted.coefficients], 1))
+    expected = non_max_suppression(candidates, settings.conf_thres, iou_thres, max_det=settings.topk, agnostic=agnostic)
     if file.behind_plugin is not None:
         results = file.behind_plugin(results, expected, settings.topk)
-    grid = () if given.prototypes is None else given.prototypes.shape[2:]
+    grid = () if predicted.prototypes is None else predicted.prototypes.shape[2:]
     table, masks = table_and_masks(results, grid)
-    rows = [one[one[:, 4] > 0] for one in table]
-    shown = [None] * len(rows) if masks is None else [one[: len(mine)] for one, mine in zip(masks, rows, strict=True)]
-    return list(zip(rows, expected, shown, strict=True))
+    detections = [rows[rows[:, 4] > 0] for rows in table]
+    if masks is None:
+        return [(rows, loop_rows, None) for rows, loop_rows in zip(detections, expected, strict=True)]
+    return [
+        (rows, loop_rows, row_masks[: len(rows)])
+        for rows, loop_rows, row_masks in zip(detections, expected, masks, strict=True)
+    ]
 
 
 def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple[Tensor, Tensor | None]:
