@@ -38,7 +38,7 @@ SILENT_MASKS = {"coefficients": 1e-3, "prototypes": 1e-3}
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """What a comparison found.
+    """How far an engine's results are from ONNX Runtime's.
 
     Attributes:
         images: how many.
@@ -96,36 +96,38 @@ def check_engine(engine: Path, onnx: Path, device: torch.device, count: int) -> 
         QatError: it does not run.
     """
     count = max(count, 2)
-    with TensorRTRunner(engine, device, graphs=False) as built:
-        if has_nms(built) or built.metadata.get("form", PLAIN) != PLAIN:
+    with TensorRTRunner(engine, device, graphs=False) as runner:
+        if has_nms(runner) or runner.metadata.get("form", PLAIN) != PLAIN:
             return EngineCheck(skipped="only raw predictions are, and this file's form is another")
         try:
-            _, _, height, width = fixed_sizes(built)
+            _, _, height, width = fixed_sizes(runner)
             if height is None or width is None:  # dynamic: the size that the engine was optimized for
-                best: list[int] = EngineNote.load(engine).profile[image_input(built).name][1]
-                _, _, height, width = built.input_spec.nchw(best)
-            size, (smallest, most) = (height or 0, width or 0), batch_range(built)
+                optimal: list[int] = EngineNote.load(engine).profile[image_input(runner).name][1]
+                _, _, height, width = runner.input_spec.nchw(optimal)
+            size, (smallest, most) = (height or 0, width or 0), batch_range(runner)
             batch = max(smallest, min(count, most or count, _room(size)))
             if batch > _room(size):
                 return EngineCheck(skipped=f"a batch of {batch} images would take more memory than there is")
             images = pixels(check_images(batch * math.ceil(count / batch), size, None))
-            mine = _predicted(built, images, batch)
+            predicted = _predicted(runner, images, batch)
         except InputError as error:  # it is no detector
             return EngineCheck(skipped=str(error))
     try:
         with OnnxRuntimeRunner(onnx, "cpu") as reference:
-            theirs = _predicted(reference, images, batch)
+            expected = _predicted(reference, images, batch)
     except QatError as error:
         return EngineCheck(skipped=f"it does not run the file: {error}")
-    return compare_predictions(mine, theirs)
+    return compare_predictions(predicted, expected)
 
 
-def compare_predictions(mine: Prediction, theirs: Prediction) -> EngineCheck:
-    """Predictions of the engine and of ONNX Runtime for the same images, two at least."""
-    silent = SILENT if theirs.prototypes is None else SILENT | SILENT_MASKS
-    found = {part: (getattr(mine, part), getattr(theirs, part)) for part in silent}
-    between = {part: _means(engine - onnx) for part, (engine, onnx) in found.items()}
-    apart = {part: _means(onnx - onnx.roll(1, 0)) for part, (_, onnx) in found.items()}
+def compare_predictions(predicted: Prediction, expected: Prediction) -> EngineCheck:
+    """Compare the engine's predictions with ONNX Runtime's for the same images, two at least."""
+    silent = SILENT if expected.prototypes is None else SILENT | SILENT_MASKS
+    differences, apart = {}, {}  # of each part for each image: from ONNX Runtime, and from the image before
+    for part in silent:
+        reference: Tensor = getattr(expected, part)
+        differences[part] = _means(getattr(predicted, part) - reference)
+        apart[part] = _means(reference - reference.roll(1, 0))
     if not all(math.isfinite(mean) for means in apart.values() for mean in means):
         return EngineCheck(skipped="its own results are not all numbers")
     least = min(apart["boxes"])
@@ -133,18 +135,18 @@ def compare_predictions(mine: Prediction, theirs: Prediction) -> EngineCheck:
         return EngineCheck(
             skipped=f"boxes of different images are {least:.2g} px apart, as those of an untrained network"
         )
-    images = range(len(theirs.raw))
+    images = range(len(expected.raw))
     shares = []  # of each image the largest, and its part; infinite where a result is no number
     for image in images:
         parts = []
         for part, least_difference in silent.items():
-            difference, reference = between[part][image], apart[part][image]
-            share = difference / reference if reference >= least_difference else 0.0
+            difference, between_images = differences[part][image], apart[part][image]
+            share = difference / between_images if between_images >= least_difference else 0.0
             parts.append((share if math.isfinite(difference) else math.inf, part))
         shares.append(max(parts))
     share, part = max(shares)
-    box = max((mean for mean in between["boxes"] if math.isfinite(mean)), default=math.nan)
-    wrong = sum(one > LIMIT for one, _ in shares)
+    box = max((mean for mean in differences["boxes"] if math.isfinite(mean)), default=math.nan)
+    wrong = sum(image_share > LIMIT for image_share, _ in shares)
     return EngineCheck(len(images), box, least, share, part, shares.index((share, part)), wrong)
 
 
@@ -157,11 +159,13 @@ def _means(difference: Tensor) -> list[float]:
 def _predicted(runner: Runner, images: Tensor, batch: int) -> Prediction:
     """The predictions for images as bytes, on the CPU."""
     spec, form, names = image_input(runner), runner.input_spec, output_names(runner)
-    found = []
+    batches = []
     for part in images.split(batch):
-        results = runner.infer({spec.name: as_feed(part, form, spec.dtype).contiguous()})
-        found.append({name: results[given].cpu().float().clone() for name, given in names.items()})  # overwritten next
-    return Prediction.of({name: torch.cat([one[name] for one in found]) for name in names}, runner.task)
+        results = runner.infer({spec.name: as_feed(part, form, spec.dtype).contiguous()})  # its buffers are reused
+        batches.append(
+            {name: results[output].cpu().float().clone() for name, output in names.items()}
+        )  # buffers are reused
+    return Prediction.of({name: torch.cat([results[name] for results in batches]) for name in names}, runner.task)
 
 
 def _room(size: tuple[int, int]) -> int:

@@ -72,8 +72,8 @@ class Limits:
     ) -> list[str]:
         """A line for each difference that is beyond its limit, or NaN.
 
-        Of a quantized network only what follows equal INT8 values can be held against self. A file that decodes only some
-        anchors has to choose the best.
+        Of a quantized network, only results behind equal INT8 values are held against the limits. A file that decodes
+        only some anchors has to choose the best.
         """
         values: list[tuple[str, str, float, float]]
         if stretches is None:
@@ -328,43 +328,45 @@ def table_and_masks(results: Mapping[str, Tensor], grid: Sequence[int]) -> tuple
     return packed_detections(results), shares
 
 
-def same_detections(found: Tensor, expected: Tensor) -> Tensor:
-    """Which of `found` `[n, 6]` is which of `expected` `[m, 6]`: bool `[n, m]`."""
-    apart = (found[:, None, :6] - expected[None, :, :6]).abs()
-    return (apart[..., :4].amax(2) < SAME_BOX) & (apart[..., 4] < SAME_SCORE) & (apart[..., 5] == 0)
+def same_detections(rows: Tensor, expected: Tensor) -> Tensor:
+    """Which of `rows` `[n, 6]` is which of `expected` `[m, 6]`: bool `[n, m]`."""
+    differences = (rows[:, None, :6] - expected[None, :, :6]).abs()
+    boxes, scores, classes = differences[..., :4].amax(2), differences[..., 4], differences[..., 5]
+    return (boxes < SAME_BOX) & (scores < SAME_SCORE) & (classes == 0)
 
 
 def different_masks(
-    masks: Tensor, found: Tensor, expected: Tensor, given: Prediction, image: int, width: int, *, framed: bool
+    masks: Tensor, rows: Tensor, expected: Tensor, predicted: Prediction, image: int, width: int, *, framed: bool
 ) -> int:
     """How many masks of an image's detections are others than those of equal detections of the loop's.
 
     Args:
         masks: `[n, rows, columns]`, in 0..1.
-        found: the file's detections, `[n, 6]`.
+        rows: the file's detections, `[n, 6]`.
         expected: the loop's, `[m, 7]`; the last column is the anchor.
-        given: the file's predictions and prototypes.
+        predicted: the file's predictions and prototypes.
         image: its number in the batch.
         width: of the input, pixels.
         framed: masks lie in their boxes' frames, and not on the prototypes' grid.
     """
-    mine, theirs = same_detections(found, expected).nonzero().unbind(1)
-    if given.prototypes is None or not len(mine):
+    row, loop_row = same_detections(rows, expected).nonzero().unbind(1)
+    if predicted.prototypes is None or not len(row):
         return 0
-    coefficients = given.coefficients[image][:, expected[theirs, 6].long()].T
-    sums = torch.einsum("nk,khw->nhw", coefficients, given.prototypes[image])
-    boxes, scale = found[mine, :4], sums.shape[2] / width
+    coefficients = predicted.coefficients[image][:, expected[loop_row, 6].long()].T
+    sums = torch.einsum("nk,khw->nhw", coefficients, predicted.prototypes[image])
+    boxes, scale = rows[row, :4], sums.shape[2] / width
     if not framed:
         x1, y1, x2, y2 = (boxes * scale).unbind(1)
-        rows, columns = between(y1, y2, sums.shape[1]), between(x1, x2, sums.shape[2])
-        wanted = sums.sigmoid() * (rows[:, :, None] & columns[:, None])  # the cells of the grid in each box
+        inside_y, inside_x = between(y1, y2, sums.shape[1]), between(x1, x2, sums.shape[2])
+        expected_masks = sums.sigmoid() * (inside_y[:, :, None] & inside_x[:, None])
     else:
         numbered = torch.cat([torch.arange(len(boxes))[:, None].to(boxes), boxes], 1)
         size = (masks.shape[1], masks.shape[2])
-        wanted = torchvision.ops.roi_align(sums[:, None], numbered, size, scale, 1, aligned=True)[:, 0].sigmoid()
-    apart = (masks[mine] - wanted).abs().flatten(1).amax(1)
-    least = apart.new_full((len(found),), float("inf")).scatter_reduce(0, mine, apart, "amin")
-    return int((~(least[mine.unique()] <= SAME_MASK)).sum())
+        expected_masks = torchvision.ops.roi_align(sums[:, None], numbered, size, scale, 1, aligned=True)
+        expected_masks = expected_masks[:, 0].sigmoid()
+    differences = (masks[row] - expected_masks).abs().flatten(1).amax(1)
+    least = differences.new_full((len(rows),), float("inf")).scatter_reduce(0, row, differences, "amin")
+    return int((~(least[row.unique()] <= SAME_MASK)).sum())
 
 
 class BehindPlugin:
@@ -392,19 +394,19 @@ class BehindPlugin:
         self._output = outputs[0].name
         self._session = open_session(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
-    def __call__(self, results: Mapping[str, Tensor], rows: Sequence[Tensor], topk: int) -> dict[str, Tensor]:
-        """The file's outputs, had the plugin kept `rows`, `[n, 6]` of each image."""
+    def __call__(self, results: Mapping[str, Tensor], detections: Sequence[Tensor], topk: int) -> dict[str, Tensor]:
+        """The file's outputs, had the plugin kept these `detections`, `[n, 6]` of each image."""
         number, boxes, scores, classes = DETECT.detections
-        table = torch.zeros(len(rows), topk, 6)
-        for image, one in enumerate(rows):
-            table[image, : len(one)] = one[:, :6]
-        kept = {
-            number: torch.tensor([[len(one)] for one in rows], dtype=torch.int32), boxes: table[..., :4],
+        table = torch.zeros(len(detections), topk, 6)
+        for image, rows in enumerate(detections):
+            table[image, : len(rows)] = rows[:, :6]
+        outputs = {
+            number: torch.tensor([[len(rows)] for rows in detections], dtype=torch.int32), boxes: table[..., :4],
             scores: table[..., 4], classes: table[..., 5].int(),
         }  # fmt: skip
-        feeds = {name: np.ascontiguousarray({**results, **kept}[name].numpy()) for name in self._inputs}
-        (found,) = self._session.run([self._output], feeds)
-        return {**kept, self._output: torch.from_numpy(found)}
+        feeds = {name: np.ascontiguousarray({**results, **outputs}[name].numpy()) for name in self._inputs}
+        (masks,) = self._session.run([self._output], feeds)
+        return {**outputs, self._output: torch.from_numpy(masks)}
 
 
 def check_images(count: int, size: tuple[int, int], data: DataConfig | None) -> Tensor:

@@ -50,13 +50,13 @@ class MaskAgreement:
     @classmethod
     def together(cls, parts: Sequence[MaskAgreement | None]) -> MaskAgreement | None:
         """Of several parts of the images, of one size; None where there are no masks."""
-        found = [part for part in parts if part is not None]
-        if not found:
+        masks = [part for part in parts if part is not None]
+        if not masks:
             return None
         return cls(
-            coefficients=float(np.max([part.coefficients for part in found])),  # NaN, if one is
-            prototypes=float(np.max([part.prototypes for part in found])),
-            pixels=sum(part.pixels for part in found) / len(found),
+            coefficients=float(np.max([part.coefficients for part in masks])),  # NaN, if one is
+            prototypes=float(np.max([part.prototypes for part in masks])),
+            pixels=sum(part.pixels for part in masks) / len(masks),
         )
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ def topk_anchors(prediction: Prediction) -> Tensor:
 
 
 def compare_masks(
-    given: Prediction, expected: Prediction, anchors: Tensor, size: tuple[int, int]
+    predicted: Prediction, expected: Prediction, anchors: Tensor, size: tuple[int, int]
 ) -> MaskAgreement | None:
     """Compare the masks of some anchors; both are cropped to the expected boxes, which are compared elsewhere.
 
@@ -83,10 +83,11 @@ def compare_masks(
     Returns:
         None for detection.
     """
-    if expected.prototypes is None or given.prototypes is None:
+    if expected.prototypes is None or predicted.prototypes is None:
         return None
-    theirs, ours = (_chosen(one.coefficients, anchors) for one in (expected, given))
-    boxes = torchvision.ops.box_convert(_chosen(expected.boxes, anchors), "cxcywh", "xyxy")
+    expected_coefficients = _at_anchors(expected.coefficients, anchors)
+    coefficients = _at_anchors(predicted.coefficients, anchors)
+    boxes = torchvision.ops.box_convert(_at_anchors(expected.boxes, anchors), "cxcywh", "xyxy")
     images, count = anchors.shape
 
     def pixels(prototypes: Tensor, coefficients: Tensor) -> Tensor:
@@ -94,22 +95,23 @@ def compare_masks(
         masks = Masks(prototypes, tuple(coefficients.float()), tuple(boxes.float()), size)
         return masks.pixels(torch.arange(images), torch.arange(count).expand(images, -1))
 
-    wanted, found = pixels(expected.prototypes, theirs), pixels(given.prototypes, ours)
-    everything = pixels(torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(theirs[..., :1]))
+    different = pixels(expected.prototypes, expected_coefficients) != pixels(predicted.prototypes, coefficients)
+    inside = pixels(torch.ones_like(expected.prototypes[:, :1]), torch.ones_like(coefficients[..., :1]))
     return MaskAgreement(
-        coefficients=_largest(ours, theirs),
-        prototypes=_largest(given.prototypes, expected.prototypes),
-        pixels=float((wanted != found).sum() / everything.sum().clamp(min=1)),
+        coefficients=_largest_share(coefficients, expected_coefficients),
+        prototypes=_largest_share(predicted.prototypes, expected.prototypes),
+        pixels=float(different.sum() / inside.sum().clamp(min=1)),
     )
 
 
-def _chosen(values: Tensor, anchors: Tensor) -> Tensor:
+def _at_anchors(values: Tensor, anchors: Tensor) -> Tensor:
     """Columns of `[B, n, anchors]` as `[B, K, n]`."""
     return values.gather(2, anchors[:, None].expand(-1, values.shape[1], -1)).mT
 
 
-def _largest(given: Tensor, expected: Tensor) -> float:
-    return float((given - expected).abs().max() / expected.abs().max().clamp(min=SMALLEST))
+def _largest_share(values: Tensor, expected: Tensor) -> float:
+    """The largest difference, as a fraction of the largest expected absolute value."""
+    return float((values - expected).abs().max() / expected.abs().max().clamp(min=SMALLEST))
 
 
 @dataclass(frozen=True)
@@ -181,36 +183,37 @@ def compare_tensors(
         ValueError: the graph has other quantizers, or the network fewer.
     """
     task = task_of_head(model.model[-1])
-    cut, places = _cut(graph, order, task)
-    traced = list(order.values())
-    scales = {one.call: scale for one, scale in zip(traced, places.values(), strict=True)}
-    calls, result = _torch_integers(model, task, images, scales)
-    expected = [calls[one.call] if one.channels is None else calls[one.call][:, one.channels] for one in traced]
+    cut, scales = _cut(graph, order, task)
+    quantizers = list(order.values())
+    calls, network = _torch_integers(
+        model, task, images, {one.call: scale for one, scale in zip(quantizers, scales.values(), strict=True)}
+    )
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(cut.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {
-        f"{integers}/fed": value if one.layout is None else one.layout.spread(value, 1)
-        for integers, one, value in zip(places, traced, expected, strict=True)
-    }
-    feeds[graph.graph.input[0].name] = images.numpy() if feed is None else feed
-    taken = {entry.name for entry in session.get_inputs()}
-    ends = [name for name in (*task.outputs, ANCHORS) if name in {value.name for value in session.get_outputs()}]
-    values = session.run([*ends, *places], {name: value for name, value in feeds.items() if name in taken})
-    results = dict(zip(ends, map(torch.from_numpy, values), strict=False))
-    chosen = results.get(ANCHORS)
-    given, whole, result = Prediction.of(results, task), result, result.at(chosen)
-    found = values[len(ends) :]
+    feeds = {graph.graph.input[0].name: images.numpy() if feed is None else feed}
+    expected_integers = {}
+    for name, quantizer in zip(scales, quantizers, strict=True):
+        value = calls[quantizer.call] if quantizer.channels is None else calls[quantizer.call][:, quantizer.channels]
+        expected_integers[name] = value
+        feeds[f"{name}/fed"] = value if quantizer.layout is None else quantizer.layout.spread(value, 1)
+    inputs, outputs = ([entry.name for entry in side] for side in (session.get_inputs(), session.get_outputs()))
+    values = session.run(outputs, {name: feeds[name] for name in inputs})
+    results = dict(zip(outputs, values, strict=True))
     steps, differing, total = 0, 0, 0
-    for one, value, integers in zip(traced, expected, found, strict=True):
-        ours = integers if one.layout is None else integers[:, one.layout.places]
-        apart = np.abs(value.astype(np.int16) - ours)
-        steps, differing, total = max(steps, int(apart.max())), differing + int((apart > 0).sum()), total + apart.size
-    pairs = ((given.boxes, result.boxes), (given.scores, result.scores))
-    output = float(np.max([float((one - other).abs().max()) for one, other in pairs]))  # NaN, if one is
-    masks = compare_masks(given, result, topk_anchors(result), (images.shape[2], images.shape[3]))
-    return Agreement(len(order), steps, differing / total, output, masks, missed(whole, chosen))
+    for (name, expected_values), quantizer in zip(expected_integers.items(), quantizers, strict=True):
+        integers = results[name] if quantizer.layout is None else results[name][:, quantizer.layout.places]
+        differences = np.abs(expected_values.astype(np.int16) - integers)
+        steps, total = max(steps, int(differences.max())), total + differences.size
+        differing += int((differences > 0).sum())
+    ends = {name: torch.from_numpy(results[name]) for name in (*task.outputs, ANCHORS) if name in results}
+    anchors = ends.get(ANCHORS)
+    predicted, expected = Prediction.of(ends, task), network.at(anchors)
+    pairs = ((predicted.boxes, expected.boxes), (predicted.scores, expected.scores))
+    output = float(np.max([float((values - wanted).abs().max()) for values, wanted in pairs]))  # NaN, if one is
+    masks = compare_masks(predicted, expected, topk_anchors(expected), (images.shape[2], images.shape[3]))
+    return Agreement(len(order), steps, differing / total, output, masks, missed(network, anchors))
 
 
 def _torch_integers(
@@ -245,27 +248,27 @@ def _cut(graph: ModelProto, order: Collection[str], task: Task) -> tuple[ModelPr
     Returns:
         The graph; and the names of its integers, `NAME/fed` as inputs, with their scales.
     """
-    context = QdqGraph(graph)
-    quantizers = {node.name: node for node in context.activations}
+    qdq_graph = QdqGraph(graph)
+    quantizers = {node.name: node for node in qdq_graph.activations}
     if set(quantizers) != set(order):
         raise ValueError(f"the graph has {len(quantizers)} quantizers, {len(order)} were traced; their names differ")
-    places: dict[str, float] = {}
+    scales: dict[str, float] = {}
     for name in order:
         integers = quantizers[name].output[0]
-        readers = [node for node in context.view.consumers(integers) if node.op_type == DEQUANTIZE]
+        readers = [node for node in qdq_graph.view.consumers(integers) if node.op_type == DEQUANTIZE]
         # not the QuantizeLinear's, which is 255 times as much where it reads bytes
-        scale = context.view.array(readers[0].input[1]) if readers else None
-        places[integers] = float(scale) if scale is not None else 1.0
+        scale = qdq_graph.view.array(readers[0].input[1]) if readers else None
+        scales[integers] = float(scale) if scale is not None else 1.0
     cut = ModelProto()
     cut.CopyFrom(graph)
     for node in cut.graph.node:
-        node.input[:] = [f"{name}/fed" if name in places else name for name in node.input]
+        node.input[:] = [f"{name}/fed" if name in scales else name for name in node.input]
     del cut.graph.output[:], cut.graph.value_info[:]
     kind = TensorProto.INT8
-    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((name, kind) for name in places)]
-    if context.view.producer(ANCHORS) is not None:
+    outputs = [*((name, TensorProto.FLOAT) for name in task.outputs), *((name, kind) for name in scales)]
+    if qdq_graph.view.producer(ANCHORS) is not None:
         outputs.append((ANCHORS, TensorProto.INT64))
-    cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name in places)
+    cut.graph.input.extend(helper.make_tensor_value_info(f"{name}/fed", kind, None) for name in scales)
     cut.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in outputs)
     drop_unused(cut)
-    return ModelProto.FromString(cut.SerializeToString()), places
+    return ModelProto.FromString(cut.SerializeToString()), scales
