@@ -118,7 +118,7 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
     """Say how far the engine's results are from ONNX Runtime's.
 
     Raises:
-        QatError: they are those of something else.
+        QatError: the engine does not compute what the ONNX file computes.
     """
     from utils.trt import tensorrt_api
     from utils.trt.engine_file import EngineNote
@@ -133,11 +133,11 @@ def compare_with_onnx(engine: Path, options: EngineOptions, device: torch.device
             return
     from utils.jobs import check_engine
 
-    found = check_engine.check_engine(engine, options.onnx, device, options.check)
-    logger.info("%s", found)
-    if found.problem:
+    check = check_engine.check_engine(engine, options.onnx, device, options.check)
+    logger.info("%s", check)
+    if check.problem:
         raise QatError(
-            f"{engine} does not compute what {options.onnx} computes: {found.problem}; see what AP val_trt.py finds "
+            f"{engine} does not compute what {options.onnx} computes: {check.problem}; see what AP val_trt.py finds "
             "before you use it, or build with another --optimization-level, or from a file exported with "
             "--no-int8-rewrites (--check 0 leaves this comparison out)"
         )

@@ -162,9 +162,7 @@ def _predicted(runner: Runner, images: Tensor, batch: int) -> Prediction:
     batches = []
     for part in images.split(batch):
         results = runner.infer({spec.name: as_feed(part, form, spec.dtype).contiguous()})  # its buffers are reused
-        batches.append(
-            {name: results[output].cpu().float().clone() for name, output in names.items()}
-        )  # buffers are reused
+        batches.append({name: results[output].cpu().float().clone() for name, output in names.items()})
     return Prediction.of({name: torch.cat([results[name] for results in batches]) for name in names}, runner.task)
 
 

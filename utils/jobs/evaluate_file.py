@@ -58,9 +58,9 @@ def run(options: ValOptions, command: str) -> Report:
                 result = evaluate(runner, data, config, out_dir=folder, name=file.stem)
                 report.add(make_row(runner, config, result, options.engine_file, stage(file), result.seconds))
                 report.notes += [f"left out: {line}" for line in result.left_out]
-                for what, found in (("", result.coco), (" on masks", result.mask_coco)):
-                    if found:
-                        report.notes.append(f"pycocotools{what}: AP {found['ap']:.4f}, AP50 {found['ap50']:.4f}")
+                for what, coco in (("", result.coco), (" on masks", result.mask_coco)):
+                    if coco:
+                        report.notes.append(f"pycocotools{what}: AP {coco['ap']:.4f}, AP50 {coco['ap50']:.4f}")
                 report.save(folder / "report.json")
                 results.append(result)
             if options.task == "study":
@@ -141,21 +141,21 @@ def make_row(
     if result is None:
         return row
     marks = ap_with(config, result, runner)
-    found: dict[str, Any] = {
+    scores: dict[str, Any] = {
         **{name: getattr(result, name) for name in ("ap", "ap50", "precision", "recall", "input_size")},
         "ms_per_image": result.ms["inference"],
         "measured_on": "; ".join(filter(None, (result.measured_on, marks))),
         "ap_with": marks,
     }
     if result.masks:
-        found |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
+        scores |= {f"mask_{name}": getattr(result.masks, name) for name in ("ap", "ap50", "precision", "recall")}
     if result.statistics:
         resampled, of_masks = result.statistics.resampled(), result.statistics.mask_resampled()
-        found |= {"ap_resampled": resampled.to_text()} if resampled else {}
-        found |= {"mask_ap_resampled": of_masks.to_text()} if of_masks else {}
+        scores |= {"ap_resampled": resampled.to_text()} if resampled else {}
+        scores |= {"mask_ap_resampled": of_masks.to_text()} if of_masks else {}
     if result.coco:  # pycocotools says -1 where there are no objects of a size
-        found["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
-    return Row(**{**row.model_dump(), **found})
+        scores["ap_by_size"] = {size: ap for size in SIZES if (ap := result.coco[f"ap_{size}"]) >= 0}
+    return Row(**{**row.model_dump(), **scores})
 
 
 def ap_with(config: EvalConfig, result: EvalResult, runner: Runner | None = None) -> str:

@@ -74,9 +74,9 @@ def export_checkpoint(
         logger.info("%s", "\n".join(export_lines(network, config, result)))
         if images is not None:
             limits = compare_outputs.HALF if config.half else compare_outputs.FULL
-            found = compare_outputs.check_onnx(result.path, model, images, result.quantizers, limits)
-            logger.info("%s", found)
-            problems += [f"{result.path}: {problem}" for problem in found.problems]
+            parity = compare_outputs.check_onnx(result.path, model, images, result.quantizers, limits)
+            logger.info("%s", parity)
+            problems += [f"{result.path}: {problem}" for problem in parity.problems]
     if problems:
         raise QatError(f"what was exported does not compute what {weights} computes: {'; '.join(problems)}")
     return network, results

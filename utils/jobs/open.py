@@ -114,11 +114,13 @@ def load_network(weights: str | Path, device: torch.device) -> Network:
     from utils.upstream.description import TRAINING_HEAD
 
     if checkpoint.kind(weights) == "quantized":
-        found = checkpoint.load(weights)
-        kind = "ptq" if found.extra.get("stage") == "PTQ" else "qat"
-        task = task_of_head(found.model.model[-1])
-        model = found.model.to(device)
-        return Network(model, found.names, found.stride, _head(model), found.recipe, kind, task, found.imgsz)
+        quantized = checkpoint.load(weights)
+        kind = "ptq" if quantized.extra.get("stage") == "PTQ" else "qat"
+        task = task_of_head(quantized.model.model[-1])
+        model = quantized.model.to(device)
+        return Network(
+            model, quantized.names, quantized.stride, _head(model), quantized.recipe, kind, task, quantized.imgsz
+        )
     source = upstream.load_float(weights, auxiliary=True)
     head = _head(source.model)
     if head == TRAINING_HEAD:
@@ -148,28 +150,26 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         from utils.runners.onnxrt import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(path, device)
-    if suffix != ".pt":
-        return _open_engine(path, device)
+    if suffix in ENGINE_SUFFIXES:
+        from utils.trt import tensorrt_api
+
+        if tensorrt_api.installed_module() is None:
+            raise DependencyError(
+                f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt"
+            )
+        if not str(device).startswith("cuda"):
+            raise InputError(
+                f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
+                "the .onnx that it was built from runs on a CPU"
+            )
+        from utils.trt.runner import TensorRTRunner
+
+        return TensorRTRunner(path, device)
     from models.quantize import checkpoint
     from utils import upstream
     from utils.runners.pytorch import TorchRunner
 
     if checkpoint.kind(path) == "quantized":
-        found = checkpoint.load(path)
-        return TorchRunner(found.model, device, imgsz=found.imgsz)
+        quantized = checkpoint.load(path)
+        return TorchRunner(quantized.model, device, imgsz=quantized.imgsz)
     return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)
-
-
-def _open_engine(path: Path, device: torch.device | str) -> Runner:
-    from utils.trt import tensorrt_api
-
-    if tensorrt_api.installed_module() is None:
-        raise DependencyError(f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt")
-    if not str(device).startswith("cuda"):
-        raise InputError(
-            f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
-            "the .onnx that it was built from runs on a CPU"
-        )
-    from utils.trt.runner import TensorRTRunner
-
-    return TensorRTRunner(path, device)

@@ -64,7 +64,7 @@ def run(options: ValOptions, files: Sequence[Path]) -> list[Path]:
 
 
 class Artist:
-    """Runs a network on images and draws what it finds."""
+    """Runs a network on images and draws its detections."""
 
     def __init__(
         self, runner: Runner, names: Mapping[int, str] | None = None, *, imgsz: int | None = None,
@@ -104,19 +104,19 @@ class Artist:
 
     def draw(self, image: np.ndarray) -> tuple[np.ndarray, int]:
         """Uint8 BGR `[H, W, 3]` → the same with boxes, and with masks where the network has them; and how many."""
-        found, chosen, shapes = self._detect(image)
-        rows = found.rows[0][chosen].tolist()
-        if found.masks is not None:
-            image = draw_masks(image, patches(found.masks, 0, chosen, shapes), [int(row[5]) for row in rows])
+        detections, best, shapes = self._detect(image)
+        rows = detections.rows[0][best].tolist()
+        if detections.masks is not None:
+            image = draw_masks(image, patches(detections.masks, 0, best, shapes), [int(row[5]) for row in rows])
         return draw_boxes(image, rows, self._names), len(rows)
 
     def find(self, image: np.ndarray) -> Tensor:
         """Uint8 BGR `[H, W, 3]` → `[n, 6]` xyxy in its pixels, score, class; the best class of each place."""
-        found, chosen, _ = self._detect(image)
-        return found.rows[0][chosen].cpu()
+        detections, best, _ = self._detect(image)
+        return detections.rows[0][best].cpu()
 
     def _detect(self, image: np.ndarray) -> tuple[BatchDetections, Tensor, Any]:
-        """What is in an image, which of it is drawn, and where the image lies in the input."""
+        """Detections in an image, the numbers of those that are drawn, and where the image lies in the input."""
         device = self.detector.device
         if device.type == "cuda":
             images, box = letterbox_on(image, self._plan.imgsz, device)
@@ -124,8 +124,8 @@ class Artist:
             planes, box = letterboxed_planes(image, self._plan.imgsz, self._plan.imgsz)
             images = torch.from_numpy(planes)[None]
         with torch.inference_mode():
-            found = self.detector(images, [box.shapes])
-            return found, best_class(found.rows[0]), box.shapes
+            detections = self.detector(images, [box.shapes])
+            return detections, best_class(detections.rows[0]), box.shapes
 
 
 def show(artist: Artist, source: str | Path | Sequence[Path], folder: Path, *, progress: bool = True) -> list[Path]:
