@@ -15,9 +15,8 @@ from utils.core.input_spec import FLOATS, InputSpec
 from utils.evaluation.letterbox import letterbox_on
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs.open import open_runner
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
-from utils.onnx_graph.view import metadata_of
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.runners.base import as_feed
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig

@@ -30,7 +30,7 @@ from utils.evaluation.loop import EvalConfig, evaluate
 from utils.evaluation.nms import non_max_suppression
 from utils.jobs import compare_outputs, export
 from utils.jobs.open import Network, load_network
-from utils.onnx_graph import decoding, output_formats
+from utils.onnx_graph import output_formats, topk_anchors
 from utils.onnx_graph.export import export_forms
 from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
@@ -173,7 +173,7 @@ def half_boxes(graph: onnx.ModelProto) -> None:
 
 def worst_anchors(graph: onnx.ModelProto) -> None:
     """The lowest scores in place of the highest, of which everything else is computed as before."""
-    kept = next(node for node in graph.graph.node if decoding.ANCHORS in node.output)
+    kept = next(node for node in graph.graph.node if topk_anchors.ANCHORS in node.output)
     producers = {name: node for node in graph.graph.node for name in node.output}
     numbers = producers[producers[kept.input[0]].input[0]]
     producers[numbers.input[0]].attribute.append(onnx.helper.make_attribute("largest", 0))

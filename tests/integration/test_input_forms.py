@@ -26,9 +26,8 @@ from utils.core.input_spec import InputSpec
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.loop import EvalConfig, evaluate
 from utils.jobs import export
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
-from utils.onnx_graph.view import metadata_of
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.trt import tensorrt_api

@@ -15,8 +15,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from utils.core.input_spec import InputSpec
-from utils.onnx_graph import cleanup, input_forms
 from utils.onnx_graph.output_formats import OutputFormat, plain
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.view import set_metadata
 
 HEIGHT, WIDTH, CELL = 64, 96, 8
 NAMES = ("cat", 'a "dog"\\', "uhu ü")
@@ -35,9 +36,9 @@ def write_boxes(
         "names": json.dumps(dict(enumerate(classes))), "stride": "8", "imgsz": json.dumps([HEIGHT, WIDTH]),
         "task": "segment" if masks else "detect",
     }  # fmt: skip
-    graph = form.attach(cleanup.set_metadata(graph, about | metadata))
-    graph = input_forms.attach_input(graph, takes)
-    onnx.save(cleanup.set_metadata(graph, {"form": form.name, **takes.metadata()}), path)
+    graph = form.attach(set_metadata(graph, about | metadata))
+    graph = attach_input(graph, takes)
+    onnx.save(set_metadata(graph, {"form": form.name, **takes.metadata()}), path)
     return path
 
 

@@ -206,7 +206,7 @@ def _wrong_names(text: str) -> Iterator[str]:
     code = [block for language, block in FENCE.findall(text) if language == "bash"]
     code += SPAN.findall(FENCE.sub("", text))
     files = {path.name for pattern in ("*.py", "*.sh") for path in _own_files(pattern)} | UPSTREAMS
-    stages = {path.stem: path for path in ROOT.glob("utils/onnx_graph/*.py")}
+    stages = {path.stem: path for path in ROOT.glob("utils/onnx_graph/**/*.py")}
     for piece in code:
         yield from (f"no program has {flag}" for flag in FLAG.findall(piece) if flag not in all_flags())
         yield from (f"there is no {file}" for file in FILE.findall(piece) if not (ROOT / file).exists())

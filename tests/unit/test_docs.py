@@ -81,7 +81,7 @@ def bash(line: str) -> str:
         ("see `utils/trt/gone.py`", "there is no utils/trt/gone.py"),
         ("see `utils/gone/`", "there is no utils/gone/"),
         ("see `alignment.py`", "there is no alignment.py"),
-        ("see `cleanup.vanish`", "cleanup.py has no vanish"),
+        ("see `verify.vanish`", "verify.py has no vanish"),
         ("[a](docs/gone.md)", "the link docs/gone.md leads to no file"),
         ("![a](docs/gone.png)", "the link docs/gone.png leads to no file"),
         ("# One heading\n[a](#another)", "the link #another leads to no heading"),

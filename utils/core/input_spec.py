@@ -3,7 +3,7 @@
     float   FP32 or FP16, RGB in 0..1
     uint8   RGB as images have it, 0..255: Cast and Mul 1/255 are in the graph
 
-`utils/onnx_graph/input_forms.py` gives a file its form, `as_feed` of `utils/runners/base.py` makes its input of images.
+`utils/onnx_graph/passes/take_bytes.py` gives a file its form, `as_feed` of `utils/runners/base.py` makes its input.
 """
 
 from __future__ import annotations

@@ -34,11 +34,10 @@ from utils.jobs.compare_tensors import (
     missed,
     topk_anchors,
 )
-from utils.onnx_graph.decoding import ANCHORS
-from utils.onnx_graph.input_forms import input_spec
 from utils.onnx_graph.output_formats import PLUGIN, NmsSettings
-from utils.onnx_graph.pad_channels import Traced
-from utils.onnx_graph.view import GraphView, drop_unused, metadata_of
+from utils.onnx_graph.provenance import Provenance
+from utils.onnx_graph.topk_anchors import ANCHORS
+from utils.onnx_graph.view import GraphView, drop_unused, input_spec, metadata_of
 from utils.runners.base import as_feed
 from utils.runners.onnxrt import open_session
 
@@ -141,7 +140,7 @@ class Parity:
 
 
 def check_onnx(
-    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Traced] | None = None,
+    path: str | Path, model: nn.Module, images: Tensor, order: Mapping[str, Provenance] | None = None,
     limits: Limits = FULL,
 ) -> Parity:  # fmt: skip
     """Run an exported file on images.

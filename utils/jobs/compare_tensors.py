@@ -22,9 +22,9 @@ from models.quantize.flow import export_mode
 from utils.core.device import import_torchvision
 from utils.core.tasks import Prediction, Task, prediction_of, task_of_head
 from utils.evaluation.masks import Masks
-from utils.onnx_graph.decoding import ANCHORS
-from utils.onnx_graph.pad_channels import Traced
+from utils.onnx_graph.provenance import Provenance
 from utils.onnx_graph.qdq_view import QdqGraph
+from utils.onnx_graph.topk_anchors import ANCHORS
 from utils.onnx_graph.view import DEQUANTIZE, drop_unused
 
 torchvision = import_torchvision()
@@ -169,7 +169,7 @@ def missed(prediction: Prediction, anchors: Tensor | None) -> float:
 
 
 def compare_tensors(
-    model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Traced], feed: np.ndarray | None = None
+    model: nn.Module, graph: ModelProto, images: Tensor, order: Mapping[str, Provenance], feed: np.ndarray | None = None
 ) -> Agreement:
     """Compare every quantized activation of a network with the exported graph's.
 

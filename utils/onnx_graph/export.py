@@ -2,7 +2,7 @@
 
 The network is traced with torch's TorchScript exporter, in which quantizers write native QuantizeLinear and
 DequantizeLinear.
-Input `images` `[B, 3, H, W]` float32 in 0..1, or as `input_forms.py` has it; output `output0`
+Input `images` `[B, 3, H, W]` float32 in 0..1, or as `passes/take_bytes.py` has it; output `output0`
 `[B, 4 + classes, anchors]`: boxes as centre, width and height in pixels of the input, then scores in 0..1. With masks,
 their coefficients are further rows, and `output1` `[B, coefficients, h, w]` has the prototypes.
 """
@@ -29,16 +29,14 @@ from utils.core.files import atomic_path
 from utils.core.input_spec import InputSpec
 from utils.core.logging import log_level
 from utils.core.tasks import predicted
-from utils.onnx_graph import cleanup, fp16, qdq_passes
 from utils.onnx_graph.export_config import AXES, INPUT, OUTPUT, PROTOTYPES, ExportConfig
-from utils.onnx_graph.input_forms import attach_input
-from utils.onnx_graph.int8_kernels import convolve_pools
 from utils.onnx_graph.output_formats import OutputFormat, plain
-from utils.onnx_graph.pad_channels import Traced, align_channels
-from utils.onnx_graph.qdq_view import FLOAT_MODULES, QdqGraph
-from utils.onnx_graph.split_convolutions import separate_first, separate_parts
+from utils.onnx_graph.passes import run_passes
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.provenance import Provenance, provenance_of, without_provenance
+from utils.onnx_graph.qdq_view import FLOAT_MODULES
 from utils.onnx_graph.verify import Report, verify
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, opset_of, set_metadata
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class ExportResult:
     quantize_nodes: int
     dequantize_nodes: int
     report: Report | None
-    quantizers: Mapping[str, Traced]
+    quantizers: Mapping[str, Provenance]
 
 
 def export_onnx(
@@ -95,42 +93,12 @@ def export_forms(
         raise InputError(
             f"--imgsz {config.imgsz[0]} {config.imgsz[1]}: both must be multiples of {stride}, the network's stride"
         )
-    graph = cleanup.clean_up(trace(model, config))
-    calls = qdq_passes.take_numbers(graph)
-    if config.simplify:
-        graph = cleanup.remove_unused(qdq_passes.name_quantizers(cleanup.simplify(graph)))
-    quantizers = {name: Traced(call) for name, call in calls.items()} if quantized else None
-    if config.for_int8_kernels and quantizers is not None:
-        graph, quantizers = _for_int8_kernels(graph, quantizers, config)
-    if config.half:
-        graph = fp16.to_half(graph)
-    if config.int8_weights:
-        graph = qdq_passes.store_int8_weights(graph)
+    graph = run_passes(trace(model, config), config)
+    quantizers = provenance_of(graph) if quantized else None
+    graph = without_provenance(graph)
     named = {FLOAT_MODULES: json.dumps(list(plan.float_convolutions))} if quantized else {}
     entries = {**properties, **_metadata(config), **named}
     return [_write(graph, form, path, entries, quantizers, config.input) for path, form in files.items()]
-
-
-def _for_int8_kernels(
-    graph: ModelProto, quantizers: Mapping[str, Traced], config: ExportConfig
-) -> tuple[ModelProto, dict[str, Traced]]:
-    """The graph with layers and channels as INT8 kernels want them, and its quantizers.
-
-    The order matters: a convolution's parts may need whole blocks, and grouped convolutions get none.
-
-    The first convolution is cut where that was measured: for TensorRT 8.6.
-    """
-    graph, parts = separate_parts(graph)
-    if not config.half:
-        graph, first = separate_first(graph)
-        parts |= first
-    graph, layouts = align_channels(graph)
-    graph = convolve_pools(graph)
-    found = {}
-    for name in (node.name for node in QdqGraph(graph).activations):
-        whole, channels = parts.get(name, (name, None))
-        found[name] = Traced(quantizers[whole].call, channels, layouts.get(name))
-    return graph, found
 
 
 def _write(
@@ -138,12 +106,12 @@ def _write(
     form: OutputFormat,
     path: Path,
     metadata: Mapping[str, str],
-    quantizers: Mapping[str, Traced] | None,
+    quantizers: Mapping[str, Provenance] | None,
     wanted: InputSpec,
 ) -> ExportResult:
-    graph = form.attach(cleanup.set_metadata(graph, metadata))  # what is attached depends on the typing
+    graph = form.attach(set_metadata(graph, metadata))  # what is attached depends on the typing
     graph = attach_input(graph, wanted)
-    graph = _checked(cleanup.set_metadata(graph, {"form": form.name, **wanted.metadata()}))
+    graph = _checked(set_metadata(graph, {"form": form.name, **wanted.metadata()}))
     report = None if quantizers is None else verify(graph)
     with atomic_path(path) as temporary:
         onnx.save(graph, temporary)

@@ -29,8 +29,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from utils.core.errors import InputError
 from utils.core.tasks import DETECT, DISPLAY_CONF, DISPLAY_IOU, SEGMENT, Layout
 from utils.onnx_graph import mask_output
-from utils.onnx_graph.decoding import keep_best_anchors
 from utils.onnx_graph.mask_output import RESOLUTION, Kept, Sums
+from utils.onnx_graph.topk_anchors import keep_best_anchors
 from utils.onnx_graph.view import GraphAppender, pure
 
 PLUGIN, PLUGIN_DOMAIN = "EfficientNMS_TRT", "TRT"

@@ -21,6 +21,8 @@ CURVES = ACTIVATIONS | {"Erf", "Softplus"}  # one of them at least is in any act
 FLOAT_MODULES = "float_modules"  # in a file's metadata: JSON list of the paths of all convolutions that stay in float
 PIECES = CURVES | {"Add", "Div", "Mul"}  # what activations consist of that have no operator of their own in an opset
 
+INT8_VECTOR = 32  # channels that an INT8 kernel reads at once
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -226,3 +228,40 @@ class QdqGraph:
         """Whether all that read a tensor is float by recipe or decoding, through operators that move or add values."""
         consumers = list(self.view.consumers_through(tensor, MOVING | {"Resize", "Add"}))
         return all(self.is_float(node) or set(node.output) & self.decoding for node in consumers)
+
+
+def weight_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto | None, NodeProto | None]:
+    """QuantizeLinear and DequantizeLinear in front of a convolution's weights; None for what is not there."""
+    dequantizer = view.producer(node.input[1])
+    return (view.producer(dequantizer.input[0]) if dequantizer is not None else None), dequantizer
+
+
+def own_quantizers(node: NodeProto, view: GraphView) -> tuple[NodeProto, NodeProto] | None:
+    """QuantizeLinear and DequantizeLinear of a convolution's weights, if they are its own and known."""
+    quantizer, dequantizer = weight_quantizers(node, view)
+    if dequantizer is None or quantizer is None or quantizer.op_type != QUANTIZE:
+        return None
+    alone = all(len(view.consumers(name)) == 1 for name in (node.input[1], dequantizer.input[0], quantizer.input[0]))
+    known = all(view.array(name) is not None for name in (*quantizer.input, *dequantizer.input[1:]))
+    return (quantizer, dequantizer) if alone and known else None
+
+
+def quantizer_parameters(node: NodeProto, view: GraphView) -> tuple[object, ...]:
+    """Scale, zero point and axis of a quantizer, comparable: by value where they are constant, else by name."""
+    found = [comparable(name, view) for name in node.input[1:]]
+    scale = view.array(node.input[1])
+    return (*found, None if scale is not None and scale.ndim == 0 else attribute(node, "axis", 1))
+
+
+def comparable(name: str, view: GraphView) -> object:
+    """A tensor by its value where that is constant, else by its name."""
+    value = view.array(name)
+    return name if value is None else (str(value.dtype), value.shape, value.tobytes())
+
+
+def along_axis(node: NodeProto, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """A quantizer's scale in a shape that broadcasts over its weight."""
+    if scale.ndim == 0:
+        return scale
+    axis = attribute(node, "axis", 1) % weight.ndim
+    return scale.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])

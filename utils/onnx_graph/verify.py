@@ -24,9 +24,8 @@ from onnx import ModelProto, NodeProto
 from utils.core.errors import InputError
 from utils.core.files import read_onnx
 from utils.core.text import aligned, columns
-from utils.onnx_graph.input_forms import input_spec
 from utils.onnx_graph.qdq_view import FLOAT_MODULES, POOLS, WEIGHTED, QdqGraph
-from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, metadata_of
+from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE, attribute, input_spec, metadata_of
 
 SHOWN = 20  # findings that a table lists; more are counted
 

@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from utils.core.input_spec import FLOATS, InputSpec
+
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QDQ = (QUANTIZE, DEQUANTIZE)
 BRIGHTEST = 255  # the byte that is 1.0 in an image of floats
@@ -165,13 +167,38 @@ def pure(edit: Callable[..., None]) -> Callable[..., ModelProto]:
     """Run an in-place edit on a copy and return the copy."""
 
     @wraps(edit)
-    def run(model: ModelProto, *args: object, **kwargs: object) -> ModelProto:
-        result = ModelProto()
-        result.CopyFrom(model)
+    def edited(model: ModelProto, *args: object, **kwargs: object) -> ModelProto:
+        result = copied(model)
         edit(result, *args, **kwargs)
         return result
 
-    return run
+    return edited
+
+
+def copied(model: ModelProto) -> ModelProto:
+    """A copy, which edits of the model leave as it is."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    return result
+
+
+@pure
+def set_metadata(model: ModelProto, entries: Mapping[str, str]) -> None:
+    """Write key/value properties into the file, in place of those with the same key."""
+    kept = {entry.key: entry.value for entry in model.metadata_props} | dict(entries)
+    del model.metadata_props[:]
+    helper.set_model_props(model, kept)
+
+
+def input_spec(model: ModelProto) -> InputSpec:
+    """The form in which a file takes images, see `InputSpec.of_file`; floats if it takes nothing."""
+    weights = {tensor.name for tensor in model.graph.initializer}  # old exporters list them among the inputs
+    value = next((value for value in model.graph.input if value.name not in weights), None)
+    if value is None:
+        return FLOATS
+    kind = value.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name if kind.elem_type else ""
+    return InputSpec.of_file(metadata_of(model), dtype, [dim.dim_value or None for dim in kind.shape.dim])
 
 
 def set_nodes(model: ModelProto, nodes: list[NodeProto]) -> None:

@@ -21,8 +21,8 @@ from tensorrt_stand_in import stand_in
 
 from utils.core.input_spec import FLOATS, InputSpec
 from utils.jobs.visualize import Artist
-from utils.onnx_graph.input_forms import attach_input
 from utils.onnx_graph.output_formats import NmsSettings, attach_nms
+from utils.onnx_graph.passes.take_bytes import attach_input
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig
 from utils.trt.runner import TensorRTRunner

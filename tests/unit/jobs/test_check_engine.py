@@ -16,9 +16,8 @@ from tensorrt_stand_in import stand_in
 from utils.core.input_spec import InputSpec
 from utils.core.tasks import Layout, Prediction
 from utils.jobs import check_engine
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
-from utils.onnx_graph.view import metadata_of
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.view import metadata_of, set_metadata
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig
 

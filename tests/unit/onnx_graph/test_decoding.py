@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from utils.onnx_graph.decoding import decode_in_few_steps
-from utils.onnx_graph.fp16 import to_half
+from utils.onnx_graph.passes.decode_boxes import decode_boxes
+from utils.onnx_graph.passes.to_half import to_half
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from decoding_graph import ANCHORS, BATCH, BINS, POINTS, head_graph, images
@@ -43,7 +43,7 @@ def reference(model: ModelProto) -> np.ndarray:
 def test_boxes_are_the_same_in_fewer_steps(batch: int | str, computed: bool):
     model = head_graph(batch, computed)
     text = model.SerializeToString()
-    result = decode_in_few_steps(model)
+    result = decode_boxes(model)
     assert model.SerializeToString() == text
     assert result.graph.output == model.graph.output
     np.testing.assert_allclose(run(model), reference(model), atol=2e-4)
@@ -56,7 +56,7 @@ def test_boxes_are_the_same_in_fewer_steps(batch: int | str, computed: bool):
     assert [kinds.count(kind) for kind in ("Softmax", "Conv", "Split", "Concat", "Sub")] == [
         1, 2, 1, 1 + computed, int(computed),
     ]  # fmt: skip
-    assert decode_in_few_steps(result) == result
+    assert decode_boxes(result) == result
 
 
 OTHERS: dict[str, Callable[[Editor], None]] = {
@@ -79,13 +79,13 @@ OTHERS: dict[str, Callable[[Editor], None]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_graph_that_decodes_otherwise_stays(name: str):
     editor = Editor(head_graph())
-    assert decode_in_few_steps(editor.model) != editor.model
+    assert decode_boxes(editor.model) != editor.model
     OTHERS[name](editor)
-    assert decode_in_few_steps(editor.model) == editor.model
+    assert decode_boxes(editor.model) == editor.model
 
 
 def test_distances_are_fp16_and_pixels_fp32_in_a_strongly_typed_file():
-    model = decode_in_few_steps(head_graph())
+    model = decode_boxes(head_graph())
     result = to_half(model)
     kinds = {
         node.op_type: value.type.tensor_type.elem_type

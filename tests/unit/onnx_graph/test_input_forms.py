@@ -14,10 +14,10 @@ from qdq_graph import SIZE, Editor, good_graph
 
 from models.quantize.fake_quantize import float16_scale
 from utils.core.input_spec import InputSpec
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.fp16 import to_half
-from utils.onnx_graph.input_forms import attach_input, input_spec
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import verify
+from utils.onnx_graph.view import input_spec, set_metadata
 from utils.runners.onnxrt import open_session
 from utils.trt.preflight import OnnxFile
 

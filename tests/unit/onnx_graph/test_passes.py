@@ -13,8 +13,10 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from utils.onnx_graph import cleanup, int8_kernels, qdq_passes
-from utils.onnx_graph.fp16 import to_half
+from utils.onnx_graph import passes
+from utils.onnx_graph.export_config import ExportConfig
+from utils.onnx_graph.passes.to_half import to_half
+from utils.onnx_graph.provenance import without_provenance
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import DEQUANTIZE, QUANTIZE
 
@@ -22,6 +24,11 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from qdq_graph import SIZE, Builder, Editor, good_graph
 
 GOOD = good_graph()
+
+
+def clean_up(model: ModelProto) -> ModelProto:
+    """The passes that every export runs."""
+    return without_provenance(passes.run_passes(model, ExportConfig(for_int8_kernels=False)))
 
 
 def run(model: ModelProto, batch: int = 1, seed: int = 0, optimize: bool = False) -> np.ndarray:
@@ -79,8 +86,10 @@ def double_graph() -> ModelProto:
 
 
 PASSES: dict[str, Callable[[ModelProto], ModelProto]] = {
-    step.__name__: step for step in (*cleanup.CLEAN_UP, qdq_passes.store_int8_weights, cleanup.clean_up)
-} | {"simplify": lambda model: cleanup.simplify(cleanup.clean_up(model))}
+    step.run.__name__: step.run
+    for step in passes.PASSES
+    if step.run not in (to_half, passes.simplify, passes.convolve_pools)  # of what others make, or with rounding
+} | {"all": clean_up, "simplify": lambda model: passes.simplify(clean_up(model))}
 GRAPHS = {"good": GOOD, "chunk": chunk_graph(1), "dynamic chunk": chunk_graph("batch"), "double": double_graph()}
 
 
@@ -111,7 +120,7 @@ def grouped_graph(groups: int, channels: int = 32) -> ModelProto:
 @pytest.mark.parametrize(("groups", "dense"), [(1, True), (4, True), (8, True), (16, False), (32, False)])
 def test_few_narrow_groups_become_dense_with_the_same_results(groups: int, dense: bool):
     model = grouped_graph(groups)
-    result = int8_kernels.dense_groups(model)
+    result = passes.dense_groups(model)
     (conv,) = [node for node in result.graph.node if node.name == "/Conv"]
     assert (onnx.helper.get_node_attr_value(conv, "group") == 1) is dense
     np.testing.assert_allclose(run(result), run(model), atol=1e-5)
@@ -146,7 +155,7 @@ def pool_graph(batch: int | str = 1, quantized: bool = True, then: str = "conv",
 def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, then: str):
     model = pool_graph(batch, then=then)
     before = model.SerializeToString(deterministic=True)
-    result = int8_kernels.convolve_pools(model)
+    result = passes.convolve_pools(model)
     assert model.SerializeToString(deterministic=True) == before, "the input was changed"
     (conv,) = [node for node in result.graph.node if node.name == "/model.1/AveragePool"]
     assert (conv.op_type, onnx.helper.get_node_attr_value(conv, "group")) == ("Conv", 8)
@@ -154,7 +163,7 @@ def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, 
     assert verify(result).ok == verify(model).ok
     for count in (1, 3) if batch == "batch" else (1,):
         np.testing.assert_array_equal(run(result, count), run(model, count))
-    stored = qdq_passes.store_int8_weights(result).graph.initializer
+    stored = passes.store_int8_weights(result).graph.initializer
     (levels,) = [numpy_helper.to_array(tensor) for tensor in stored if tensor.name.endswith("/weight_quantized")]
     np.testing.assert_array_equal(levels[:, 0], np.broadcast_to([[64, 64, 0], [64, 64, 0], [0, 0, 0]], (8, 3, 3)))
 
@@ -168,13 +177,13 @@ def test_an_int8_average_pool_becomes_a_depthwise_convolution(batch: int | str, 
 )  # fmt: skip
 def test_other_average_pools_stay(changed: dict):
     model = pool_graph(**changed)
-    assert int8_kernels.convolve_pools(model) == model
+    assert passes.convolve_pools(model) == model
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_boxes_and_scores_are_joined_apart_with_the_same_results(batch: int):
     model = two_levels()
-    result = cleanup.separate_predictions(model)
+    result = passes.separate_predictions(model)
     assert "Split" not in ops(result)
     assert ops(result).count("Concat") == 2 + 1  # boxes, scores, and the network's result
     np.testing.assert_array_equal(run(result, batch), run(model, batch))
@@ -204,7 +213,7 @@ def test_split_into_one_part_leaves_no_second_quantizer():
     x = b.pair("part", 0.05, "part")
     b.nodes.append(helper.make_node("Relu", [x], ["output0"], name="/Relu"))
     model = b.model("output0", [8, SIZE, SIZE])
-    result = cleanup.clean_up(model)
+    result = clean_up(model)
     assert "Split" not in ops(result)
     assert ops(result).count(QUANTIZE) == 2  # the weight's and one
     np.testing.assert_array_equal(run(result), run(model))
@@ -217,7 +226,7 @@ def test_comparison_sees_a_changed_scale():
 
 
 def test_shape_arithmetic_becomes_constants():
-    result = cleanup.clean_up(chunk_graph(1))
+    result = clean_up(chunk_graph(1))
     assert not set(ops(result)) & {"Constant", "Shape", "Gather", "Unsqueeze", "Div", "Concat"}
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     bounds = [
@@ -228,18 +237,18 @@ def test_shape_arithmetic_becomes_constants():
 
 
 def test_dynamic_dimensions_stay_computed():
-    result = cleanup.clean_up(chunk_graph("batch"))
+    result = clean_up(chunk_graph("batch"))
     assert ops(result).count("Shape") == 1
     assert ops(result).count("Gather") == 1, "channels are known, the batch is not"
 
 
 def test_quantizers_of_weights_are_not_folded():
-    assert ops(cleanup.clean_up(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
-    assert ops(cleanup.simplify(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
+    assert ops(clean_up(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
+    assert ops(passes.simplify(GOOD)).count(QUANTIZE) == ops(GOOD).count(QUANTIZE)
 
 
 def test_merging_leaves_one_quantizer_a_tensor():
-    result = cleanup.clean_up(double_graph())
+    result = clean_up(double_graph())
     # the image, the weight, the tensor, and the one of another scale behind it
     assert ops(result).count(QUANTIZE) == ops(result).count(DEQUANTIZE) == 4
     remaining = [finding.rule for finding in verify(result).findings]
@@ -251,8 +260,8 @@ def test_quantizers_that_differ_are_not_merged():
         editor = Editor(double_graph())
         value = {"scale": np.array([0.06], np.float32), "zero_point": np.array([1], np.int8)}[change]
         editor.set_tensor(f"two/{change}", value)
-        assert ops(qdq_passes.merge_quantizers(editor.model)).count(QUANTIZE) == 6
-        np.testing.assert_array_equal(run(qdq_passes.merge_quantizers(editor.model)), run(editor.model))
+        assert ops(passes.merge_quantizers(editor.model)).count(QUANTIZE) == 6
+        np.testing.assert_array_equal(run(passes.merge_quantizers(editor.model)), run(editor.model))
 
 
 def twins(scale: float = 0.05, *, quantized: bool = True) -> ModelProto:
@@ -272,7 +281,7 @@ def twins(scale: float = 0.05, *, quantized: bool = True) -> ModelProto:
 
 def test_nodes_that_compute_the_same_become_one():
     model = twins()
-    result = qdq_passes.merge_quantizers(model)
+    result = passes.merge_quantizers(model)
     assert [ops(graph).count(kind) for graph in (model, result) for kind in ("Concat", "Split")] == [2, 2, 1, 1]
     assert ops(result).count(QUANTIZE) == 2 + 3, "weights and the image; x, Concat and part"
     np.testing.assert_array_equal(run(result), run(model))
@@ -281,13 +290,13 @@ def test_nodes_that_compute_the_same_become_one():
 @pytest.mark.parametrize("model", [twins(0.06), twins(quantized=False)], ids=["two scales", "no quantizer"])
 def test_such_nodes_stay_where_they_are_quantized_otherwise(model: ModelProto):
     """A tensor with two scales would be quantized twice; one that is not quantized is no matter of this pass."""
-    result = qdq_passes.merge_quantizers(model)
+    result = passes.merge_quantizers(model)
     assert ops(result).count("Concat") == 2
     np.testing.assert_array_equal(run(result), run(model))
 
 
 def test_per_tensor_scales_become_scalars():
-    result = qdq_passes.scalar_scales(double_graph())
+    result = passes.scalar_scales(double_graph())
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     for node in result.graph.node:
         if node.op_type in (QUANTIZE, DEQUANTIZE):
@@ -299,14 +308,14 @@ def test_weight_with_one_output_channel_keeps_its_axis():
     b.conv("images", "model.0", (3, 1), silu=False)
     b.nodes.append(helper.make_node("Relu", ["/model.0/conv/Conv_output_0"], ["output0"], name="/Relu"))
     model = b.model("output0", [1, SIZE, SIZE])
-    result = cleanup.clean_up(model)
+    result = clean_up(model)
     scale = next(tensor for tensor in result.graph.initializer if tensor.name == "model.0.conv.weight/scale")
     assert list(scale.dims) == [1]
     np.testing.assert_array_equal(run(result), run(model))
 
 
 def test_equal_scales_are_one_initializer():
-    result = qdq_passes.share_scales(GOOD)
+    result = passes.share_scales(GOOD)
     scales = {node.input[1] for node in result.graph.node if node.op_type == QUANTIZE}
     assert len(scales) == 9 + 5, "9 weights, and 1/127, 0.02, 0.03, 0.04, 0.05 for activations"
     assert verify(result).ok
@@ -317,7 +326,7 @@ def test_names_say_what_is_quantized():
     for number, node in enumerate(graph.model.graph.node):
         if node.op_type in (QUANTIZE, DEQUANTIZE):
             node.name = f"/shared_quantizer_{number}/{node.op_type}"
-    result = cleanup.clean_up(graph.model)
+    result = clean_up(graph.model)
     found = [node.name for node in result.graph.node]
     assert len(set(found)) == len(found)
     for name in ("images", "model.0.conv.weight", "/model.3/Concat", "/model.3/Split", "/model.3/Split.1"):
@@ -335,7 +344,7 @@ def test_weights_are_rounded_as_torch_rounds_them():
     b = Builder()
     quantized = b.pair(b.tensor("w", weight), scale, "w", axis=0)
     b.nodes.append(helper.make_node("Conv", ["images", quantized], ["output0"], name="/Conv", pads=[1] * 4))
-    result = cleanup.clean_up(b.model("output0", [shape[0], SIZE, SIZE]))
+    result = clean_up(b.model("output0", [shape[0], SIZE, SIZE]))
     stored = numpy_helper.to_array(next(tensor for tensor in result.graph.initializer if tensor.name == "w"))
     zeros = torch.zeros(shape[0], dtype=torch.int32)
     in_torch = torch.fake_quantize_per_channel_affine(
@@ -344,11 +353,11 @@ def test_weights_are_rounded_as_torch_rounds_them():
     np.testing.assert_array_equal(stored, in_torch.numpy())
     by_division = np.clip(np.rint(weight / factor), -128, 127) * factor
     assert (by_division != stored).any(), "no weight of this test lies where the two part"
-    np.testing.assert_array_equal(run(qdq_passes.store_int8_weights(result)), run(result))
+    np.testing.assert_array_equal(run(passes.store_int8_weights(result)), run(result))
 
 
 def test_int8_weights_shrink_the_file_and_round_like_quantizelinear():
-    result = qdq_passes.store_int8_weights(GOOD)
+    result = passes.store_int8_weights(GOOD)
     weights = {t.name: t for t in result.graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) == 4}
     assert len(weights) == 9
     assert not {t.name for t in result.graph.initializer if t.name.endswith("conv.weight")} - {
@@ -372,12 +381,12 @@ def test_int8_weights_shrink_the_file_and_round_like_quantizelinear():
 def test_int8_weights_saturate():
     editor = Editor(GOOD)
     editor.set_tensor("model.0.conv.weight/scale", np.full(8, 1e-4, np.float32))
-    np.testing.assert_array_equal(run(qdq_passes.store_int8_weights(editor.model)), run(editor.model))
+    np.testing.assert_array_equal(run(passes.store_int8_weights(editor.model)), run(editor.model))
 
 
 def test_optimized_runtime_stays_within_rounding():
     """ONNX Runtime fuses Q/DQ to integer kernels, which round at other places."""
-    plain, fused = run(cleanup.clean_up(GOOD)), run(cleanup.clean_up(GOOD), optimize=True)
+    plain, fused = run(clean_up(GOOD)), run(clean_up(GOOD), optimize=True)
     np.testing.assert_allclose(fused, plain, atol=0.1)
 
 
@@ -386,7 +395,7 @@ def float_graph() -> ModelProto:
     for name in [node.name for node in editor.model.graph.node if node.op_type == QUANTIZE]:
         editor.bypass(name.removesuffix(f"/{QUANTIZE}"))
     del editor.model.graph.value_info[:]
-    return cleanup.remove_unused(editor.model)
+    return passes.remove_unused(editor.model)
 
 
 def test_half_turns_the_body_and_dfl_to_fp16_and_leaves_scores_and_ends():

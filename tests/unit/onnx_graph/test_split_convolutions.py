@@ -10,13 +10,24 @@ import pytest
 from int8_network import Network, nodes, run
 from onnx import ModelProto, helper, numpy_helper
 
-from utils.onnx_graph.pad_channels import align_channels
-from utils.onnx_graph.split_convolutions import separate_first, separate_parts
+from utils.onnx_graph.passes.align_channels import align_channels
+from utils.onnx_graph.passes.number_quantizers import number_quantizers
+from utils.onnx_graph.passes.separate_first import separate_first
+from utils.onnx_graph.passes.separate_parts import separate_parts
+from utils.onnx_graph.provenance import provenance_of, without_provenance
 from utils.onnx_graph.verify import verify
 from utils.onnx_graph.view import GraphView
 
 WHOLE = "/cv1/act/Mul_output_0"  # before its quantizer
 Y = "/cv1/act/Mul/DequantizeLinear_output_0"
+
+
+def separated(cut, model):
+    """The graph after a pass; and the quantizers of parts by name: the one that each is a part of, and the channels."""
+    numbered = number_quantizers(model)
+    result, wholes = cut(numbered), list(provenance_of(numbered))
+    parts = {name: (wholes[one.call], one.channels) for name, one in provenance_of(result).items() if one.channels}
+    return without_provenance(result), parts
 
 
 def elan(sizes: tuple[int, ...] = (24, 24), used: int = 1, *, slices: bool = False, silu: bool = True) -> ModelProto:
@@ -40,7 +51,7 @@ def elan(sizes: tuple[int, ...] = (24, 24), used: int = 1, *, slices: bool = Fal
 @pytest.mark.parametrize("used", [0, 1])
 def test_each_half_gets_a_convolution(used, slices, silu):
     model = onnx.shape_inference.infer_shapes(elan((24, 40), used, slices=slices, silu=silu))
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     onnx.checker.check_model(result, full_check=True)
     onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True)
     assert [conv.name for conv in nodes(result, "Conv")] == [
@@ -67,7 +78,7 @@ def test_an_activation_of_several_operators_is_copied_whole():
     softplus = helper.make_node("Softplus", gate.input, ["softplus"], "/cv1/act/Softplus")
     gate.op_type, gate.input[0] = "Tanh", "softplus"
     model.graph.node.insert(index, softplus)
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     assert len(parts) == 2
     assert [node.name for node in nodes(result, "Softplus")] == ["/cv1/act/Softplus.0", "/cv1/act/Softplus.1"]
     np.testing.assert_array_equal(run(result), run(model))
@@ -79,7 +90,7 @@ def test_several_parts_and_another_scale():
     for tensor in model.graph.initializer:
         if tensor.name == "/part/scale":
             tensor.CopyFrom(numpy_helper.from_array(np.float32(2.0**-4), tensor.name))
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     assert len(parts) == 3
     assert "/part/QuantizeLinear" in {node.name for node in nodes(result, "QuantizeLinear")}
     (concat,) = nodes(result, "Concat")
@@ -98,7 +109,7 @@ def test_two_blocks_that_share_constants():
     model = b.finish(x, 24)
     for node in model.graph.node:
         node.input[:] = [name.replace("b.cv1.conv.weight/zero", "a.cv1.conv.weight/zero") for name in node.input]
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     onnx.checker.check_model(result, full_check=True)
     assert len(parts) == 4
     np.testing.assert_array_equal(run(result), run(model))
@@ -112,7 +123,7 @@ def first(channels: int) -> ModelProto:
 
 def test_the_first_convolution_is_cut_into_32_channels_that_are_copied():
     model = first(96)
-    result, parts = separate_first(model)
+    result, parts = separated(separate_first, model)
     onnx.checker.check_model(result, full_check=True)
     first_ones = [f"/a/conv/Conv.{part}{copy}" for copy in ("", ".copy") for part in range(3)]
     assert [conv.name for conv in nodes(result, "Conv")] == [*first_ones, "/b/conv/Conv", "/last/conv/Conv"]
@@ -135,7 +146,7 @@ def test_two_convolutions_that_read_the_image():
     image = b.pair("images", 1 / 127, "images")
     both = [b.convolve(image, name, (3, 64), kernel=3) for name in ("a", "b")]
     model = b.finish(b.quantized("Concat", "/concat", *both, axis=1), 128)
-    result, parts = separate_first(model)
+    result, parts = separated(separate_first, model)
     assert [conv.name for conv in nodes(result, "Conv") if not conv.name.endswith(".copy")] == [
         "/a/conv/Conv.0", "/a/conv/Conv.1", "/b/conv/Conv.0", "/b/conv/Conv.1", "/last/conv/Conv"
     ]  # fmt: skip
@@ -147,7 +158,7 @@ def test_two_convolutions_that_read_the_image():
 @pytest.mark.parametrize("channels", [16, 32, 80])
 def test_a_first_convolution_that_stays(channels):
     model = first(channels)
-    result, parts = separate_first(model)
+    result, parts = separated(separate_first, model)
     assert parts == {}
     assert result == model
 
@@ -162,7 +173,7 @@ def test_a_part_that_a_cut_convolution_reads_as_it_is():
         x, channels = b.node("Split", f"/{name}/Split", y, outputs=2, axis=1)[1], 16
         joined.append(y)
     model = b.finish(b.quantized("Concat", "/Concat", *joined, axis=1), 64)
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     onnx.checker.check_model(result, full_check=True)
     assert len(parts) == 4
     assert len(nodes(result, "Conv")) == 5
@@ -178,7 +189,7 @@ def test_a_dequantizer_with_constants_of_its_own():
         model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), f"own/{name}"))
     (dequantizer,) = (one for one in model.graph.node if one.name == "cv1.conv.weight/DequantizeLinear")
     dequantizer.input[1:] = ["own/scale", "own/zero_point"]
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     onnx.checker.check_model(result, full_check=True)
     assert len(parts) == 2
     np.testing.assert_array_equal(run(result), run(model))
@@ -191,7 +202,7 @@ def test_equal_parts_that_are_only_counted():
     del split.input[1:]
     split.attribute.append(helper.make_attribute("num_outputs", 2))
     model.opset_import[0].version = 19
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     assert [part for _, part in parts.values()] == [slice(0, 24), slice(24, 48)]
     np.testing.assert_array_equal(run(result), run(model))
 
@@ -308,7 +319,7 @@ def test_what_is_left_alone(change: Callable[[ModelProto], None]):
     model = elan()
     change(model)
     assert len(run(model, 1)) == 1  # it is a network still
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     assert parts == {}
     assert result == model
 
@@ -331,17 +342,17 @@ def test_blocks_behind_each_other(seed):
         x = b.quantized("Concat", f"/concat{step}", *joined, axis=1)
         channels, expected = int(sizes.sum()) + 16 * (len(joined) - 1), expected + len(sizes)
     model = b.finish(x, channels)
-    result, parts = separate_parts(model)
+    result, parts = separated(separate_parts, model)
     onnx.checker.check_model(result, full_check=True)
     assert len(parts) == expected
     np.testing.assert_array_equal(run(result, 1), run(model, 1))
-    np.testing.assert_array_equal(run(align_channels(result)[0], 1), run(model, 1))
-    assert separate_parts(result)[1] == {}
+    np.testing.assert_array_equal(run(align_channels(result), 1), run(model, 1))
+    assert separated(separate_parts, result)[1] == {}
 
 
 def test_the_graph_that_is_given_stays():
     model = elan()
     before = model.SerializeToString()
-    separate_parts(model)
+    separated(separate_parts, model)
     assert model.SerializeToString() == before
     assert GraphView(model).producer(Y) is not None

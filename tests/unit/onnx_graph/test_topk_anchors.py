@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,12 @@ import pytest
 from onnx import ModelProto
 
 from utils.core.input_spec import FLOATS
-from utils.onnx_graph import decoding, export, output_formats
-from utils.onnx_graph.cleanup import clean_up, simplify
-from utils.onnx_graph.decoding import decode_in_few_steps
-from utils.onnx_graph.fp16 import to_half
+from utils.onnx_graph import export, output_formats, topk_anchors
+from utils.onnx_graph.export_config import ExportConfig
 from utils.onnx_graph.output_formats import NmsSettings
+from utils.onnx_graph.passes import run_passes
+from utils.onnx_graph.passes.decode_boxes import decode_boxes
+from utils.onnx_graph.passes.to_half import to_half
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from decoding_graph import ANCHORS, BATCH, CLASSES, head_graph, images
@@ -49,7 +49,7 @@ def rows_decoded(model: ModelProto) -> int:
 @pytest.mark.parametrize("topk", [1, 5, ANCHORS - 1])
 @pytest.mark.parametrize("opset", [17, 18])
 def test_detections_are_those_of_all_anchors(monkeypatch: pytest.MonkeyPatch, topk: int, agnostic: bool, opset: int):
-    graph = decode_in_few_steps(head_graph("batch", opset=opset))
+    graph = decode_boxes(head_graph("batch", opset=opset))
     attach = output_formats.end2end(NmsSettings("none", topk, conf_thres=0.3, agnostic=agnostic)).attach
     few = attach(graph)
     monkeypatch.setattr(output_formats, "keep_best_anchors", lambda model, count: None)
@@ -64,13 +64,13 @@ def test_detections_are_those_of_all_anchors(monkeypatch: pytest.MonkeyPatch, to
 
 def test_the_numbers_of_the_anchors_are_there_to_compare_with():
     """Ascending, and those of the highest scores."""
-    few = output_formats.end2end(NmsSettings("none", 4)).attach(decode_in_few_steps(head_graph()))
+    few = output_formats.end2end(NmsSettings("none", 4)).attach(decode_boxes(head_graph()))
     for name, kind, shape in (
-        (decoding.ANCHORS, onnx.TensorProto.INT64, [BATCH, 4]),
+        (topk_anchors.ANCHORS, onnx.TensorProto.INT64, [BATCH, 4]),
         ("output0", onnx.TensorProto.FLOAT, [BATCH, 4 + CLASSES, 4]),
     ):
         few.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, shape))
-    index, chosen = run(few, images(), (decoding.ANCHORS, "output0"))
+    index, chosen = run(few, images(), (topk_anchors.ANCHORS, "output0"))
     (every,) = run(head_graph(), images(), ("output0",))
     expected = np.sort(np.argsort(-every[:, 4:].max(1), axis=1, kind="stable")[:, :4], axis=1)
     np.testing.assert_array_equal(index, expected)
@@ -78,7 +78,7 @@ def test_the_numbers_of_the_anchors_are_there_to_compare_with():
 
 
 def test_strongly_typed_too():
-    graph = decode_in_few_steps(head_graph(opset=19))
+    graph = decode_boxes(head_graph(opset=19))
     settings = NmsSettings("none", 5, conf_thres=0.3)
     half, full = (run(output_formats.end2end(settings).attach(one), images()) for one in (to_half(graph), graph))
     np.testing.assert_array_equal(half[3], full[3])
@@ -89,27 +89,29 @@ def test_strongly_typed_too():
 @pytest.mark.parametrize(
     ("graph", "settings"),
     [
-        (decode_in_few_steps(head_graph()), NmsSettings("onnx", 5)),  # a worse anchor may be left
-        (decode_in_few_steps(head_graph()), NmsSettings("none", ANCHORS)),  # all are wanted
-        (decode_in_few_steps(head_graph(computed=True)), NmsSettings("none", 5)),  # their number may vary
+        (decode_boxes(head_graph()), NmsSettings("onnx", 5)),  # a worse anchor may be left
+        (decode_boxes(head_graph()), NmsSettings("none", ANCHORS)),  # all are wanted
+        (decode_boxes(head_graph(computed=True)), NmsSettings("none", 5)),  # their number may vary
         (head_graph(), NmsSettings("none", 5)),  # decodes as upstream does
     ],
 )
 def test_all_anchors_are_decoded_where_that_is_needed(graph: ModelProto, settings: NmsSettings):
     result = output_formats.end2end(settings).attach(graph)
-    assert decoding.ANCHORS not in {name for node in result.graph.node for name in node.output}
+    assert topk_anchors.ANCHORS not in {name for node in result.graph.node for name in node.output}
     assert [len(one) for one in run(result, images())] == [BATCH] * 4
 
 
-@pytest.mark.parametrize("after", [clean_up, lambda graph: simplify(clean_up(graph))], ids=["", "simplify"])
-def test_behind_the_exporters_clean_up(after: Callable[[ModelProto], ModelProto]):
-    few = output_formats.end2end(NmsSettings("none", 3)).attach(after(head_graph()))
+@pytest.mark.parametrize("simplify", [False, True])
+def test_behind_the_exporters_passes(simplify: bool):
+    few = output_formats.end2end(NmsSettings("none", 3)).attach(
+        run_passes(head_graph(), ExportConfig(simplify=simplify, for_int8_kernels=False))
+    )
     assert rows_decoded(few) == 3
     assert run(few, images())[3].max() < CLASSES
 
 
 def test_sums_and_products_in_either_order():
-    graph = decode_in_few_steps(head_graph())
+    graph = decode_boxes(head_graph())
     attach = output_formats.end2end(NmsSettings("none", 3)).attach
     expected = run(attach(graph), images())
     for kind in ("Add", "Mul"):
@@ -122,7 +124,7 @@ def test_sums_and_products_in_either_order():
 
 @pytest.mark.parametrize("values", [np.array(8, np.float32), np.array([8], np.float32)], ids=["scalar", "one"])
 def test_one_stride_for_all_anchors_is_not_theirs(values: np.ndarray):
-    graph = decode_in_few_steps(head_graph())
+    graph = decode_boxes(head_graph())
     node = next(node for node in graph.graph.node if node.op_type == "Mul")
     graph.graph.initializer.append(onnx.numpy_helper.from_array(values, "stride"))
     node.input[1] = "stride"
@@ -134,11 +136,11 @@ def test_weakly_typed_files_choose_among_no_more_anchors_than_half_precision_can
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exact: int, few: tuple[str, ...]
 ):
     """TensorRT may sort their numbers in FP16."""
-    numbers = np.arange(decoding.WHOLE_IN_HALF + 2)
+    numbers = np.arange(topk_anchors.WHOLE_IN_HALF + 2)
     assert np.flatnonzero(numbers.astype(np.float16).astype(int) != numbers).tolist() == [numbers[-1]]
-    monkeypatch.setattr(decoding, "WHOLE_IN_HALF", exact)
+    monkeypatch.setattr(topk_anchors, "WHOLE_IN_HALF", exact)
     form, path = output_formats.end2end(NmsSettings("none", 3)), tmp_path / "file.onnx"
-    graph = decode_in_few_steps(head_graph(opset=19))
+    graph = decode_boxes(head_graph(opset=19))
     for typing in ("weak", "strong"):
         export._write(graph, form, path, {"typing": typing}, None, FLOATS)
         assert rows_decoded(onnx.load(path)) == (3 if typing in few else ANCHORS)

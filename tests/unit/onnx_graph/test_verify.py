@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.fp16 import to_half
-from utils.onnx_graph.qdq_passes import store_int8_weights
+from utils.onnx_graph.passes.store_int8_weights import store_int8_weights
+from utils.onnx_graph.passes.to_half import to_half
 from utils.onnx_graph.verify import RULES, table, verify
+from utils.onnx_graph.view import set_metadata
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from qdq_graph import Editor, good_graph

@@ -16,8 +16,8 @@ from known_images import SQUARE, KnowingModel, export_answers, write_set
 from one_conv import write_onnx
 from tensorrt_stand_in import stand_in
 
-from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.output_formats import NmsSettings, end2end
+from utils.onnx_graph.view import set_metadata
 from utils.reports.schema import Report
 
 Q, X, DS, R, V = "qat.py", "export_qat.py", "export_yoloV9.py", "reparameterization.py", "val_trt.py"

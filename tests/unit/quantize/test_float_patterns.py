@@ -15,8 +15,8 @@ from models.quantize import placement
 from models.quantize.placement import matches
 from models.quantize.recipe import Recipe
 from utils.core.errors import RecipeError
-from utils.onnx_graph.cleanup import set_metadata
 from utils.onnx_graph.verify import Report, verify
+from utils.onnx_graph.view import set_metadata
 
 GOOD = good_graph()
 

@@ -9,7 +9,7 @@ from decoding_graph import head_graph
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_stand_in import stand_in
 
-from utils.onnx_graph.decoding import decode_in_few_steps
+from utils.onnx_graph.passes.decode_boxes import decode_boxes
 from utils.trt.build import build
 from utils.trt.preflight import BuildConfig, fp32_box_layers
 
@@ -34,7 +34,7 @@ def node(kind, inputs, outputs, **attributes):
 
 def test_from_the_softmax_to_the_output():
     assert fp32_box_layers(head_graph()) == TRACED
-    graph = decode_in_few_steps(head_graph())
+    graph = decode_boxes(head_graph())
     found = fp32_box_layers(graph)
     names = [one.name for one in graph.graph.node]
     first = next(index for index, one in enumerate(graph.graph.node) if one.op_type == "Softmax")

@@ -16,8 +16,8 @@ from utils.core.errors import InputError
 from utils.core.input_spec import FLOATS, InputSpec
 from utils.evaluation.data_yaml import load_data
 from utils.evaluation.input_plan import InputPlan
-from utils.onnx_graph.cleanup import set_metadata
-from utils.onnx_graph.input_forms import attach_input
+from utils.onnx_graph.passes.take_bytes import attach_input
+from utils.onnx_graph.view import set_metadata
 from utils.runners.base import TensorSpec, as_feed
 from utils.runners.pytorch import TorchRunner
 from utils.trt.build import build

@@ -4,8 +4,6 @@ TensorRT's fast INT8 kernels keep 32 channels of a pixel together. A Concat of p
 in halves, cuts through such blocks, and every part has to be copied. Here parts whose neighbours would begin inside a
 block get channels of zero weight up to the next multiple of 32, which the kernels compute in any case. Convolutions
 that read them have zero weights there: the results are the same.
-
-    graph, layouts = align_channels(graph)
 """
 
 from __future__ import annotations
@@ -17,9 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from utils.onnx_graph.int8_kernels import INT8_VECTOR
-from utils.onnx_graph.qdq_passes import own_quantizers
-from utils.onnx_graph.qdq_view import PIECES
+from utils.onnx_graph.provenance import ChannelLayout, annotate
+from utils.onnx_graph.qdq_view import (
+    INT8_VECTOR,
+    PIECES,
+    own_quantizers,
+)
 from utils.onnx_graph.view import (
     DEQUANTIZE,
     QUANTIZE,
@@ -27,13 +28,14 @@ from utils.onnx_graph.view import (
     attribute,
     channel_bounds,
     channel_counts,
+    copied,
     drop_unused,
+    pure,
 )
 
 # Each result channel comes from the same channel of the input, whatever the others hold.
 CHANNELWISE = PIECES | {QUANTIZE, DEQUANTIZE, "AveragePool", "Identity", "MaxPool", "Resize"}
 GROWTH = 2  # a part becomes so many times as wide, at most; wider ones were not measured
-
 Part = tuple[str, int]  # a tensor and the first of some of its channels
 
 
@@ -48,60 +50,17 @@ class _Link:
     count: int
 
 
-def align_channels(model: ModelProto) -> tuple[ModelProto, dict[str, Layout]]:
-    """Widen parts of Concats and Splits to whole blocks, see above; only where quantized tensors are concerned.
-
-    Returns:
-        The new graph; and the layout of each tensor that became wider, by the name of its quantizer.
-    """
-    graph = _Graph(model)
+@pure
+def align_channels(model: ModelProto) -> None:
+    """Widen parts of Concats and Splits to whole blocks, see above; only where quantized tensors are concerned."""
+    graph = _Graph(copied(model))
     layouts = graph.layouts()
-    result = ModelProto()
-    result.CopyFrom(model)
+    for node in model.graph.node:
+        if node.op_type == QUANTIZE and node.input[0] in layouts:
+            layout = layouts[node.input[0]]
+            annotate(node, places=layout.places.tolist(), count=layout.count)
     if layouts:
-        _Rewriter(result, layouts, graph.channels).run()
-    names = {node.name: node.input[0] for node in graph.view.nodes if node.op_type == QUANTIZE}
-    return result, {name: layouts[tensor] for name, tensor in names.items() if tensor in layouts}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the channels of a tensor lie after widening.
-
-    Attributes:
-        places: int64 `[C]`, of the channels that were there before.
-        count: of channels now.
-        cuts: channel at which a part begins (and C, the end) → where that is now.
-    """
-
-    places: np.ndarray
-    count: int
-    cuts: Mapping[int, int]
-
-    def spread(self, array: np.ndarray, axis: int, filling: float = 0) -> np.ndarray:
-        """An array with its entries along an axis at their new places, and `filling` between them."""
-        shape = list(array.shape)
-        shape[axis] = self.count
-        result = np.full(shape, filling, array.dtype)
-        index: list[slice | np.ndarray] = [slice(None)] * array.ndim
-        index[axis] = self.places
-        result[tuple(index)] = array
-        return result
-
-
-@dataclass(frozen=True)
-class Traced:
-    """Where a graph's activation quantizer comes from.
-
-    Attributes:
-        call: which of torch's calls of activation quantizers it is, from 0.
-        channels: which of torch's channels the graph's tensor holds; None: all.
-        layout: where these lie if the graph's tensor is wider.
-    """
-
-    call: int
-    channels: slice | None = None
-    layout: Layout | None = None
+        _Rewriter(model, layouts, graph.channels).run()
 
 
 class _Graph:
@@ -120,7 +79,7 @@ class _Graph:
             else:
                 self.links += found
 
-    def layouts(self) -> dict[str, Layout]:
+    def layouts(self) -> dict[str, ChannelLayout]:
         """Find the layouts of the tensors that become wider, by name."""
         cuts = self._cuts()
         parts = {name: list(zip(sorted(found), sorted(found)[1:], strict=False)) for name, found in cuts.items()}
@@ -232,20 +191,20 @@ def _whole(count: int) -> int:
     return -(-count // INT8_VECTOR) * INT8_VECTOR
 
 
-def _layout(parts: Iterable[tuple[int, bool]]) -> Layout:
+def _layout(parts: Iterable[tuple[int, bool]]) -> ChannelLayout:
     """Lay parts side by side, each given by its channels and by whether it becomes wider."""
     places, cuts, old, new = [], {0: 0}, 0, 0
     for count, wider in parts:
         places.append(np.arange(new, new + count))
         old, new = old + count, new + (_whole(count) if wider else count)
         cuts[old] = new
-    return Layout(np.concatenate(places), new, cuts)
+    return ChannelLayout(np.concatenate(places), new, cuts)
 
 
 class _Rewriter:
     """Gives a graph wider tensors, in place."""
 
-    def __init__(self, model: ModelProto, layouts: Mapping[str, Layout], channels: Mapping[str, int]) -> None:
+    def __init__(self, model: ModelProto, layouts: Mapping[str, ChannelLayout], channels: Mapping[str, int]) -> None:
         self.model, self.layouts, self.view = model, layouts, GraphView(model)
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self.counts = {**channels, **{name: layout.count for name, layout in layouts.items()}}

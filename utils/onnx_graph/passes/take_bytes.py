@@ -14,8 +14,15 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from utils.core.input_spec import FLOATS, InputSpec
-from utils.onnx_graph.view import BRIGHTEST, QUANTIZE, GraphView, metadata_of, pure, rename_inputs, set_nodes
+from utils.core.input_spec import InputSpec
+from utils.onnx_graph.view import (
+    BRIGHTEST,
+    QUANTIZE,
+    GraphView,
+    pure,
+    rename_inputs,
+    set_nodes,
+)
 
 TO_NCHW = [0, 3, 1, 2]
 
@@ -23,17 +30,6 @@ TO_NCHW = [0, 3, 1, 2]
 def attach_input(model: ModelProto, wanted: InputSpec) -> ModelProto:
     """A graph that takes images in this form."""
     return take_bytes(model, wanted) if wanted.kind == "uint8" else model
-
-
-def input_spec(model: ModelProto) -> InputSpec:
-    """The form in which a file takes images, see `InputSpec.of_file`; floats if it takes nothing."""
-    weights = {tensor.name for tensor in model.graph.initializer}  # old exporters list them among the inputs
-    value = next((value for value in model.graph.input if value.name not in weights), None)
-    if value is None:
-        return FLOATS
-    kind = value.type.tensor_type
-    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name if kind.elem_type else ""
-    return InputSpec.of_file(metadata_of(model), dtype, [dim.dim_value or None for dim in kind.shape.dim])
 
 
 @pure

@@ -1,0 +1,92 @@
+"""What depends on constants and known sizes only is computed: torch traces `chunk` to arithmetic on Shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from utils.onnx_graph.view import (
+    GraphView,
+    opset_of,
+    pure,
+    set_nodes,
+    with_shapes,
+)
+
+# Cheap operators without state; quantizers are not among them, so that weights keep theirs.
+FOLDABLE = frozenset({
+    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Mul", "Range",
+    "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
+FOLD_LIMIT = 1 << 22  # elements; larger results stay computed, so that the file does not grow
+
+
+@pure
+def fold_constants(model: ModelProto) -> None:
+    """Compute what depends on constants and on known dimensions only.
+
+    Torch traces `chunk` and `view` to arithmetic on Shape. Known dimensions become numbers, so that a Slice has
+    constant bounds; dimensions that are dynamic stay computed. Results above `FOLD_LIMIT` elements stay computed too.
+    """
+    shapes = _known_shapes(model)
+    view = GraphView(model)
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if np.prod(t.dims) <= FOLD_LIMIT}
+    stored, kept = set(values), []
+    for node in model.graph.node:
+        result = _folded(node, view, shapes, values, opset_of(model))
+        if result is None or set(node.output) & view.outputs or result.size > FOLD_LIMIT:
+            kept.append(node)
+        else:
+            values[node.output[0]] = result
+    set_nodes(model, kept)
+    used = {name for node in kept for name in node.input}
+    for name in (name for name in values if name in used and name not in stored):
+        model.graph.initializer.append(numpy_helper.from_array(values[name], name))
+
+
+def _known_shapes(model: ModelProto) -> dict[str, list[int | None]]:
+    """Shapes that inference finds; a dynamic dimension is None."""
+    inferred = with_shapes(model, data_prop=True)
+    return {
+        value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+        for value in [*inferred.value_info, *inferred.input, *inferred.output]
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _folded(
+    node: NodeProto,
+    view: GraphView,
+    shapes: Mapping[str, list[int | None]],
+    values: Mapping[str, np.ndarray],
+    opset: int,
+) -> np.ndarray | None:
+    """The constant that a node computes, None if it cannot be known."""
+    if node.op_type == "Shape" and not node.attribute:
+        dims = shapes.get(node.input[0], [None])
+        return None if None in dims else np.array(dims, np.int64)
+    source = view.producer(node.input[0]) if node.op_type == "Gather" else None
+    if source is not None and source.op_type == "Shape" and not source.attribute and node.input[1] in values:
+        dims = shapes.get(source.input[0], [])
+        index = values[node.input[1]]
+        picked = [dims[int(i)] if -len(dims) <= i < len(dims) else None for i in index.flat]
+        return None if None in picked else np.array(picked, np.int64).reshape(index.shape)
+    if node.op_type not in FOLDABLE or not all(name in values for name in node.input if name):
+        return None
+    return _evaluate(node, values, opset)
+
+
+def _evaluate(node: NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray:
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {name: values[name] for name in node.input if name}
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feeds.items()
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = helper.make_graph([node], "fold", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
