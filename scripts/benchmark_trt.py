@@ -142,11 +142,11 @@ def main(options: BenchmarkOptions) -> int:
     rows: list[BenchmarkRow] = []
     with new_run(options.project, options.name, options.exist_ok) as folder:
         for batch in batches:
-            found = job.measure(batch)
-            for row in found:
+            batch_rows = job.measure(batch)
+            for row in batch_rows:
                 logger.info("%s\n%s\n", row.title,
                             "\n".join(row.figures.lines()) if row.figures else f"no figures: {row.error}")  # fmt: skip
-            rows += found
+            rows += batch_rows
             files = benchmark_report.save_benchmark(rows, about, command_line(), folder)
     logger.info("%s\n", benchmark_report.benchmark_text(rows))
     notes = ["\n".join(benchmark_report.fastest_lines(rows)), *(note for row in rows for note in row.notes)]
@@ -181,13 +181,13 @@ def _trtexec(api: Api) -> Trtexec | None:
     from utils.trt import trtexec
 
     try:
-        found = trtexec.find_trtexec()
+        program = trtexec.find_trtexec()
     except DependencyError:
         return None
-    if found.name == api.name:
-        return found
+    if program.name == api.name:
+        return program
     logger.warning(
-        "%s is of %s, and engines are built and loaded by %s: the times are our own loop's", found.path, found.name,
+        "%s is of %s, and engines are built and loaded by %s: the times are our own loop's", program.path, program.name,
         api.name,
     )  # fmt: skip
     return None

@@ -112,9 +112,9 @@ class Benchmark:
 
     def software(self) -> list[str]:
         """Names and versions of what runs the networks."""
-        found = [self.api.name] if self.api else []
-        found += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
-        return found + ([f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else [])
+        names = [self.api.name] if self.api else []
+        names += [f"PyTorch {torch.__version__.split('+')[0]}"] if self.networks else []
+        return names + ([f"ONNX Runtime {onnxrt.version()}"] if self.entries and not self.api else [])
 
 
 def common_size(entries: Sequence[Entry], checkpoints: Sequence[Path]) -> tuple[int, int] | None:
@@ -276,7 +276,7 @@ def open_checkpoint(
     if any(side % stride for side in shape[1:]):
         raise InputError(f"--imgsz {shape[1]} {shape[2]}: {file} takes multiples of {stride}, its stride")
     torch.compiler.reset()  # else the networks of other batch sizes count against the number that it compiles
-    found = []
+    candidates = []
     for dtype, precision in ((torch.float32, "FP32"), (torch.float16, "FP16")):
         network = deepcopy(model).to(dtype) if dtype != torch.float32 else model
         for runtime in (PYTORCH, COMPILED) if compiled else (PYTORCH,):
@@ -286,12 +286,12 @@ def open_checkpoint(
                 execution = TorchExecution(network, images, runtime == COMPILED)
                 if graphs and device.type == "cuda":
                     execution.graph()
-                found.append(Candidate(row, [execution]))
+                candidates.append(Candidate(row, [execution]))
             except Exception as error:  # no compiler, no memory, an operator without FP16: of many kinds
                 reason = f"{type(error).__name__}: {one_line(error)}"
                 logger.debug("%s", row.title, exc_info=error)
-                found.append(Candidate(replace(row, error=f"does not run: {reason[:200]}")))
-    return found
+                candidates.append(Candidate(replace(row, error=f"does not run: {reason[:200]}")))
+    return candidates
 
 
 def open_onnx(file: Path, baseline: bool, batch: int, size: tuple[int, int] | None, opened: ExitStack) -> Candidate:

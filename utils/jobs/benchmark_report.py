@@ -37,8 +37,8 @@ class _Column:
 
 def _milliseconds(part: str, percentile: str = "median") -> Callable[[BenchmarkRow], str]:
     def text(row: BenchmarkRow) -> str:
-        found = row.figures.parts.get(part) if row.figures else None
-        return f"{getattr(found, percentile):.3f} ms" if found else ""
+        statistics = row.figures.parts.get(part) if row.figures else None
+        return f"{getattr(statistics, percentile):.3f} ms" if statistics else ""
 
     return text
 
@@ -86,7 +86,7 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> tuple[Sequence[Column], lis
     for row in rows:
         line = [column.text(row) if row.figures or not column.measured else "" for column in shown]
         cells.append((*line[:-1], line[-1] or row.error))
-    return columns([one.title for one in shown], [one.title for one in shown if one.left]), cells
+    return columns([column.title for column in shown], [column.title for column in shown if column.left]), cells
 
 
 def benchmark_text(rows: Sequence[BenchmarkRow]) -> str:
@@ -196,15 +196,15 @@ def device_information(index: int | None = None) -> dict[str, str]:
     """The GPU as trtexec describes it; what torch does not tell is left out."""
     import torch
 
-    found = torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device())
+    gpu = torch.cuda.get_device_properties(index if index is not None else torch.cuda.current_device())
     lines = {
-        "Selected Device": found.name,
-        "Compute Capability": f"{found.major}.{found.minor}",
-        "SMs": str(found.multi_processor_count),
-        "Device Global Memory": f"{found.total_memory >> 20} MiB",
+        "Selected Device": gpu.name,
+        "Compute Capability": f"{gpu.major}.{gpu.minor}",
+        "SMs": str(gpu.multi_processor_count),
+        "Device Global Memory": f"{gpu.total_memory >> 20} MiB",
     }
-    shared = getattr(found, "shared_memory_per_multiprocessor", 0)
-    bus, clock, memory = (getattr(found, name, 0) for name in ("memory_bus_width", "clock_rate", "memory_clock_rate"))
+    shared = getattr(gpu, "shared_memory_per_multiprocessor", 0)
+    bus, clock, memory = (getattr(gpu, name, 0) for name in ("memory_bus_width", "clock_rate", "memory_clock_rate"))
     lines |= {"Shared Memory per SM": f"{shared >> 10} KiB"} if shared else {}
     lines |= {"Memory Bus Width": f"{bus} bits"} if bus else {}
     lines |= {"Compute Clock Rate": f"{clock / 1e6:.3f} GHz"} if clock else {}

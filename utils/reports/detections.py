@@ -49,9 +49,9 @@ def outline_of(inside: np.ndarray, left: int = 0, top: int = 0) -> tuple[str, ..
     exact = sorted(exact, key=cv2.contourArea, reverse=True)[:POLYGONS]
     polygons, tolerance = exact, 0.5
     while sum(map(len, polygons)) > POINTS:
-        polygons = [cv2.approxPolyDP(one, tolerance, closed=True) for one in exact]
+        polygons = [cv2.approxPolyDP(polygon, tolerance, closed=True) for polygon in exact]
         tolerance *= 2
-    return tuple(" ".join(f"{x},{y}" for x, y in one[:, 0].tolist()) for one in polygons)
+    return tuple(" ".join(f"{x},{y}" for x, y in polygon[:, 0].tolist()) for polygon in polygons)
 
 
 def points_of(polygon: str) -> np.ndarray:
@@ -107,8 +107,8 @@ def unmatched(boxes: Sequence[Box], others: Sequence[Box]) -> list[bool]:
     return result
 
 
-def _iou(one: Box, two: Box) -> float:
-    (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = one.xyxy, two.xyxy
+def _iou(box: Box, other: Box) -> float:
+    (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = box.xyxy, other.xyxy
     overlap = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
     union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - overlap
     return overlap / union if union > 0 else 0.0
@@ -181,8 +181,8 @@ def _draw_masks(axes: Axes, size: tuple[int, int], boxes: Sequence[Box], colours
     for box, colour in reversed(list(zip(boxes, colours, strict=True))):
         polygons = [points_of(text) for text in box.outline]
         paint = [255 * part for part in (*to_rgb(colour), 1.0)]
-        cv2.fillPoly(layer, [((one + 0.5) * scale).astype(np.int32) for one in polygons], paint)  # even-odd
-        for one in polygons:
-            ring = Line(np.concatenate([one, one[:1]]) + 0.5, closed=True)
+        cv2.fillPoly(layer, [((corners + 0.5) * scale).astype(np.int32) for corners in polygons], paint)  # even-odd
+        for corners in polygons:
+            ring = Line(np.concatenate([corners, corners[:1]]) + 0.5, closed=True)
             axes.add_patch(PathPatch(ring, fill=False, ec=colour, lw=0.9, zorder=0.9))
     axes.imshow(layer, alpha=FILL, extent=(0, size[1], size[0], 0), zorder=0.8)

@@ -32,15 +32,15 @@ def library_versions() -> dict[str, str]:
 
     A library that is not installed has no entry.
     """
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name, distributions in _LIBRARIES.items():
         for distribution in distributions:
             try:
-                found[name] = importlib.metadata.version(distribution)
+                versions[name] = importlib.metadata.version(distribution)
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
-    return found
+    return versions
 
 
 def hardware() -> dict[str, str]:
@@ -51,10 +51,10 @@ def hardware() -> dict[str, str]:
         fields = [line.partition(":") for line in lines]
         names = [value.strip() for key, _, value in fields if key.strip() in {"model name", "Model"}]
         cpu = next(filter(None, names), cpu)
-    found = {"system": f"{platform.system()} {platform.machine()}", "cpu": cpu, "cores": str(cpu_cores())}
+    machine = {"system": f"{platform.system()} {platform.machine()}", "cpu": cpu, "cores": str(cpu_cores())}
     with contextlib.suppress(ValueError, OSError, AttributeError):  # some systems do not tell
-        found["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
-    return found
+        machine["memory"] = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    return machine
 
 
 def output_of(*command: str) -> str:

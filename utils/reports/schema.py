@@ -136,13 +136,15 @@ class Row(StrictModel):
         They do if both are measured in the usual way, or in the same other one, and not known to be of different
         images, labels or sizes of the input. An image that only one of the two could read makes them different.
         """
-        one, base = getattr(self, ap), getattr(other, ap)
-        if one is None or base is None or self.ap_with != other.ap_with or not self.same_size(other):
+        score, base = getattr(self, ap), getattr(other, ap)
+        if score is None or base is None or self.ap_with != other.ap_with or not self.same_size(other):
             return None
-        mine, its = self.resampled(ap), other.resampled(ap)
-        if mine is None or its is None:
-            return Difference(one - base, None)
-        return Difference(one - base, difference_error(mine, its)) if mine.same_images(its) else None
+        resampled, base_resampled = self.resampled(ap), other.resampled(ap)
+        if resampled is None or base_resampled is None:
+            return Difference(score - base, None)
+        if not resampled.same_images(base_resampled):
+            return None
+        return Difference(score - base, difference_error(resampled, base_resampled))
 
     def same_size(self, other: Row) -> bool:
         """Whether images went in at the same size, as far as that is known."""
@@ -211,13 +213,16 @@ class Report(StrictModel, frozen=False):
     def baseline(self, row: Row) -> Row | None:
         """The row of the float model that `row` is compared with.
 
-        It is the last one up to `row`: runs of several networks follow each other. Where none is before it, it is the
-        first one; None where there is none.
+        It is the last float row up to `row`, since runs of several networks follow each other; else the first float
+        row of the report; None where the report has none.
         """
-        place = next(index for index, one in enumerate(self.rows) if one is row)
-        floats = [(index, one) for index, one in enumerate(self.rows) if one.stage.lower() == "float"]
-        before = [one for index, one in floats if index <= place]
-        return before[-1] if before else floats[0][1] if floats else None
+        first, last = None, None
+        for candidate in self.rows:
+            if candidate.stage.lower() == "float":
+                first, last = first or candidate, candidate
+            if candidate is row and last:
+                return last
+        return first
 
     def difference(self, row: Row, ap: AnyAp = "ap") -> Difference | None:
         """AP of `row` minus that of the float model; None for that itself, and where they do not compare."""

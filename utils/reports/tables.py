@@ -77,19 +77,21 @@ def remarks(report: Report) -> list[str]:
     """What the standard errors of AP differences are, and which rows have none though others do."""
     alike = [row for row in report.rows if (base := report.baseline(row)) and row is not base
              and None not in (row.ap, base.ap) and row.ap_with == base.ap_with]  # fmt: skip
-    found = []
-    if any(one and one.error is not None for one in map(report.difference, alike)):
-        found.append("±: the standard error of the difference, from resampling the images")
+    sentences = []
+    if any(difference and difference.error is not None for difference in map(report.difference, alike)):
+        sentences.append("±: the standard error of the difference, from resampling the images")
     apart = [row for row in alike if report.difference(row) is None]
     sizes = [row.stage for row in apart if not row.same_size(report.baseline(row) or row)]
     if sizes:
-        found.append(f"not compared, since the input has another size than the float row's: {', '.join(sizes)}")
+        sentences.append(f"not compared, since the input has another size than the float row's: {', '.join(sizes)}")
     if other := [row.stage for row in apart if row.same_size(report.baseline(row) or row)]:
-        found.append(f"not compared, since the images or labels are not those of the float row: {', '.join(other)}")
-    bare = [row.stage for row in alike if (one := report.difference(row)) and one.error is None]
+        sentences.append(f"not compared, since the images or labels are not those of the float row: {', '.join(other)}")
+    bare = [row.stage for row in alike if (difference := report.difference(row)) and difference.error is None]
     if bare and any(row.ap_resampled for row in report.rows):
-        found.append(f"without standard error, since an earlier version or a single image gave AP: {', '.join(bare)}")
-    return found
+        sentences.append(
+            f"without standard error, since an earlier version or a single image gave AP: {', '.join(bare)}"
+        )
+    return sentences
 
 
 def _mark(index: int) -> str:
