@@ -6,7 +6,8 @@
     python qat.py calibrate --weights yolov9-c-converted.pt --data data/coco.yaml
     python qat.py eval --weights runs/qat/exp/weights/qat_best_yolov9-c-converted.pt --data data/coco.yaml
 
-Run it in a patched YOLOv9 checkout (patch_yolov9.sh). `torchrun --nproc-per-node N qat.py ...` uses N GPUs.
+Run it in a patched YOLOv9 checkout (patch_yolov9.sh).
+`torchrun --nproc-per-node N qat.py ...` uses N GPUs, but for `sensitive`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
-from utils.cli import command_line, run_program
-from utils.core import distributed
+from utils.cli import run_program
 from utils.core.errors import InputError
 from utils.core.files import check_files, refuse_overwrite_in
 from utils.jobs.open import need
@@ -40,42 +39,40 @@ def quantize(options: QuantizeOptions) -> None:
     if options.ptq_only and options.given(*OF_TRAINING):  # a usual command with --ptq-only behind it
         unused = ", ".join(options.given(*OF_TRAINING))
         logger.warning("--ptq-only ends before training; these do nothing: %s", unused)
-    if options.resume is None:
-        check(options)
+    check_command(options)
     from utils.jobs import quantize
 
-    start_or_resume(options, quantize)
+    quantize.run(options)
 
 
 def sensitive(options: SensitiveOptions) -> None:
     """`qat.py sensitive`."""
-    if options.resume is None:
-        check(options)
+    check_command(options)
     from utils.jobs.sensitivity import run
 
-    start_or_resume(options, run)
+    run.run(options)
 
 
 def calibrate(options: CalibrateOptions) -> None:
     """`qat.py calibrate`."""
-    check(options)
+    check_command(options)
     from utils.jobs import calibrate
 
-    with distributed.joined():
-        calibrate.run(options, command_line())
+    calibrate.run(options)
 
 
 def evaluate(options: EvalOptions) -> None:
     """`qat.py eval`."""
-    check(options)
+    check_command(options)
     from utils.jobs import evaluate
 
-    with distributed.joined():
-        evaluate.evaluate_checkpoint(options, command_line())
+    evaluate.run(options)
 
 
-def check(options: QatOptions) -> None:
+def check_command(options: QatOptions) -> None:
     """Refuse a new run without its files, or one that would overwrite what it reads."""
+    if getattr(options, "resume", None) is not None:
+        return
     if not options.weights:
         raise InputError("--weights is missing; give the checkpoint")
     read = {name: getattr(options, name, None) for name in ("weights", "data", "recipe", "hyp", "profile", "teacher")}
@@ -86,26 +83,18 @@ def check(options: QatOptions) -> None:
         logger.warning("--hyp %s is checked only: these images are not augmented", read["hyp"])
 
 
-def start_or_resume(options: QuantizeOptions | SensitiveOptions, job: ModuleType) -> None:
-    """Begin a run, or continue the one that `--resume` names."""
-    with distributed.joined():
-        if options.resume is None:
-            job.start(options, command_line())
-        else:
-            job.resume(options)
-
-
 COMMANDS = {
     "quantize": (QuantizeOptions, quantize),
     "sensitive": (SensitiveOptions, sensitive),
     "calibrate": (CalibrateOptions, calibrate),
     "eval": (EvalOptions, evaluate),
 }
+TOGETHER = ("quantize", "calibrate", "eval")  # by several processes, as torchrun starts them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit code."""
-    return run_program("qat.py", COMMANDS, argv, about=__doc__.splitlines()[0], together=True)
+    return run_program("qat.py", COMMANDS, argv, about=__doc__.splitlines()[0], together=TOGETHER)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 try:
@@ -71,7 +71,7 @@ def run_program(
     argv: Sequence[str] | None = None,
     *,
     about: str = "",
-    together: bool = False,
+    together: Collection[str] = (),
 ) -> int:
     """Parse the command line, do the work, and turn every error into one line and an exit code.
 
@@ -80,25 +80,28 @@ def run_program(
         commands: one, or several by their names as subcommands.
         argv: without the program's name; None: that of the process.
         about: the description in `-h`; that of a command is the first line of its options' docstring.
-        together: several processes, as torchrun starts them, may work on one job. Others than the main one only say
-            what is wrong, and who they are.
+        together: the commands on which several processes, as torchrun starts them, may work. Others than the main one
+            only say what is wrong, and who they are.
     """
     parser, leaves = parsers(name, commands, about)
     arguments, unknown = parser.parse_known_args(argv)
-    leaf, (kind, work) = leaves[getattr(arguments, "command", "")]
+    command = getattr(arguments, "command", "")
+    leaf, (kind, work) = leaves[command]
     if unknown:
         leaf.refuse(unknown)
     try:
         world = distributed.launched()
     except QatError as error:
         leaf.exit(2, f"error: {error}\n")
-    if world.size > 1 and not together:
+    if world.size > 1 and command not in together:
         leaf.exit(2, "" if world.rank else f"error: {leaf.prog} is one process; start it without torchrun\n")
     setup_logging(arguments.debug, world.rank)
     gc.set_threshold(50_000, 5, 5)  # Python looks for cycles after 700 new objects; importing torch makes a million
     _answer_sigterm()
     try:
-        code = work(kind.parsed(arguments)) or 0
+        options = kind.parsed(arguments)
+        with distributed.joined():
+            code = work(options) or 0
         sys.stdout.flush()
         return code
     except Terminated:

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from utils.core.errors import RecipeError, removed
-from utils.core.files import read_yaml
+from utils.core.files import read_yaml, write_text
 from utils.core.strict_model import StrictModel, validate
 
 AUTO = "auto"  # of calibration.method: compare them by AP (utils/jobs/calibrate.py); of finetune.lr: by the steps
@@ -147,6 +147,12 @@ class Recipe(StrictModel):
         if path is None:
             return cls()
         return cls.from_dict(read_yaml(path, "--recipe takes a recipe's YAML", RecipeError), f"--recipe {path}")
+
+    def save(self, path: Path, why: str) -> None:
+        """Write a YAML that `from_file` reads, with a comment that says why it is what it is."""
+        import yaml
+
+        write_text(path, f"# {why}\n" + yaml.safe_dump(self.to_dict(), sort_keys=False))
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with fields replaced; those of sections as `calibration_method=...`, `finetune_epochs=...`.

@@ -22,7 +22,7 @@ from models.quantize.partial_forward import Layerwise
 from models.quantize.recipe import Recipe
 from utils import upstream
 from utils.jobs import calibrate
-from utils.jobs.sensitivity import passes, search, units
+from utils.jobs.sensitivity import search, units
 from utils.jobs.sensitivity.report import AnalysisState
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
@@ -287,11 +287,11 @@ class TestBudget:
         self, few, half, demo_weights, tmp_path, monkeypatch
     ):
         words = (*TINY, *HARSH, *half, "--float-budget", "0.4")
-        monkeypatch.setattr(passes, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
+        monkeypatch.setattr(search, "IMAGES_A_UNIT", 2)  # each of the three batches is for a third of the units
         with monkeypatch.context() as patch:
             asked: list[float] = []
             over = lambda _, share=1.0: share < 1 and (asked.append(share) or len(asked) > 1)  # noqa: E731
-            patch.setattr(passes.Clock, "over", over)
+            patch.setattr(search.Clock, "over", over)
             patch.setattr(units.Units, "shared", lambda _: [])  # a recipe of single units, which is not the best
             assert sensitive(demo_weights, few, tmp_path, *words, "--name", "cut") == 0
         cut = summary_of(tmp_path / "cut")

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from utils.core import distributed
 from utils.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+local_rank: int | None = None  # this process's number on its machine, while several work together (`distributed.py`)
 
 
 def cpu_cores() -> int:
@@ -35,11 +36,10 @@ def select_device(text: str) -> torch.device:
     import torch
 
     name = text.strip().lower().removeprefix("cuda:")
-    world = distributed.world()
-    if world.size > 1 and name not in ("", "cuda", "cpu"):
+    if local_rank is not None and name not in ("", "cuda", "cpu"):
         raise InputError(f"--device {text}: every process takes the GPU of its own number; give --device cpu, or none")
-    if name == "cuda" or (world.size > 1 and name == "" and torch.cuda.is_available()):
-        name = str(world.local_rank)
+    if name == "cuda" or (local_rank is not None and name == "" and torch.cuda.is_available()):
+        name = str(local_rank or 0)
     if name == "cpu" or (name == "" and not torch.cuda.is_available()):
         return torch.device("cpu")
     name = name or "0"
@@ -47,7 +47,7 @@ def select_device(text: str) -> torch.device:
         raise InputError(f"--device {text!r} is neither 'cpu' nor one CUDA index such as 0")
     if int(name) >= torch.cuda.device_count():
         found = f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices"
-        if world.size > 1:
+        if local_rank is not None:
             raise InputError(
                 f"{found}, and this is process {int(name) + 1} on this machine; start one for each of them"
             )

@@ -1,8 +1,9 @@
 """Several processes work on one job: `torchrun --nproc-per-node 2 qat.py quantize ...`, on one machine or several.
 
-torchrun says in the environment which of them this process is. `joined` opens the process group (Gloo for what lies in
-memory, NCCL for what lies on a GPU); what is below asks it. Every process runs the same program on its share of each
-batch, so that all of them call the same collectives in the same order; the main one writes and speaks.
+torchrun says in the environment which of them this process is. `utils/cli.py` opens the process group with `joined`
+(Gloo for what lies in memory, NCCL for what lies on a GPU). Every process runs the same program on its share of each
+batch, so that all of them call the same collectives in the same order. The main process logs, and writes: jobs call the
+functions of `files.py` in every process.
 
 In a process by itself torch.distributed is never touched: sums are what they are, and everybody is the main one.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from utils.core import device
 from utils.core.errors import InputError, QatError
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def joined() -> Iterator[World]:
         torch.cuda.set_device(found.local_rank)
     try:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
-        _State.world = found
+        _State.world, device.local_rank = found, found.local_rank
         yield found
         wait()
         distributed.destroy_process_group()  # not after an error: it would wait for the others
@@ -108,7 +110,7 @@ def joined() -> Iterator[World]:
             raise QatError(LOST) from error
         raise
     finally:
-        _State.world = World()
+        _State.world, device.local_rank = World(), None
 
 
 def all_sum(values: Tensor) -> Tensor:
@@ -155,7 +157,10 @@ def united(mine: Mapping[str, Thing]) -> dict[str, Thing]:
 
 
 def from_main(work: Callable[[], Thing]) -> Thing:
-    """Let the main process do the work, and give its result to all, or raise there the error of ours that it raised."""
+    """Let the main process do the work by itself, and give its result to all, or the `QatError` that the work raised.
+
+    Inside `work` the main process counts as the only one, so that `work` may call what all processes call elsewhere.
+    """
     if _State.world.size == 1:
         return work()
     import torch
@@ -163,10 +168,13 @@ def from_main(work: Callable[[], Thing]) -> Thing:
 
     box: list[Any] = [None, None]
     if is_main():
+        together, _State.world = _State.world, World()
         try:
             box[0] = work()
         except QatError as error:
             box[1] = error
+        finally:
+            _State.world = together
     distributed.broadcast_object_list(box, device=torch.device("cpu"))
     if box[1] is not None:
         raise box[1]

@@ -1,5 +1,8 @@
 """Files: read where a regular one is named, written whole or not at all, and never over what is read.
 
+Of several processes (`distributed.py`) all call the functions that write a whole content (`write_bytes`, `write_text`,
+`save_torch`, `copy_file`); the main one writes, and the others go on when the file is there.
+
 A pipe or a device is refused before it is opened: opening a pipe that nobody writes to waits for ever, and /dev/zero
 has no end. What is wrong inside a YAML, JSON or ONNX file is said in one line, whatever the parser raised.
 """
@@ -12,12 +15,12 @@ import io
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from utils.core import distributed
 from utils.core.errors import InputError, QatError, no_file
 
 if TYPE_CHECKING:
@@ -193,10 +196,19 @@ def _temporary_file(path: Path) -> Path:
     return temporary
 
 
+def write_bytes(path: str | Path, content: bytes | memoryview) -> None:
+    """Write a file, whole or not at all."""
+
+    def write() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(content)
+
+    distributed.from_main(write)
+
+
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    """Write a text file, whole or not at all; half a character, which a file name may hold, becomes a question mark."""
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def save_torch(content: Any, path: str | Path) -> None:
@@ -210,16 +222,17 @@ def save_torch(content: Any, path: str | Path) -> None:
     """
     import torch
 
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(buffer.getbuffer())
+    def write() -> None:
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_bytes(path, buffer.getbuffer())
+
+    distributed.from_main(write)
 
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file so that `target` is the old content or the whole new one."""
-    with atomic_path(target) as temporary:
-        shutil.copyfile(source, temporary)
+    write_bytes(target, source.read_bytes())
 
 
 def file_hash(path: str | Path) -> str:

@@ -1,7 +1,7 @@
 """A run folder belongs to one program at a time: `filelock` on the hidden file `.lock` in the folder.
 
     with new_run(project, name, exist_ok) as folder:   # a run that begins
-    with held(folder):                                 # a run that continues
+    with held(folder, State.load) as state:            # a run that continues
 
 The operating system releases the lock when the program ends, however it ends.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -45,8 +46,10 @@ def new_run(project: str | Path, name: str, exist_ok: bool = False) -> Iterator[
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Lock an existing run folder; under torch.distributed the main process does.
+def held(folder: Path, load: Callable[[Path], Any] = lambda _: None) -> Iterator[Any]:
+    """Lock an existing run folder, and give what `load` reads in it.
+
+    Under torch.distributed the main process does both, and the others receive what it has read.
 
     Raises:
         InUseError: another program writes to it.
@@ -54,7 +57,7 @@ def held(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         distributed.from_main(lambda: stack.enter_context(_locked(folder)))
-        yield
+        yield distributed.from_main(lambda: load(folder))
 
 
 @contextlib.contextmanager

@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.quantize import calibration, placement
-from models.quantize.finetune import as_input, seed_everything
-from models.quantize.recipe import Calibration, Recipe
-from utils.core import distributed
+from models.quantize import calibration
+from models.quantize.recipe import Calibration
+from utils.cli import command_line
 from utils.core.files import write_text
 from utils.core.run_folder import new_run
 from utils.core.score import Difference, difference_error
 from utils.evaluation.loop import EvalConfig
 from utils.evaluation.results import EvalResult
 from utils.jobs.evaluate import Measurer, without_tables
-from utils.jobs.inputs import Inputs, image_batches
-from utils.jobs.options import CalibrateOptions, QuantizeOptions
-from utils.jobs.sensitivity import report
+from utils.jobs.inputs import Inputs
+from utils.jobs.options import RECIPE_FILE, CalibrateOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,45 +75,37 @@ class Sweep:
         return [f"calibration sweep, {self.measure} on {self.images} images: {text}", chosen]
 
 
-def run(options: CalibrateOptions, command: str) -> Sweep:
+def run(options: CalibrateOptions) -> Sweep:
     """`qat.py calibrate`: sweep, and write calibration.json and recipe.yaml to a new run folder.
 
     Raises:
         InputError: something given cannot be used; nothing was written then.
     """
-    quantize = options.as_quantize()
     recipe = options.merged_recipe()
-    inputs = Inputs.load(quantize, recipe)
+    inputs = Inputs.load(options, recipe)
     with new_run(options.project, options.name, options.exist_ok) as folder, without_tables():
-        model = inputs.network()
-        placement.apply(model, inputs.plan)
-        found = sweep(model.to(inputs.device).eval(), inputs, recipe, quantize, options.num_image)
-        content = {"schema_version": 1, "command": command, **asdict(found), "options": options.model_dump()}
+        found = sweep(inputs.placed(), inputs, options.num_image)
+        content = {"schema_version": 1, "command": command_line(), **asdict(found), "options": options.model_dump()}
         content["chosen"] = found.chosen.to_dict()
         if found.measure == "AP":
             del content["measure"]
-        if distributed.is_main():
-            chosen = recipe.replace(calibration=found.chosen)
-            report.write_recipe(chosen.to_dict(), found.lines()[0], folder / report.RECIPE_FILE)
-            # last: where it lies, all is written
-            write_text(folder / "calibration.json", json.dumps(content, indent=2) + "\n")
+        recipe.replace(calibration=found.chosen).save(folder / RECIPE_FILE, found.lines()[0])
+        # last: where it lies, all is written
+        write_text(folder / "calibration.json", json.dumps(content, indent=2) + "\n")
     logger.info("\n%s\n", "\n".join(found.lines()))
-    logger.info("python qat.py quantize --recipe %s applies it", shlex.quote(str(folder / report.RECIPE_FILE)))
+    logger.info("python qat.py quantize --recipe %s applies it", shlex.quote(str(folder / RECIPE_FILE)))
     return found
 
 
-def sweep(model: nn.Module, inputs: Inputs, recipe: Recipe, options: QuantizeOptions, limit: int = IMAGES) -> Sweep:
+def sweep(model: nn.Module, inputs: Inputs[Any], limit: int = IMAGES) -> Sweep:
     """Gather statistics and compare methods; the model is left with the ranges of the best.
 
     Args:
         model: placed, on its device, in evaluation mode.
         limit: images to measure AP on, at most.
     """
-    seed_everything(options.seed)
-    images = image_batches(inputs.calibration_loader(options))
-    statistics = calibration.collect(
-        model, (as_input(batch, inputs.device) for batch in images), recipe.calibration.batches
-    )
+    recipe, options = inputs.recipe, inputs.options
+    statistics = calibration.collect(model, inputs.calibration_images(), recipe.calibration.batches)
     settings = {name: recipe.replace(**changes).calibration for name, changes in METHODS.items()}
     began = time.perf_counter()
     ranges = {name: statistics.amax(one.method, one.percentile, one.median_limit) for name, one in settings.items()}

@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from models.quantize import checkpoint
 from utils import upstream
-from utils.core import distributed
+from utils.cli import command_line
 from utils.core.device import select_device
 from utils.core.logging import log_level
 from utils.core.run_folder import new_run
@@ -28,7 +30,6 @@ from utils.reports.tables import terminal_table
 from utils.runners.pytorch import TorchRunner
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from utils.evaluation.data_yaml import DataConfig
@@ -50,7 +51,7 @@ class Measurer:
 
     def row(self, stage: str, file: str | Path, result: EvalResult | None, seconds: float) -> Row:
         """A report row; without a result its scores are unknown."""
-        return distributed.from_main(lambda: make_row(self._device, self._config, result, file, stage, seconds))
+        return make_row(self._device, self._config, result, file, stage, seconds)
 
     def samples(self, models: Mapping[str, nn.Module]) -> list[Sample]:
         """What each of `models` (by stage) detects on a few images, see `collect_samples`."""
@@ -65,7 +66,7 @@ def without_tables() -> AbstractContextManager[None]:
     return log_level("utils.evaluation.loop", logging.WARNING)
 
 
-def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
+def run(options: EvalOptions) -> Report:
     """Evaluate a float or quantized checkpoint on the val split; the report also goes to the run folder.
 
     Raises:
@@ -92,7 +93,7 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
     device = select_device(options.device)
     measurer = Measurer(data, device, config)
     warn_of_a_cut_curve(config)
-    report = Report(command=command, data=str(options.data), title="YOLOv9 evaluation")
+    report = Report(command=command_line(), data=str(options.data), title="YOLOv9 evaluation")
     with new_run(options.project, options.name, options.exist_ok) as folder:
         result = measurer.measure(model, Path(options.weights).stem, folder)
         report.add(measurer.row(stage, options.weights, result, time.perf_counter() - began))
@@ -102,7 +103,6 @@ def evaluate_checkpoint(options: EvalOptions, command: str) -> Report:
                 report.notes.append(f"pycocotools{what}: {values}")
                 logger.info("%s", report.notes[-1])
         path = folder / "report.json"
-        if distributed.is_main():
-            report.save(path)
+        report.save(path)
     logger.info("\n%s\nreport: %s", terminal_table(report), path)
     return report

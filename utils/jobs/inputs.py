@@ -1,22 +1,23 @@
-"""What a quantize run works on, loaded and checked before anything is written."""
+"""What qat.py's commands work on, loaded and checked before anything is written."""
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic
 
 from pydantic import ConfigDict, Field
 
 from models.quantize import backend, placement
+from models.quantize.finetune import as_input, seed_everything
 from models.quantize.recipe import AUTO, Number, Recipe
 from utils import upstream
-from utils.core import distributed
 from utils.core.device import select_device
 from utils.core.errors import DataError, InputError
 from utils.core.files import EXPECTED, read_yaml
@@ -26,7 +27,7 @@ from utils.evaluation.data_yaml import load_data
 from utils.evaluation.dataset import SeededImages, ShareOfBatches, dataset_hash, make_loader, whole_batch
 from utils.evaluation.images import find_images, label_file, unlabelled
 from utils.evaluation.input_plan import mask_stride
-from utils.jobs.options import QuantizeOptions
+from utils.jobs.options import CalibratingOptions, Kind, QuantizeOptions, SensitiveOptions
 from utils.runners.pytorch import TorchRunner, last_layer
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -62,108 +64,125 @@ class Augmentation(StrictModel):
 
 
 @dataclass(frozen=True)
-class Inputs:
+class Inputs(Generic[Kind]):
     """What a run works on.
 
     Attributes:
+        options: of the command.
+        recipe: that `plan` was made by.
         source: the float checkpoint; its network is fused, and is copied rather than run.
         plan: where quantizers go.
         data: the dataset, with the same number of classes.
-        hyp: the augmentation's parameters; None for images as validation sees them.
         device: where networks run.
         imgsz: side of the input in pixels, a multiple of the network's stride.
         held_out: real paths of the training images that QAT is not trained on, and that choose its best state.
-        taught_by: the float checkpoint that supervises QAT, fused, if it is another one.
+        hyp: the augmentation's parameters; None for images as validation sees them.
+        other_teacher: the float checkpoint that supervises QAT, fused, if it is another one.
+        profile: the engine's layers that say what a part of the network costs, if there are any.
     """
 
+    options: Kind
+    recipe: Recipe
     source: upstream.FloatCheckpoint
     plan: placement.Plan
     data: DataConfig
-    hyp: dict[str, Any] | None
     device: torch.device
     imgsz: int
-    held_out: frozenset[str]
-    taught_by: upstream.FloatCheckpoint | None = None
+    held_out: frozenset[str] = frozenset()
+    hyp: dict[str, Any] | None = None
+    other_teacher: upstream.FloatCheckpoint | None = None
+    profile: Profile | None = None
 
     @classmethod
-    def load(cls, options: QuantizeOptions, recipe: Recipe) -> Inputs:
-        """Load what the options name.
+    def load(cls, options: Kind, recipe: Recipe) -> Inputs[Kind]:
+        """Load what the options name, check that it fits together, and plan where quantizers go.
 
         Raises:
             InputError: or one of its kinds, for whatever of it cannot be used.
         """
+        profile = read_profile(options.profile) if isinstance(options, SensitiveOptions) and options.profile else None
         source = upstream.load_float(options.weights)
         data = load_data(options.data)
         data.paths("train")
-        trains = not options.ptq_only and recipe.finetune.epochs > 0  # and is evaluated after each epoch
-        measured = trains or not (options.no_eval_origin and options.no_eval_ptq)
-        if measured or recipe.calibration.method == AUTO:
+        if measures_ap(options, recipe):
             check_labelled(data)
         check_classes(options.weights, source.names, data)
         hyp = read_hyp(options.hyp) if options.hyp else None
         device = select_device(options.device)
-        backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
+        if isinstance(options, QuantizeOptions):
+            backend.create(library=options.quantizer)  # a missing library is better known now than after an evaluation
         plan = placement.plan(upstream.fuse(source.model), recipe)
         placement.check(plan, recipe)
-        size = fitting_size(options.imgsz, source.stride)
+        imgsz = fitting_size(options.imgsz, source.stride)
         held_out = choose_held_out(data, recipe.finetune.held_out)
-        teacher = load_teacher(options.teacher, source)
-        by_layers = recipe.finetune.supervision == "layers"
-        if teacher is not None and by_layers and _shapes(teacher.model) != _shapes(source.model):
-            raise InputError(
-                f"--teacher {options.teacher} is a network of another shape, whose layers cannot be compared with "
-                "those of the network to quantize; leave supervision by layers out"
-            )
-        return cls(source, plan, data, hyp, device, size, held_out, teacher)
+        teacher = load_teacher(options.teacher, source, recipe) if isinstance(options, QuantizeOptions) else None
+        return cls(options, recipe, source, plan, data, device, imgsz, held_out, hyp, teacher, profile)
 
     def network(self) -> nn.Module:
         """A copy of the fused float network, on the device."""
         return copy.deepcopy(self.source.model).to(self.device)
 
+    def placed(self, plan: placement.Plan | None = None, library: str = "torch") -> nn.Module:
+        """A copy with quantizers, not calibrated, in evaluation mode; `plan` is another than the run's."""
+        model = self.network()
+        placement.apply(model, plan or self.plan, library)
+        return model.to(self.device).eval()
+
     def teacher(self) -> nn.Module:
         """The float network that supervises QAT, on the device."""
-        return upstream.call_fused(copy.deepcopy((self.taught_by or self.source).model).to(self.device))
+        return upstream.call_fused(copy.deepcopy((self.other_teacher or self.source).model).to(self.device))
 
-    def dataset_hash(self, files: Mapping[str, str | None]) -> str:
-        """What a run reads, to be compared when it is resumed; `files` are those beside the dataset, by option.
+    def dataset_hash(self) -> str:
+        """What a run reads, to be compared when it is resumed.
 
         Raises:
             InputError: or one of its kinds: something of it cannot be read.
         """
-        return dataset_hash(self.data, ("train", "val"), files)
+        return dataset_hash(self.data, ("train", "val"), self.options.further_files())
 
-    def training_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
+    def calibration_images(self) -> Iterator[Tensor]:
+        """Batches of training images as validation sees them, as the network takes them (`as_input`), on the device."""
+        seed_everything(self.options.seed)
+        return (as_input(batch, self.device) for batch in image_batches(self.training_loader(augment=False, keep=None)))
+
+    def training_loader(self, **different: Any) -> DataLoader[Any]:
         """The training images that are not held out, in an order that the seed decides, augmented with `--hyp`."""
-        keep = None if not self.held_out else lambda file: os.path.realpath(file) not in self.held_out
-        return self.calibration_loader(options, augment=self.hyp is not None, hyp=self.hyp, keep=keep)
-
-    def held_out_loader(self, options: QuantizeOptions) -> DataLoader[Any]:
-        """The held out training images, letterboxed as for validation; all of them where none are held out."""
-        keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
-        return self.calibration_loader(options, shuffle=False, keep=keep)
-
-    def calibration_loader(self, options: QuantizeOptions, shuffle: bool = True, **more: Any) -> DataLoader[Any]:
-        """All training images, letterboxed as for validation, in an order that the seed decides; or as `more` says."""
+        how: dict[str, Any] = {"augment": self.hyp is not None, "hyp": self.hyp, "shuffle": True, "keep": None}
+        if self.held_out:
+            how["keep"] = lambda file: os.path.realpath(file) not in self.held_out
         return make_loader(
-            self.data, "train", imgsz=self.imgsz, batch_size=options.batch_size, stride=self.source.stride,
-            workers=options.workers, shuffle=shuffle, seed=options.seed, progress=True, share=True, **more,
+            self.data, "train", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
+            workers=self.options.workers, seed=self.options.seed, progress=True, share=True, **(how | different),
         )  # fmt: skip
 
-    def validation_loader(self, batch_size: int, workers: int, limit: int | None = None) -> DataLoader[Any]:
-        """Validation images in a fixed order, at most `limit` of them, evenly spread; every process loads them all."""
+    def held_out_loader(self) -> DataLoader[Any]:
+        """The held out training images, letterboxed as for validation; all of them where none are held out."""
+        keep = None if not self.held_out else lambda file: os.path.realpath(file) in self.held_out
+        return self.training_loader(augment=False, shuffle=False, keep=keep)
+
+    def validation_loader(self, limit: int) -> DataLoader[Any]:
+        """Validation images in a fixed order, at most `limit` of them, evenly spread."""
         stride = None  # of the grid that masks are compared on
         if self.has_masks:
             with TorchRunner(upstream.call_fused(self.network()), self.device) as runner:
                 stride = mask_stride(runner, (self.imgsz, self.imgsz))
         return make_loader(
-            self.data, "val", imgsz=self.imgsz, batch_size=batch_size, stride=self.source.stride, workers=workers,
-            limit=limit, mask_stride=stride, progress=True,
+            self.data, "val", imgsz=self.imgsz, batch_size=self.options.batch_size, stride=self.source.stride,
+            workers=self.options.workers, limit=limit, mask_stride=stride, progress=True,
         )  # fmt: skip
 
     @property
     def has_masks(self) -> bool:
         """Whether the network is one for segmentation."""
         return bool(task_of_head(last_layer(self.source.model)).prototypes)
+
+
+def measures_ap(options: CalibratingOptions, recipe: Recipe) -> bool:
+    """Whether a run evaluates anything, for which validation images need labels."""
+    if not isinstance(options, QuantizeOptions) or recipe.calibration.method == AUTO:
+        return True
+    trains = not options.ptq_only and recipe.finetune.epochs > 0  # and is evaluated after each epoch
+    return trains or not (options.no_eval_origin and options.no_eval_ptq)
 
 
 def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
@@ -173,11 +192,14 @@ def choose_held_out(data: DataConfig, number: int) -> frozenset[str]:
     return frozenset(os.path.realpath(files[(2 * i + 1) * len(files) // (2 * number)]) for i in range(number))
 
 
-def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upstream.FloatCheckpoint | None:
+def load_teacher(
+    weights: str | None, student: upstream.FloatCheckpoint, recipe: Recipe
+) -> upstream.FloatCheckpoint | None:
     """The float checkpoint of `--teacher`, fused; None without one.
 
     Raises:
-        InputError: or one of its kinds: it cannot be read, or its head gives other maps than the student's.
+        InputError: or one of its kinds: it cannot be read, its head gives other maps than the student's, or its layers
+            cannot be compared with the student's as the recipe wants it.
     """
     if weights is None:
         return None
@@ -194,14 +216,17 @@ def load_teacher(weights: str | None, student: upstream.FloatCheckpoint) -> upst
                 "both heads are compared, so that they must agree"
             )
     upstream.fuse(teacher.model)
+    if recipe.finetune.supervision == "layers":
+        shapes = [{name: value.shape for name, value in one.model.state_dict().items()} for one in (student, teacher)]
+        if shapes[0] != shapes[1]:
+            raise InputError(
+                f"--teacher {weights} is a network of another shape, whose layers cannot be compared with those of the "
+                "network to quantize; leave supervision by layers out"
+            )
     return teacher
 
 
-def _shapes(model: nn.Module) -> dict[str, Any]:
-    return {name: value.shape for name, value in model.state_dict().items()}
-
-
-def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
+def image_batches(loader: Any) -> Iterator[Tensor]:
     """The images of each batch, uint8 `[B, 3, H, W]`; where several processes share them, this one's, maybe none.
 
     Those that cannot be decoded are left out. Their number among all that were asked for is said where the pass ends,
@@ -220,23 +245,20 @@ def image_batches(loader: DataLoader[Any]) -> Iterator[Tensor]:
             if count:
                 yield images
     finally:
-        _warn_of_undecodable(loader, batches, found)
+        asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
+        if 0 < found < asked and not getattr(loader, "undecodable_said", False):
+            loader.undecodable_said = True
+            what = "%d of %d images cannot be decoded and are left out"
+            if isinstance(loader.dataset, SeededImages):  # one file may be in several mosaics
+                what = (
+                    "%d of %d augmented images are left out, because an image that they are made of cannot be decoded"
+                )
+            logger.warning(what, asked - found, asked)
     if not found:
         files = [image.path for image in getattr(loader.dataset, "images", ())]
         first = f"; the first: {files[0]}" if files else ""
         count = len(loader.dataset)
         raise DataError(f"none of the {count} images can be decoded, although their headers can be read{first}")
-
-
-def _warn_of_undecodable(loader: Any, batches: int, found: int) -> None:
-    """Say how many images `batches` batches lack, if this loader's were not said before."""
-    asked = min(batches * loader.batch_sampler.batch_size, len(loader.dataset))
-    if 0 < found < asked and distributed.is_main() and not getattr(loader, "undecodable_said", False):
-        loader.undecodable_said = True
-        what = "%d of %d images cannot be decoded and are left out"
-        if isinstance(loader.dataset, SeededImages):  # one file may be in several mosaics
-            what = "%d of %d augmented images are left out, because an image that they are made of cannot be decoded"
-        logger.warning(what, asked - found, asked)
 
 
 def check_classes(weights: str | Path, names: Mapping[int, str], data: DataConfig) -> None:
@@ -272,3 +294,22 @@ def read_hyp(path: str | Path) -> dict[str, Any]:
     """
     content = read_yaml(path, f"--hyp takes {EXPECTED['hyp']}")
     return validate(Augmentation, content, f"--hyp {path}").model_dump()
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Layer names and milliseconds of an engine: a JSON list of `{"name", "ms"}`, or an object with it as `layers`.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+    """
+    try:
+        content: Any = json.loads(Path(path).read_text(encoding="utf-8"), strict=False)
+        rows = content["layers"] if isinstance(content, dict) else content
+        found = [(str(row["name"]), float(row["ms"])) for row in rows if row["ms"] is not None]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"--profile {path}: {error}; expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
+        ) from error
+    if not found or sum(ms for _, ms in found) <= 0:
+        raise InputError(f"--profile {path} holds no layer time")
+    return found

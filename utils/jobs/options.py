@@ -45,6 +45,7 @@ Kind = TypeVar("Kind", bound="CalibratingOptions")
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # NumPy takes 32 bits, and each epoch adds to it
 Minutes = Annotated[float, Field(gt=0, le=1_000_000)]
 RECIPE = "the recipe (the command line wins over --recipe's file)"
+RECIPE_FILE = "recipe.yaml"  # that calibrate and sensitive write into their run folders
 # On resume these may differ from what the run was started with: they change where and how long, not what is computed.
 FREE_ON_RESUME = frozenset({"device", "workers", "budget"})
 FOLDER = frozenset({"project", "name", "exist_ok", "resume"})  # a resumed run stays in its folder, whatever these say
@@ -108,9 +109,10 @@ class CalibratingOptions(QatOptions):
             )
         return merged
 
-    def as_quantize(self) -> QuantizeOptions:
-        """The options of a quantization of the same network with the same images."""
-        return QuantizeOptions.of({name: getattr(self, name) for name in CalibratingOptions.model_fields})
+    def further_files(self) -> dict[str, str | None]:
+        """The files that a run reads beside weights, dataset and recipe, by option."""
+        files = ("hyp", "teacher", "profile")
+        return {f"--{name}": getattr(self, name) for name in files if name in type(self).model_fields}
 
     def check_recipe(self, saved: Recipe) -> None:
         """That a recipe's file, where one is given on resume, still says what it said when the run was started.
@@ -203,10 +205,6 @@ class QuantizeOptions(MethodOptions):
         None, "float checkpoint that supervises QAT (default: the one of --weights)", group=RECIPE, metavar="FILE"
     )
 
-    def further_files(self) -> dict[str, str | None]:
-        """The files that a run reads beside weights, dataset and recipe, by option."""
-        return {"--hyp": self.hyp, "--teacher": self.teacher}
-
 
 class CalibrateOptions(CalibratingOptions):
     """Compare calibration methods, and write a recipe with the best.
@@ -239,6 +237,16 @@ class SensitiveOptions(MethodOptions):
     profile: str | None = option(
         None, "JSON with an engine's layer times: cost is time, not MACs", group=RECIPE, metavar="FILE"
     )
+
+    def merged_recipe(self) -> Recipe:
+        """As of every command; raises `RecipeError` also for a calibration that is to compare methods."""
+        recipe = super().merged_recipe()
+        if recipe.calibration.method == AUTO:
+            raise RecipeError(
+                "sensitive needs one calibration method, not auto; python qat.py calibrate finds the best and writes "
+                "a recipe to give here"
+            )
+        return recipe
 
 
 class EvalOptions(QatOptions):

@@ -4,16 +4,15 @@ The best state is the one with the smallest loss on training images that are hel
 images is reported after every epoch, and chooses nothing: the best of several draws of it would be too good.
 
 Each step ends with the state being saved (`run_state.py`), and is skipped where the state says that it is done, so that
-a run killed at any moment continues with the step that was interrupted. `start` begins a run, `resume` continues one.
+a run killed at any moment continues with the step that was interrupted.
 
-Several processes all take every step, and come to the same numbers; the main one writes.
+Several processes all take every step, and come to the same numbers.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,26 +24,21 @@ from models.quantize import calibration, checkpoint, placement
 from models.quantize.finetune import (
     DivergedError,
     Finetuner,
-    as_input,
     highest_rate,
     learning_rate,
     seed_everything,
 )
-from models.quantize.recipe import AUTO, Finetune, Recipe
+from models.quantize.recipe import AUTO, Finetune
 from utils import upstream
-from utils.core import distributed
-from utils.core.errors import InputError
-from utils.core.files import copy_file, file_hash, write_text
-from utils.core.run_folder import held, new_run
+from utils.core.files import copy_file, write_text
 from utils.core.score import Score
-from utils.evaluation.dataset import check_unchanged
 from utils.evaluation.loop import EvalConfig
-from utils.jobs import calibrate
+from utils.jobs.calibrate import sweep
 from utils.jobs.evaluate import Measurer, without_tables
 from utils.jobs.evaluate_file import lost_by_qat
 from utils.jobs.inputs import Inputs, image_batches
 from utils.jobs.options import QuantizeOptions
-from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, find_run, weights_folder
+from utils.jobs.run_state import STOPPED, Best, RunState, checkpoint_name, open_run, weights_folder
 from utils.reports import figures
 from utils.reports.schema import Epoch, Range, Report, Row
 from utils.reports.tables import terminal_table
@@ -55,246 +49,211 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def start(options: QuantizeOptions, command: str) -> Report:
-    """Begin a run in a new folder and carry it to its end.
+def run(options: QuantizeOptions) -> Report:
+    """`qat.py quantize`: begin a run in a new folder, or resume one, and carry it to its end.
 
     Raises:
-        InputError: something given cannot be used; nothing was written then.
+        InputError: something given cannot be used, for which nothing was written; or the run cannot be resumed so.
     """
-    recipe = options.merged_recipe()
-    inputs = Inputs.load(options, recipe)
-    dataset = inputs.dataset_hash(options.further_files())
-    with new_run(options.project, options.name, options.exist_ok) as folder:
-        state = RunState(
-            options.model_dump(), recipe.to_dict(), file_hash(options.weights),
-            dataset=dataset, command=command, created=Report(command=command).created,
-        )  # fmt: skip
-        state.save(folder)
-        return Session(folder, state, options, recipe, inputs).run()
-
-
-def resume(given: QuantizeOptions) -> Report:
-    """Continue the run that `--resume` names; the options of this command line must agree with the run's.
-
-    Raises:
-        InputError: the run cannot be continued as asked, or another program is at it.
-    """
-    folder = find_run(given.resume or "", given.project)
-    with held(folder):
-        state = distributed.from_main(lambda: RunState.load(folder))
-        options = given.resumed(state.options)
-        recipe = Recipe.from_stored(state.recipe)
-        if given.given("recipe"):
-            options.check_recipe(recipe)
-        state.options = options.model_dump()
-        inputs = Inputs.load(options, recipe)
-        if file_hash(options.weights) != state.weights_hash:
-            raise InputError(f"{options.weights} has changed since the run in {folder} was started; start a new run")
-        check_unchanged(state.dataset, inputs.dataset_hash(options.further_files()), folder)
-        logger.info("resuming %s: %s", folder, state.summary())
-        return Session(folder, state, options, recipe, inputs).run()
+    with open_run(options, RunState) as (folder, state, inputs), without_tables():
+        session = Session(folder, state, inputs)
+        if not state.finished:
+            if not inputs.options.no_eval_origin and "float" not in state.rows:
+                session.evaluate_float()
+            if state.checkpoint:
+                student = checkpoint.load(session.weights / state.checkpoint).model.to(inputs.device)
+            else:
+                began = time.perf_counter()
+                student = session.place()
+                session.calibrate(student)
+                session.evaluate_ptq(student, began)
+            if session.epochs_left():
+                training = Training(student, session.teacher(), inputs, session.recipe.finetune, state.trainer)
+                session.measure_held_out(training)
+                for epoch in session.epochs_left():
+                    session.train_epoch(epoch, student, training)
+                    if state.stopped:
+                        break
+            model = session.choose()
+            session.write_results(model)
+        report = session.report()
+    logger.info("\n%s\n%s", terminal_table(report), session.verdict(report))
+    return report
 
 
 class Session:
-    """One quantize run: what it works on, where it stands, and the steps."""
+    """One quantize run: what it works on, where it stands, and the steps; each step saves the state at its end."""
 
-    def __init__(self, folder: Path, state: RunState, options: QuantizeOptions, recipe: Recipe, inputs: Inputs) -> None:
-        self._folder, self._state, self._options, self._recipe, self._inputs = folder, state, options, recipe, inputs
-        self._weights = weights_folder(folder)
-        self._teacher = upstream.call_fused(inputs.network())
-        config = EvalConfig(imgsz=inputs.imgsz, batch_size=options.batch_size, workers=options.workers)
-        self._measurer = Measurer(inputs.data, inputs.device, config)
+    def __init__(self, folder: Path, state: RunState, inputs: Inputs[QuantizeOptions]) -> None:
+        self.folder, self.state, self.inputs, self.options = folder, state, inputs, inputs.options
+        self.recipe = inputs.recipe  # with the calibration method that `auto` has chosen
+        self.weights = weights_folder(folder)
+        self.float_model = upstream.call_fused(inputs.network())
+        config = EvalConfig(imgsz=inputs.imgsz, batch_size=self.options.batch_size, workers=self.options.workers)
+        self.measurer = Measurer(inputs.data, inputs.device, config)
+        logger.info("recipe:\n%s", yaml.safe_dump(state.recipe, sort_keys=False).rstrip())
+        logger.info("%s → %s", self.options.weights, folder)
 
-    def run(self) -> Report:
-        """Do what is left to do, and return the report, which also lies in the run folder."""
-        logger.info("recipe:\n%s", yaml.safe_dump(self._state.recipe, sort_keys=False).rstrip())
-        logger.info("%s → %s", self._options.weights, self._folder)
-        try:
-            with without_tables():
-                if not self._state.finished:
-                    self._evaluate_origin()
-                    student = self._calibrated()
-                    if not self._options.ptq_only:
-                        self._finetune(student)
-                    if distributed.is_main():
-                        self._finish()
-        except KeyboardInterrupt:
-            where = shlex.quote(str(self._folder))
-            logger.info("\nstopped; continue with: python qat.py quantize --resume %s", where)
-            raise
-        report = self._report()
-        logger.info("\n%s\n%s", terminal_table(report), self._verdict(report))
-        return report
-
-    def _evaluate_origin(self) -> None:
-        if "float" not in self._state.rows and not self._options.no_eval_origin:
-            began = time.perf_counter()
-            result = self._measurer.measure(self._teacher, "the float model")
-            self._save(self._measurer.row("float", self._options.weights, result, time.perf_counter() - began))
-
-    def _calibrated(self) -> nn.Module:
-        """The student as of now: freshly calibrated and evaluated, or as an earlier process left it."""
-        if self._state.checkpoint:
-            return checkpoint.load(self._weights / self._state.checkpoint).model.to(self._inputs.device)
+    def evaluate_float(self) -> None:
+        """Evaluate the float model."""
         began = time.perf_counter()
-        student = self._calibrate()
-        result = None if self._options.no_eval_ptq else self._measurer.measure(student, "PTQ")
+        result = self.measurer.measure(self.float_model, "the float model")
+        self.save(self.measurer.row("float", self.options.weights, result, time.perf_counter() - began))
+
+    def place(self) -> nn.Module:
+        """A copy of the float model with quantizers."""
+        student = self.inputs.placed(library=self.options.quantizer)
+        text, path = placement.describe(self.inputs.plan), self.folder / "placement.txt"
+        write_text(path, text + "\n")
+        logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
+        return student
+
+    def calibrate(self, student: nn.Module) -> None:
+        """Find the ranges, from training images as validation sees them."""
+        if self.recipe.calibration.method == AUTO:
+            found = sweep(student, self.inputs)
+            self.recipe = self.recipe.replace(calibration=found.chosen)
+            self.state.recipe = self.recipe.to_dict()
+            for line in found.lines():
+                self.note(line)
+        else:
+            calibration.calibrate(student, self.inputs.calibration_images(), self.recipe.calibration)
+
+    def evaluate_ptq(self, student: nn.Module, began: float) -> None:
+        """Evaluate the calibrated network unless `--no-eval-ptq` says otherwise, and write its checkpoint."""
+        result = None if self.options.no_eval_ptq else self.measurer.measure(student, "PTQ")
         score = result.score if result else None
-        name = checkpoint_name("ptq", self._options.stem, score)
-        self._write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
+        name = checkpoint_name("ptq", self.options.stem, score)
+        self.write_checkpoint(name, student, {"stage": "PTQ", **(score.to_dict() if score else {"ap": None})})
         if result is None:
             logger.info("PTQ is not evaluated (--no-eval-ptq), so its file has no score: %s", name)
-        self._state.best = Best(score, None, name)
-        self._save(self._measurer.row("PTQ", self._weights / name, result, time.perf_counter() - began))
-        return student
+        self.state.best = Best(score, None, name)
+        self.save(self.measurer.row("PTQ", self.weights / name, result, time.perf_counter() - began))
 
-    def _calibrate(self) -> nn.Module:
-        """A copy of the teacher with quantizers, whose ranges come from training images as validation sees them."""
-        seed_everything(self._options.seed)
-        student, plan, device = self._inputs.network(), self._inputs.plan, self._inputs.device
-        placement.apply(student, plan, self._options.quantizer)
-        student.to(device)  # the quantizers are new
-        if distributed.is_main():
-            text, path = placement.describe(plan), self._folder / "placement.txt"
-            write_text(path, text + "\n")
-            logger.info("%s\nall of it: %s", text.partition(f"\n{placement.SCALES}")[0], path)
-        if self._recipe.calibration.method == AUTO:
-            found = calibrate.sweep(student, self._inputs, self._recipe, self._options)
-            self._recipe = self._recipe.replace(calibration=found.chosen)
-            self._state.recipe = self._recipe.to_dict()
-            for line in found.lines():
-                self._note(line)
-            return student
-        images = image_batches(self._inputs.calibration_loader(self._options))
-        calibration.calibrate(student, (as_input(batch, device) for batch in images), self._recipe.calibration)
-        return student
+    def epochs_left(self) -> range:
+        """The epochs of QAT that are to be trained."""
+        if self.options.ptq_only or self.state.stopped:
+            return range(0)
+        return range(len(self.state.history), self.recipe.finetune.epochs)
 
-    def _finetune(self, student: nn.Module) -> None:
-        """The epochs that are left, until the last or the guard ends them."""
-        state, settings = self._state, self._recipe.finetune
-        first = len(state.history)
-        if self._has_stopped() or first >= settings.epochs:
+    def teacher(self) -> nn.Module:
+        """The float network that supervises QAT, on the device."""
+        return self.inputs.teacher() if self.inputs.other_teacher else self.float_model
+
+    def measure_held_out(self, training: Training) -> None:
+        """Measure the loss of the PTQ state, which the epochs have to beat."""
+        best = self.state.best
+        if best is not None and best.held_out is None:
+            best.held_out = training.start()
+
+    def train_epoch(self, epoch: int, student: nn.Module, training: Training) -> None:
+        """Train and evaluate an epoch, write its checkpoint, and keep it if it is the best; or stop training."""
+        state, began = self.state, time.perf_counter()
+        try:
+            trained = training.epoch(epoch)
+        except DivergedError as error:
+            state.stopped = f"epoch {epoch}: {error}"
             return
-        teacher = self._inputs.teacher() if self._inputs.taught_by else self._teacher
-        training = Training(student, teacher, self._inputs, self._options, settings, state.trainer)
-        if state.best is not None and state.best.held_out is None:
-            state.best.held_out = training.start()
-        for epoch in range(first, settings.epochs):
-            began = time.perf_counter()
-            try:
-                trained = training.epoch(epoch)
-            except DivergedError as error:
-                state.stopped = f"epoch {epoch}: {error}"
-            else:
-                self._evaluate_epoch(epoch, student, training, trained, began)
-            if self._has_stopped():
-                return
-
-    def _has_stopped(self) -> bool:
-        """Whether training ended before its last epoch; then there is a note that says why."""
-        if self._state.stopped:
-            self._note(f"{STOPPED} {self._state.stopped}; the best state is restored")
-            self._state.save(self._folder)
-        return bool(self._state.stopped)
-
-    def _evaluate_epoch(
-        self, epoch: int, student: nn.Module, training: Training, trained: dict[str, float], began: float
-    ) -> None:
-        """Evaluate, write the checkpoint, keep it if it is the best, and decide whether to go on."""
-        state = self._state
-        result = self._measurer.measure(student, f"QAT epoch {epoch}")
+        result = self.measurer.measure(student, f"QAT epoch {epoch}")
         seconds = time.perf_counter() - began
         masks = {} if result.masks is None else {"mask_ap": result.masks.ap, "mask_ap50": result.masks.ap50}
         measured = {"ap": result.ap, "ap50": result.ap50, **masks}
         state.history.append({"epoch": epoch, **measured, **trained, "seconds": seconds})
-        score, collapse = result.score, self._recipe.finetune.collapse
+        score, collapse = result.score, self.recipe.finetune.collapse
         reference = Score.from_dict(state.rows.get("PTQ", {})) or (state.best.score if state.best else None)
         if reference and score.decides < collapse * reference.decides:
             fell = f"{score.what} fell to {score.decides:.4f}, below {collapse:g} of {reference.decides:.4f}"
             state.stopped = f"epoch {epoch}: {fell}"
             return
-        name = checkpoint_name(f"qat_ep_{epoch}", self._options.stem, score)
-        self._write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
+        name = checkpoint_name(f"qat_ep_{epoch}", self.options.stem, score)
+        self.write_checkpoint(name, student, {"stage": "QAT", "epoch": epoch, **score.to_dict()})
         state.trainer = training.state_dict()
         better = state.offer(Best(score, epoch, name, trained["held_out"]))
-        self._save(self._measurer.row("QAT", self._weights / name, result, seconds) if better else None)
+        self.save(self.measurer.row("QAT", self.weights / name, result, seconds) if better else None)
         best = ", the best so far" if better else ""
         losses = trained["loss"], trained["held_out"]
         logger.info("epoch %d: %s, loss %.4g, held out %.4g%s", epoch, score, *losses, best)
 
-    def _finish(self) -> None:
-        """Name the best state, and write what the report shows about it."""
-        state, best = self._state, self._state.best
+    def choose(self) -> nn.Module:
+        """Give the best state its final name, with a note on why it is the best; returns its network."""
+        state, best = self.state, self.state.best
         if best is None:  # a state without a calibrated network never gets here
             raise RuntimeError("the run ended without a checkpoint")
-        final = self._weights / best.file
-        if not self._options.ptq_only:
-            final = self._weights / checkpoint_name("qat_best", self._options.stem)
-            copy_file(self._weights / best.file, final)
+        if state.stopped:
+            self.note(f"{STOPPED} {state.stopped}; the best state is restored")
+            state.save(self.folder)
+        final = self.weights / best.file
+        if not self.options.ptq_only:
+            final = self.weights / checkpoint_name("qat_best", self.options.stem)
+            copy_file(self.weights / best.file, final)
             if not state.trained:
-                self._note(f"no epoch of QAT was trained: {final.name} is the PTQ state")
+                self.note(f"no epoch of QAT was trained: {final.name} is the PTQ state")
             elif best.epoch is None:
-                self._note(f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state")
+                self.note(f"no epoch of QAT beat PTQ on the held-out images: {final.name} is the PTQ state")
             row = state.rows["PTQ" if best.epoch is None else "QAT"]
             seconds = sum(entry["seconds"] for entry in state.history)
             state.rows["QAT"] = {**row, "stage": "QAT", "file": str(final), "seconds": seconds}
-        report, model = self._report(), checkpoint.load(final).model
-        report.ranges = [Range(**entry) for entry in calibration.tensor_ranges(model)]
-        if "val" in self._inputs.data.splits:
-            stage = "PTQ" if self._options.ptq_only else "QAT"
-            report.samples = self._measurer.samples({"float": self._teacher, stage: model})
-        state.save(self._folder)
-        report.save(self._folder / "report.json")
-        if report.history:
-            figures.save_figure(figures.ap_per_epoch(report), self._folder / "ap_per_epoch.png")
-        figures.save_figure(figures.ranges_per_layer(report.ranges), self._folder / "ranges.png")
-        state.finished = True  # after all else is written: what is not finished is done again
-        state.save(self._folder)
+        return checkpoint.load(final).model
 
-    def _verdict(self, report: Report) -> str:
+    def write_results(self, model: nn.Module) -> None:
+        """Write what the report shows of the final network, and then that the run is finished."""
+        report = self.report()
+        report.ranges = [Range(**entry) for entry in calibration.tensor_ranges(model)]
+        if "val" in self.inputs.data.splits:
+            stage = "PTQ" if self.options.ptq_only else "QAT"
+            report.samples = self.measurer.samples({"float": self.float_model, stage: model})
+        self.state.save(self.folder)
+        report.save(self.folder / "report.json")
+        if report.history:
+            figures.save_figure(figures.ap_per_epoch(report), self.folder / "ap_per_epoch.png")
+        figures.save_figure(figures.ranges_per_layer(report.ranges), self.folder / "ranges.png")
+        self.state.finished = True  # after all else is written: what is not finished is done again
+        self.state.save(self.folder)
+
+    def verdict(self, report: Report) -> str:
         """The last lines of the program: which file to use, and why."""
-        best = self._state.best
-        if best is None or self._options.ptq_only:
-            return f"quantized: {self._weights / best.file if best else self._weights}"
+        best = self.state.best
+        if best is None or self.options.ptq_only:
+            return f"quantized: {self.weights / best.file if best else self.weights}"
         score = "" if best.score is None else f", {best.score}"
-        ptq = "the PTQ state, which no epoch beat" if self._state.trained else "the PTQ state"
+        ptq = "the PTQ state, which no epoch beat" if self.state.trained else "the PTQ state"
         origin = ptq if best.epoch is None else f"epoch {best.epoch}"
         lost = lost_by_qat(report.rows)
-        file = self._weights / checkpoint_name("qat_best", self._options.stem)
+        file = self.weights / checkpoint_name("qat_best", self.options.stem)
         return f"best: {file} ({origin}{score})" + (f"\n{lost}" if lost else "")
 
-    def _write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
-        source = self._inputs.source
-        origin = {"float_weights": self._options.weights, "float_sha256": self._state.weights_hash}
-        if distributed.is_main():
-            checkpoint.save(
-                self._weights / name, student, recipe=self._recipe, names=source.names, nc=source.nc,
-                stride=source.stride, yaml=source.yaml, extra={**extra, **origin, "imgsz": self._inputs.imgsz},
-            )  # fmt: skip
-        self._state.files.append(name)
-        self._state.checkpoint = name
+    def write_checkpoint(self, name: str, student: nn.Module, extra: dict[str, Any]) -> None:
+        """Write the student, with `extra` beside what every checkpoint of the run says; the state then names it."""
+        source = self.inputs.source
+        origin = {"float_weights": self.options.weights, "float_sha256": self.state.weights_hash}
+        checkpoint.save(
+            self.weights / name, student, recipe=self.recipe, names=source.names, nc=source.nc,
+            stride=source.stride, yaml=source.yaml, extra={**extra, **origin, "imgsz": self.inputs.imgsz},
+        )  # fmt: skip
+        self.state.files.append(name)
+        self.state.checkpoint = name
 
-    def _save(self, row: Row | None) -> None:
+    def save(self, row: Row | None) -> None:
         """A step is finished: write the state, then the report, which is made anew from the state."""
         if row is not None:
-            self._state.rows[row.stage] = row.model_dump()
-        self._state.save(self._folder)
-        if distributed.is_main():
-            self._report().save(self._folder / "report.json")
+            self.state.rows[row.stage] = row.model_dump()
+        self.state.save(self.folder)
+        self.report().save(self.folder / "report.json")
 
-    def _report(self) -> Report:
-        state = self._state
+    def report(self) -> Report:
+        """What was measured until now."""
+        state = self.state
         rows = [Row(**state.rows[stage]) for stage in ("float", "PTQ", "QAT") if stage in state.rows]
         return Report(
             command=state.command, rows=rows, history=[Epoch(**entry) for entry in state.history],
-            notes=list(state.notes), data=str(self._options.data), created=state.created,
+            notes=list(state.notes), data=str(self.options.data), created=state.created,
         )  # fmt: skip
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Say something in the log, and once in the report."""
         logger.info("%s", text)
-        if text not in self._state.notes:
-            self._state.notes.append(text)
+        if text not in self.state.notes:
+            self.state.notes.append(text)
 
 
 class Training:
@@ -305,15 +264,16 @@ class Training:
     """
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, inputs: Inputs, options: QuantizeOptions, settings: Finetune,
+        self, student: nn.Module, teacher: nn.Module, inputs: Inputs[QuantizeOptions], settings: Finetune,
         state: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        options = inputs.options
         self._settings, self._seed = settings, options.seed
         self._tuner = Finetuner(student, teacher, settings, device=inputs.device)
         if state:
             self._tuner.load_state_dict(state)
-        self._images = inputs.training_loader(options)
-        self._held_out = inputs.held_out_loader(options)
+        self._images = inputs.training_loader()
+        self._held_out = inputs.held_out_loader()
         self._kind = "held out from QAT" if inputs.held_out else "too few to hold some of them out from QAT"
         self._steps = steps = min(settings.iters, len(self._images))
         self._highest = highest_rate(settings.lr, settings.epochs * steps)
@@ -349,7 +309,7 @@ class Training:
         batches = itertools.islice(image_batches(self._images), self._settings.iters)
         total, before = self._settings.epochs * self._steps, number * self._steps
         rates = [learning_rate(before + step, total, self._highest) for step in range(self._steps)]
-        name, quiet = f"QAT epoch {number}/{self._settings.epochs - 1}", not distributed.is_main()
+        name, quiet = f"QAT epoch {number}/{self._settings.epochs - 1}", not logger.isEnabledFor(logging.INFO)
         with tqdm(batches, name, self._steps, disable=quiet) as bar:
             trained = self._tuner.run_epoch(
                 bar, rates.__getitem__, lambda loss: bar.set_postfix(loss=f"{loss:.4g}", refresh=False)

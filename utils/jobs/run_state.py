@@ -19,17 +19,31 @@ import glob
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from utils.core import distributed
+from models.quantize.recipe import Recipe
+from utils.cli import command_line
 from utils.core.errors import CheckpointError, InputError
-from utils.core.files import save_torch
+from utils.core.files import file_hash, save_torch
+from utils.core.run_folder import held, new_run
 from utils.core.score import Score
+from utils.evaluation.dataset import check_unchanged
+from utils.jobs.inputs import Inputs
+from utils.jobs.options import QuantizeOptions, SensitiveOptions
+from utils.reports.schema import Report
+
+if TYPE_CHECKING:
+    from utils.jobs.sensitivity.report import AnalysisState
 
 logger = logging.getLogger(__name__)
+
+State = TypeVar("State", bound="RunState | AnalysisState")
+Options = TypeVar("Options", QuantizeOptions, SensitiveOptions)
 
 STATE_FILE = "last.pt"
 STATE_VERSION = 2
@@ -82,6 +96,8 @@ class RunState:
         command, created, notes: the report's, of which a killed process may not have written any.
     """
 
+    FILE: ClassVar[str] = f"weights/{STATE_FILE}"
+
     options: dict[str, Any]
     recipe: dict[str, Any]
     weights_hash: str
@@ -95,21 +111,17 @@ class RunState:
     finished: bool = False
     dataset: str = ""
     command: str = ""
-    created: str = ""
+    created: str = field(default_factory=lambda: Report(command="").created)
     notes: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        """Write the state, in the main process; a reader sees the old one or the new one."""
-        if not distributed.is_main():
-            return
+        """Write the state; a reader sees the old one or the new one."""
         content = {**vars(self), "best": self.best and self.best.to_dict()}
         save_torch(marked(content, STATE_VERSION), weights_folder(folder) / STATE_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunState:
         """Read a run folder's state and remove what an interrupted step left behind.
-
-        Of several processes the main one does, and the others get what it read.
 
         Raises:
             InputError: there is no run to resume in `folder`.
@@ -130,18 +142,14 @@ class RunState:
                 raise CheckpointError(
                     f"{weights_folder(folder) / name} is gone, and the run continues from it; {START_AGAIN}"
                 )
-        state._remove_leftovers(weights_folder(folder))
-        return state
-
-    def _remove_leftovers(self, folder: Path) -> None:
-        """Delete checkpoints younger than the state that it does not name, and half-written temporary files."""
-        written = (folder / STATE_FILE).stat().st_mtime_ns
-        stem = glob.escape(Path(self.options["weights"]).stem)
+        weights = weights_folder(folder)
+        written, stem = path.stat().st_mtime_ns, glob.escape(Path(state.options["weights"]).stem)
         patterns = (f"ptq_*{stem}.pt", f"qat_ep_*{stem}.pt", ".*.pt")
-        for path in {path for pattern in patterns for path in folder.glob(pattern)}:
-            if path.name not in self.files and path.stat().st_mtime_ns >= written:
-                logger.info("removing %s, left by the interrupted step", path)
-                path.unlink()
+        for file in {file for pattern in patterns for file in weights.glob(pattern)}:
+            if file.name not in state.files and file.stat().st_mtime_ns >= written:
+                logger.info("removing %s, left by the interrupted step", file)
+                file.unlink()
+        return state
 
     @property
     def trained(self) -> bool:
@@ -168,6 +176,54 @@ class RunState:
         if better:
             self.best = candidate
         return better
+
+
+@contextmanager
+def open_run(options: Options, kind: type[State]) -> Iterator[tuple[Path, State, Inputs[Options]]]:
+    """Begin a run in a new folder, or continue the one that `--resume` names, and keep other programs out of it.
+
+    Gives the run's folder, where the run stands, and what it works on: the options of a resumed run are in `inputs`.
+
+    Raises:
+        InputError: something given cannot be used, for which nothing was written; the run cannot be continued as asked;
+            or another program is at it.
+    """
+    if options.resume is None:
+        recipe = options.merged_recipe()
+        inputs = Inputs.load(options, recipe)
+        dataset = inputs.dataset_hash()
+        state = kind(
+            options.model_dump(), recipe.to_dict(), file_hash(options.weights), dataset=dataset, command=command_line()
+        )
+        with new_run(options.project, options.name, options.exist_ok) as folder:
+            state.save(folder)
+            with _resumable(folder, options):
+                yield folder, state, inputs
+        return
+    folder = find_run(options.resume, options.project, kind.FILE)
+    with held(folder, kind.load) as state:
+        resumed = options.resumed(state.options)
+        recipe = Recipe.from_stored(state.recipe)
+        if options.given("recipe"):
+            resumed.check_recipe(recipe)
+        state.options = resumed.model_dump()
+        inputs = Inputs.load(resumed, recipe)
+        if file_hash(resumed.weights) != state.weights_hash:
+            raise InputError(f"{resumed.weights} has changed since the run in {folder} was started; start a new run")
+        check_unchanged(state.dataset, inputs.dataset_hash(), folder)
+        with _resumable(folder, resumed):
+            yield folder, state, inputs
+
+
+@contextmanager
+def _resumable(folder: Path, options: QuantizeOptions | SensitiveOptions) -> Iterator[None]:
+    """When Ctrl-C stops what is done within, say how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = "quantize" if isinstance(options, QuantizeOptions) else "sensitive"
+        logger.info("\nstopped; continue with: python qat.py %s --resume %s", command, shlex.quote(str(folder)))
+        raise
 
 
 def marked(content: Mapping[str, Any], version: int) -> dict[str, Any]:

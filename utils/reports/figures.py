@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.core.files import atomic_path
+from utils.core.files import write_bytes
 from utils.reports.schema import Range, Report
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ _STYLE = {
 def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
     """Write `figure` to `path`; the suffix says the format (`.png`, `.svg`, `.jpg`). A crash leaves no half file."""
     path = Path(path)
-    with atomic_path(path) as temporary:
-        Path(temporary).write_bytes(render(figure, path.suffix.lstrip("."), dpi))
+    write_bytes(path, render(figure, path.suffix.lstrip("."), dpi))
     return path
 
 

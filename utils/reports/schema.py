@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from utils.core.errors import InputError
-from utils.core.files import atomic_path, read_json
+from utils.core.files import read_json, write_text
 from utils.core.score import Difference, Resampled, difference_error
 from utils.core.strict_model import StrictModel, first_problem
 from utils.core.tasks import DISPLAY_CONF
@@ -251,9 +251,7 @@ class Report(StrictModel, frozen=False):
     def save(self, path: str | Path) -> Path:
         """Write JSON to `path`; a reader sees the old file or the new one, never a part."""
         path = Path(path)
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        with atomic_path(path) as temporary:
-            Path(temporary).write_text(text, encoding="utf-8", errors="replace")
+        write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
         return path
 
     @classmethod

@@ -72,12 +72,12 @@ def test_one_process_changes_nothing():
 def test_every_process_takes_the_gpu_of_its_own_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(distributed._State, "world", World(1, 3, 1))
+    monkeypatch.setattr(device, "local_rank", 1)
     assert [device.select_device(text) for text in ("", "cuda")] == [torch.device("cuda:1")] * 2
     assert device.select_device("cpu") == torch.device("cpu")
     with pytest.raises(InputError, match="GPU of its own number"):
         device.select_device("0")
-    monkeypatch.setattr(distributed._State, "world", World(2, 3, 2))
+    monkeypatch.setattr(device, "local_rank", 2)
     with pytest.raises(InputError, match=r"sees 2 CUDA devices, and this is process 3 on this machine"):
         device.select_device("")
 
@@ -101,7 +101,7 @@ def test_other_ranks_say_their_number_and_only_what_is_wrong(torchrun, capsys):
         logging.getLogger("utils.somewhere").warning("odd")
         raise InputError("cannot be used")
 
-    assert cli.run_program("qat.py", (Options, work), [], together=True) == 2
+    assert cli.run_program("qat.py", (Options, work), [], together=[""]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err) == ("rank 1: odd\n", "rank 1: error: cannot be used\n")
     setup_logging()

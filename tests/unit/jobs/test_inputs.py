@@ -60,13 +60,15 @@ def test_the_choice_is_by_real_paths(tmp_path):
 def made(tmp_path: Path, count: int) -> Inputs:
     data = data_of(tmp_path, count)
     held_out = choose_held_out(data, Recipe().finetune.held_out)
-    return Inputs(SimpleNamespace(stride=32), None, data, None, None, 32, held_out)
+    options = QuantizeOptions(workers=0, batch_size=4, imgsz=32)
+    return Inputs(options, Recipe(), SimpleNamespace(stride=32), None, data, None, 32, held_out)
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(40, [5, 15, 25, 35]), (9, [])])
 def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path, count, held_out):
-    found, options = made(tmp_path, count), QuantizeOptions(workers=0, batch_size=4, imgsz=32)
-    loaders = (found.training_loader(options), found.held_out_loader(options), found.calibration_loader(options))
+    found = made(tmp_path, count)
+    everything = found.training_loader(augment=False, keep=None)
+    loaders = (found.training_loader(), found.held_out_loader(), everything)
     training, measured, calibration = (numbers(one for batch in loader for one in batch.paths) for loader in loaders)
     assert training == [number for number in range(count) if number not in held_out]
     assert measured == (held_out or training)
@@ -74,10 +76,10 @@ def test_training_never_sees_what_is_held_out_and_calibration_sees_all(tmp_path,
 
 
 def test_held_out_images_come_in_one_order_and_training_images_in_that_of_the_seed(tmp_path):
-    found, options = made(tmp_path, 40), QuantizeOptions(workers=0, batch_size=4, imgsz=32)
-    order = [one for batch in found.held_out_loader(options) for one in batch.paths]
+    found = made(tmp_path, 40)
+    order = [one for batch in found.held_out_loader() for one in batch.paths]
     assert order == sorted(order)
-    order = [one for batch in found.training_loader(options) for one in batch.paths]
+    order = [one for batch in found.training_loader() for one in batch.paths]
     assert order != sorted(order)
 
 
@@ -104,7 +106,7 @@ def checkpoint(nc: int = 3, strides: tuple[int, ...] = (2, 4), bins: int = 4, ma
 def test_a_teacher_whose_head_gives_other_maps_is_refused(monkeypatch, other, message):
     monkeypatch.setattr(upstream, "load_float", lambda _: checkpoint(**other))
     with pytest.raises(InputError, match=f"--teacher big.pt {message}; the maps of both heads are compared"):
-        load_teacher("big.pt", checkpoint())
+        load_teacher("big.pt", checkpoint(), Recipe())
 
 
 def test_a_teacher_with_the_same_head_is_fused(monkeypatch):
@@ -112,6 +114,6 @@ def test_a_teacher_with_the_same_head_is_fused(monkeypatch):
     teacher = checkpoint()
     monkeypatch.setattr(upstream, "load_float", lambda _: teacher)
     monkeypatch.setattr(upstream, "fuse", fused.append)
-    assert load_teacher("big.pt", checkpoint()) is teacher
+    assert load_teacher("big.pt", checkpoint(), Recipe()) is teacher
     assert fused == [teacher.model]
-    assert load_teacher(None, checkpoint()) is None
+    assert load_teacher(None, checkpoint(), Recipe()) is None

@@ -31,7 +31,7 @@ def test_every_recipe_flag_arrives():
     words = ("--calib-method", "percentile", "--percentile", "99.9", "--batch-size", "4", "--hyp", "h.yaml")
     for kind in (SensitiveOptions, CalibrateOptions):
         options = parsed(kind, *words[4 * (kind is CalibrateOptions) :])
-        assert (options.as_quantize().batch_size, options.as_quantize().hyp) == (4, "h.yaml")
+        assert (options.batch_size, options.further_files()["--hyp"]) == (4, "h.yaml")
     assert parsed(SensitiveOptions, *words).merged_recipe().calibration.percentile == 99.9
 
 

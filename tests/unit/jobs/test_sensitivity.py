@@ -18,14 +18,14 @@ from models.quantize.recipe import Recipe
 from utils.core.score import Resampled
 from utils.core.tasks import Prediction
 from utils.evaluation.metrics import EvalStatistics
+from utils.jobs.inputs import read_profile
 from utils.jobs.options import SensitiveOptions
 from utils.jobs.run_state import find_run
 from utils.jobs.sensitivity import prediction_distance
-from utils.jobs.sensitivity.passes import Screened
 from utils.jobs.sensitivity.prediction_distance import overlap
 from utils.jobs.sensitivity.report import STATE_FILE, AnalysisState
-from utils.jobs.sensitivity.search import Search, choose
-from utils.jobs.sensitivity.units import Costs, Units, macs, read_profile, time_shares
+from utils.jobs.sensitivity.search import Screened, Search, choose_units
+from utils.jobs.sensitivity.units import Costs, Units, macs, time_shares
 
 X = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
@@ -263,7 +263,7 @@ def choice(units: dict[str, tuple[float, float]], calls: list | None = None, **s
 
     gains = {name: gain for name, (gain, _) in units.items()}
     asked = {"evaluate": evaluate, "cost_of": lambda names: sum(units[name][1] for name in names), **SETTINGS}
-    return choose(gains, **asked | settings)
+    return choose_units(gains, **asked | settings)
 
 
 class TestChoice:

@@ -10,8 +10,7 @@ import yaml
 
 from utils.core.score import Resampled
 from utils.jobs.sensitivity import report as report
-from utils.jobs.sensitivity.passes import Screened
-from utils.jobs.sensitivity.search import Selection
+from utils.jobs.sensitivity.search import Screened, Selection
 
 KEY = "a" * 32
 RESAMPLED = {  # of each, three AP: the spread of their differences is plain to see
@@ -43,7 +42,7 @@ def make_summary(chosen=("model.1",), recipe_ap=0.688, resampled=None, recipe_re
     )
     state = report.AnalysisState({"num_image": 25}, {}, "", command="python qat.py sensitive")
     selection = Selection(chosen, 0.69, 0.3, "no further unit gains AP")
-    return report.summary(state, search, selection, ["model.1"], recipe_ap, recipe_resampled, ["a note"])
+    return report.summarize_search(state, search, selection, ["model.1"], recipe_ap, recipe_resampled, ["a note"])
 
 
 def test_rows_best_first_and_numbers_as_they_follow(summary):

@@ -48,7 +48,7 @@ class Given:
             TensorDataset(images), self.batch_size, shuffle=shuffle, generator=torch.Generator(), collate_fn=collate
         )
 
-    def training_loader(self, _: QuantizeOptions) -> DataLoader[Any]:
+    def training_loader(self) -> DataLoader[Any]:
         loader = self._loader(IMAGES[:8], shuffle=True)
         collate = loader.collate_fn
 
@@ -59,14 +59,14 @@ class Given:
         loader.collate_fn = watched
         return loader
 
-    def held_out_loader(self, _: QuantizeOptions) -> DataLoader[Any]:
+    def held_out_loader(self) -> DataLoader[Any]:
         return self._loader(IMAGES[8:], shuffle=False)
 
 
 def training(student: nn.Module, given: Given, state: Any = None, batch_size: int = 2, **settings: Any) -> Training:
-    options = QuantizeOptions(seed=5, batch_size=batch_size)
+    given.options = QuantizeOptions(seed=5, batch_size=batch_size)
     settings = Finetune(**{"epochs": 3, "iters": 4, "lr": LR, **settings})
-    return Training(student, detector(), given, options, settings, state)
+    return Training(student, detector(), given, settings, state)
 
 
 def test_an_epoch_tells_its_loss_its_mean_rate_and_the_loss_on_held_out_images(student):

@@ -9,7 +9,6 @@ import yaml
 
 from models.quantize.recipe import Calibration, Finetune, Recipe
 from utils.core.errors import RecipeError
-from utils.jobs.sensitivity.report import write_recipe
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -146,5 +145,5 @@ def test_what_was_stored_before_ranges_had_a_limit_had_none() -> None:
 @pytest.mark.parametrize("name", ["model.2.z[0]", "010", "1e5", "true", "null", "*cv2", "- a", "#", "a: b", "é"])
 def test_what_we_write_we_read(tmp_path: Path, name: str) -> None:
     recipe = Recipe(finetune=Finetune(lr=1e-300, grad_clip=1e6, collapse=0.999), float=(name,), head="last-conv-float")
-    write_recipe(recipe.to_dict(), "because: [it is], so", tmp_path / "recipe.yaml")
+    recipe.save(tmp_path / "recipe.yaml", "because: [it is], so")
     assert Recipe.from_file(tmp_path / "recipe.yaml") == Recipe.from_stored(recipe.to_dict()) == recipe

@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from utils.core import distributed
 from utils.core.errors import CheckpointError
 from utils.core.files import write_text
 from utils.core.score import Difference, Resampled, difference_error
+from utils.jobs.options import RECIPE_FILE
 from utils.jobs.run_state import START_AGAIN, marked, unmarked
 from utils.reports import figures
 from utils.reports.machine import hardware, library_versions
@@ -31,7 +31,6 @@ STATE_VERSION = 3
 SCHEMA_VERSION = 1
 SUMMARY_FILE = "summary-sensitive-analysis.json"
 CHART_FILE = "sensitivity.png"
-RECIPE_FILE = "recipe.yaml"
 TOP = 10  # units on the terminal
 BARS = 24  # units in the chart
 
@@ -51,6 +50,8 @@ class AnalysisState:
         ap_resampled: stage → network → that AP on resampled images, as `Resampled.to_text` gives it.
     """
 
+    FILE: ClassVar[str] = STATE_FILE
+
     options: dict[str, Any]
     recipe: dict[str, Any]
     weights_hash: str
@@ -62,9 +63,8 @@ class AnalysisState:
     ap_resampled: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write the state, in the main process; a reader sees the old one or the new one."""
-        if distributed.is_main():
-            write_text(folder / STATE_FILE, json.dumps(marked(asdict(self), STATE_VERSION)))
+        """Write the state; a reader sees the old one or the new one."""
+        write_text(folder / STATE_FILE, json.dumps(marked(asdict(self), STATE_VERSION)))
 
     @classmethod
     def load(cls, folder: Path) -> AnalysisState:
@@ -91,7 +91,7 @@ class AnalysisState:
         self.ap_resampled.setdefault(stage, {}).update(texts)
 
 
-def summary(
+def summarize_search(
     state: AnalysisState, search: Search, chosen: Selection, patterns: Sequence[str], recipe_ap: float | None,
     recipe_resampled: Resampled | None, notes: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
@@ -144,17 +144,10 @@ def summary(
     }  # fmt: skip
 
 
-def save(content: Mapping[str, Any], folder: Path) -> None:
+def save_summary(content: Mapping[str, Any], folder: Path) -> None:
     """Write the chart and the JSON; where the JSON lies, all is written."""
     figures.save_figure(chart(content), folder / CHART_FILE)
     write_text(folder / SUMMARY_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def write_recipe(recipe: Mapping[str, Any], why: str, path: Path) -> None:
-    """A recipe's YAML, with a comment that says why it is what it is."""
-    import yaml
-
-    write_text(path, f"# {why}\n" + yaml.safe_dump(dict(recipe), sort_keys=False))
 
 
 def lines(content: Mapping[str, Any], folder: Path) -> list[str]:

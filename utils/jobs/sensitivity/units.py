@@ -12,11 +12,9 @@ gone keeps all convolutions in float that ask for it, and `patterns` names these
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +24,7 @@ from models.quantize import placement, rules
 from models.quantize.partial_forward import State
 from models.quantize.placement import Plan
 from models.quantize.recipe import Recipe
-from utils.core.errors import InputError
-
-Profile = Sequence[tuple[str, float]]  # layers of an engine and their milliseconds
+from utils.jobs.inputs import Profile
 
 
 @dataclass(frozen=True)
@@ -158,25 +154,6 @@ def macs(model: nn.Module, images: Tensor) -> dict[str, int]:
         for handle in handles:
             handle.remove()
     return counts
-
-
-def read_profile(path: str | Path) -> Profile:
-    """Layer names and milliseconds of an engine: a JSON list of `{"name", "ms"}`, or an object with it as `layers`.
-
-    Raises:
-        InputError: it cannot be read, or is something else.
-    """
-    try:
-        content: Any = json.loads(Path(path).read_text(encoding="utf-8"), strict=False)
-        rows = content["layers"] if isinstance(content, dict) else content
-        found = [(str(row["name"]), float(row["ms"])) for row in rows if row["ms"] is not None]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"--profile {path}: {error}; expected ENGINE.layers.json, as scripts/inspect_engine.py writes it"
-        ) from error
-    if not found or sum(ms for _, ms in found) <= 0:
-        raise InputError(f"--profile {path} holds no layer time")
-    return found
 
 
 def time_shares(units: Mapping[str, Sequence[str]], profile: Profile) -> dict[str, float]:
