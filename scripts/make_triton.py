@@ -33,12 +33,12 @@ def main(options: ServingOptions) -> None:
     elif options.file is not None and options.file.suffix.lower() == ".onnx":
         options.reject_unused(["onnx"], "with an ONNX file; it says what an engine was built from")
     need("tritonclient", "grpc")
-    from utils.serving import repository
+    from utils.jobs import model_repository
 
     if options.check is not None:
-        repository.check_models(options.check)
+        model_repository.check_models(options.check)
     else:
-        repository.make(options)
+        model_repository.make(options)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

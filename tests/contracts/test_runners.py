@@ -20,11 +20,11 @@ from triton_stand_in import serving
 from utils.core.device import device_name
 from utils.core.errors import InputError, QatError
 from utils.core.tasks import DETECT, SEGMENT
+from utils.jobs.model_repository import make
 from utils.jobs.open import open_runner
 from utils.runners.base import Runner, TensorSpec
 from utils.runners.pytorch import TorchRunner
 from utils.serving.options import ServingOptions
-from utils.serving.repository import make
 from utils.serving.runner import TritonRunner
 from utils.trt import tensorrt_api
 from utils.trt.build import build

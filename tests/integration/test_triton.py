@@ -12,10 +12,10 @@ from random_networks import TINY, random_network, save_float, tiny_with
 from triton_stand_in import serving
 
 import export_qat
+from utils.jobs.model_repository import make
 from utils.jobs.visualize import Artist
 from utils.runners.onnxrt import OnnxRuntimeRunner
 from utils.serving.options import ServingOptions
-from utils.serving.repository import make
 from utils.serving.runner import TritonRunner
 
 

@@ -10,5 +10,6 @@ export.py             checkpoint → checked ONNX files     compare_outputs.py  
 compare_tensors.py    the same between quantizers         check_engine.py     TensorRT beside ONNX Runtime
 evaluate_file.py      AP of a file, and its report row    benchmark.py        engines, .pt and .onnx, timed
 inspect_engine.py     an engine's layers, reported        benchmark_report.py engines over batch sizes, written
+model_repository.py   Triton's, from a file, checked
 sensitivity/          which parts hurt in INT8, and a recipe
 """

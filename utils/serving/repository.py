@@ -1,4 +1,4 @@
-"""A model repository for Triton ("Model Repository" in its user guide): written from a file, and checked.
+"""A model repository on disk ("Model Repository" in Triton's user guide): written, and checked.
 
 REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/labels.txt       names of the classes
@@ -9,13 +9,10 @@ Each model is written whole or not at all. Protobuf reads the configurations and
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,60 +20,19 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from utils.core.errors import InputError, no_file
-from utils.core.files import check_file, read_text
-from utils.core.input_spec import DEFAULT_BATCH
-from utils.runners.base import TensorSpec
-from utils.serving.config import (
-    ENSEMBLE,
-    LABELS,
-    ONNX,
-    PLAN,
-    PYTHON,
-    ServedFile,
-    ServingOptions,
-    class_names,
-    data_type,
-    model_configs,
-)
-from utils.trt.engine_file import ENGINE_SUFFIXES, EngineNote
-from utils.trt.preflight import BuildConfig, OnnxFile, min_opt_max, profile_shapes
+from utils.core.files import read_text
+from utils.serving.config import ENSEMBLE, LABELS, ONNX, PLAN, PYTHON, ServedFile, class_names, data_type
 
 CONFIG = "config.pbtxt"
 MODEL_FILES = {PLAN: "model.plan", ONNX: "model.onnx", PYTHON: "model.py"}  # the names that Triton looks for
 PLATFORMS = {"tensorrt": PLAN, "onnxruntime": ONNX}  # by backend; a configuration has one of both
+Describe = Callable[[Path, str], "ServedFile | None"]
 HEAD = "# Written by scripts/make_triton.py, which checks it with --check.\n"
 
 
-STRONG = "it is strongly typed, which ONNX Runtime refuses; export it with --typing weak, or serve its engine"
-PLUGIN = "it has a plugin of TensorRT's, which ONNX Runtime lacks; export it with --nms onnx, or serve its engine"
-RTX = "{} built it, and Triton loads engines of TensorRT only; build one with TensorRT"
-
-logger = logging.getLogger(__name__)
-
-
-def make(options: ServingOptions) -> list[Path]:
-    """Write a repository, or the models of a file into one; and return the folders of the models.
-
-    Raises:
-        InputError: the file cannot be served so, or something is in the way.
-    """
-    file, note = read_served_file(options)
-    configs = model_configs(file, options)
-    text = json.dumps(asdict(note), indent=2) + "\n" if note else ""
-    written = write_models(options.output, file, configs, text)
-    for folder in written:
-        logger.info("%s", folder)
-    if file.pending:
-        (network,) = (config.name for config in configs if config.platform == PLAN)
-        engine = options.output / network / "1" / MODEL_FILES[PLAN]
-        words = ["python", "scripts/build_engine.py", file.path, "--output", engine]
-        words += ["--batch-size", *(options.batch_size or DEFAULT_BATCH)] if file.batched else []
-        words += ["--imgsz", *options.imgsz] if options.imgsz else []
-        logger.info("the engine is still to be built: %s", " ".join(map(str, words)))
-    return written
-
-
-def write_models(repository: Path, file: ServedFile, configs: Sequence[ModelConfig], note: str) -> list[Path]:
+def write_models(
+    repository: Path, file: ServedFile, configs: Sequence[ModelConfig], note: str, check: Callable[[Path], object]
+) -> list[Path]:
     """Write the models of a file, and return their folders.
 
     The models are written into a folder beside the repository, checked there and renamed into it, so that a server that
@@ -84,9 +40,10 @@ def write_models(repository: Path, file: ServedFile, configs: Sequence[ModelConf
 
     Args:
         note: the JSON to write beside an engine; '' for none.
+        check: takes the folder before its models become the repository's, and may raise.
 
     Raises:
-        InputError: something is in the way, or a server would not load the models.
+        InputError: something is in the way.
     """
     if repository.exists() and not repository.is_dir():
         raise InputError(f"--output {repository} is not a folder; give the folder of a model repository, or a new one")
@@ -113,75 +70,13 @@ def write_models(repository: Path, file: ServedFile, configs: Sequence[ModelConf
                     shutil.copyfile(file.path, model)
                 if note:
                     model.with_name(f"{model.name}.json").write_text(note, encoding="utf-8")
-        check_models(temporary, pending=file.pending)
+        check(temporary)
         repository.mkdir(exist_ok=True)
         for target in targets:
             (temporary / target.name).rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return targets
-
-
-def read_served_file(options: ServingOptions) -> tuple[ServedFile, EngineNote | None]:
-    """What the file is for a server, and the note that an engine takes along.
-
-    Raises:
-        InputError: it is neither an ONNX file nor an engine, or nothing says what an engine takes.
-    """
-    path = check_file(options.file or "", "expected an ONNX file or a TensorRT engine")
-    side = min_opt_max(options, "imgsz")
-    profile = BuildConfig(batch=min_opt_max(options, "batch_size"), height=side, width=side)
-    if path.suffix.lower() == ".onnx":
-        platform = options.platform or ONNX
-        if platform == ONNX and (options.batch_size or side):
-            raise InputError("--batch-size and --imgsz are those of an engine's profile; give --max-batch-size")
-        file = OnnxFile.read(path)
-        return of_onnx(file, platform, profile_shapes(file, profile) if platform == PLAN else {}), None
-    if path.suffix.lower() not in ENGINE_SUFFIXES or options.platform == ONNX:
-        raise InputError(f"{path}: expected .onnx, or .engine or .plan, which run as {PLAN}")
-    note = EngineNote.load(path)
-    if note.tensors and (options.onnx or options.batch_size or side):
-        raise InputError(f"the note of {path} says what it takes; leave --onnx, --batch-size and --imgsz out")
-    if not note.tensors:
-        source = check_file(options.onnx or note.onnx, f"give --onnx FILE, from which {path} was built")
-        file = OnnxFile.read(source)
-        tensors = {name: [file.types[name], list(shape)] for name, shape in file.tensors.items()}
-        shapes = note.profile or profile_shapes(file, profile)
-        note = replace(note, onnx=str(source), tensors=tensors, profile=shapes, metadata=dict(file.metadata))
-    return of_engine(path, note), note
-
-
-def of_onnx(file: OnnxFile, platform: str, profile: Mapping[str, Any] | None = None) -> ServedFile:
-    """An ONNX file in ONNX Runtime; or, with the shapes of a profile, as the engine that it will be."""
-    unfit = "" if platform == PLAN else PLUGIN if file.plugins else STRONG if file.half_scales else ""
-    inputs, outputs = (
-        tuple(TensorSpec(name, shape, file.types[name]) for name, shape in side.items())
-        for side in (file.inputs, file.outputs)
-    )
-    return ServedFile(file.path, platform, inputs, outputs, file.metadata, _limits(profile), unfit)
-
-
-def of_engine(path: Path, note: EngineNote) -> ServedFile:
-    """An engine, by its note.
-
-    Raises:
-        InputError: the note is damaged.
-    """
-    try:
-        specs = {name: TensorSpec(name, tuple(shape), str(dtype)) for name, (dtype, shape) in note.tensors.items()}
-        inputs = [specs[name] for name in list(note.profile) or list(specs)[:1]]  # a static engine has no profile
-        outputs = [spec for spec in specs.values() if spec not in inputs]
-        unfit = RTX.format(note.api) if "RTX" in note.api else ""
-        return ServedFile(path, PLAN, tuple(inputs), tuple(outputs), note.metadata, _limits(note.profile), unfit)
-    except (TypeError, ValueError, LookupError) as error:
-        raise InputError(f"the note beside {path} is damaged ({error}); build the engine again") from error
-
-
-def _limits(profile: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Min and max shape of the only input."""
-    for least, _, most in (profile or {}).values():
-        return tuple(least), tuple(most)
-    return None
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -193,13 +88,14 @@ def read_config(path: Path) -> ModelConfig:
         raise InputError(f"{path}, line {' '.join(str(error).split())}") from error
 
 
-def check_models(repository: Path, *, pending: bool = False) -> None:
-    """Check all models of a repository, and log what they take and give.
+def check_repository(repository: Path, describe: Describe, *, pending: bool = False) -> dict[str, ModelConfig]:
+    """Check all models of a repository, and return their configurations by name.
 
     What fits the server is the server's to say; checked is what a file says better: names, types, shapes and profiles,
     and that the steps of an ensemble fit each other.
 
     Args:
+        describe: gives what is known about a file of a platform, or None.
         pending: engines may be missing.
 
     Raises:
@@ -227,18 +123,9 @@ def check_models(repository: Path, *, pending: bool = False) -> None:
             for version in versions:
                 path = version / (config.default_model_filename or MODEL_FILES[platform])
                 _require(path.is_file(), no_file(path, f"{where} ({platform}) needs it"))
-                if platform == ONNX:
-                    _check_file(where, config, path, of_onnx(OnnxFile.read(path), ONNX))
-                elif platform == PLAN and (note := EngineNote.load(path)).tensors:
-                    _check_file(where, config, path, of_engine(path, note))
-                elif platform == PLAN:
-                    logger.warning("%s has no note beside it and was not looked into", path)
-    for name, config in configs.items():
-        inputs, outputs = (
-            ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in side) for side in (config.input, config.output)
-        )
-        what = f"{config.platform or config.backend}, max_batch_size {config.max_batch_size}"
-        logger.info("%s: %s, %s -> %s", name, what, inputs, outputs)
+                if platform != PYTHON and (file := describe(path, platform)):
+                    _check_file(where, config, path, file)
+    return configs
 
 
 def _require(condition: object, message: str) -> None:

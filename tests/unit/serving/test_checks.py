@@ -12,9 +12,9 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError
+from utils.jobs.model_repository import check_models, make
 from utils.onnx_graph.output_formats import NmsSettings, end2end
 from utils.serving.options import ServingOptions
-from utils.serving.repository import check_models, make
 
 Change = Callable[[dict], None]
 

@@ -18,11 +18,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from utils.core.errors import InputError
 from utils.core.input_spec import InputSpec
+from utils.jobs import model_repository
+from utils.jobs.model_repository import make
 from utils.onnx_graph.output_formats import NmsSettings, deepstream, end2end
 from utils.serving import nms_model
 from utils.serving.config import PLAN
 from utils.serving.options import ServingOptions
-from utils.serving.repository import check_models, make
 from utils.trt.engine_file import EngineNote
 
 NMS, PLUGIN = end2end(NmsSettings("onnx", 100)), end2end(NmsSettings("efficient", 100))
@@ -97,7 +98,7 @@ def test_an_engine_takes_its_note_along(tmp_path):
     plan = tmp_path / "repo/m_network/1/model.plan"
     assert plan.read_bytes() == path.read_bytes()
     assert EngineNote.load(plan) == EngineNote.load(path)
-    check_models(tmp_path / "repo")
+    model_repository.check_models(tmp_path / "repo")
 
 
 def test_an_engine_that_is_built_later(tmp_path, caplog):
@@ -107,13 +108,13 @@ def test_an_engine_that_is_built_later(tmp_path, caplog):
     plan = tmp_path / "repo/m/1/model.plan"
     assert caplog.messages[-1].endswith(f"scripts/build_engine.py {file} --output {plan} --batch-size 1 4 8")
     with pytest.raises(InputError, match=r"model\.plan"):
-        check_models(tmp_path / "repo")
+        model_repository.check_models(tmp_path / "repo")
     write_engine(plan, file)
-    check_models(tmp_path / "repo")
+    model_repository.check_models(tmp_path / "repo")
     note = asdict(EngineNote.load(plan)) | {"profile": {"images": [[1, 3, 64, 96], [2, 3, 64, 96], [4, 3, 64, 96]]}}
     plan.with_name("model.plan.json").write_text(json.dumps(note))
     with pytest.raises(InputError, match="profile"):
-        check_models(tmp_path / "repo")
+        model_repository.check_models(tmp_path / "repo")
 
 
 def test_an_engine_without_a_note_takes_what_its_onnx_file_says(tmp_path):
