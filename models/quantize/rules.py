@@ -130,7 +130,7 @@ _ELAN = (
     "a, b = chunk(y, 2)",
     "c = cv2(b)",
     "d = cv3(c)",
-    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; see split_convolutions.py
+    "z = concat(y, c, d)",  # not (a, b, c, d): y is one tensor with one scale; see separate_parts.py
     "out = cv4(z)",
 )
 

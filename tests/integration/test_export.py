@@ -277,7 +277,7 @@ def test_invalid_graph_is_not_written(networks: dict[str, Network], tmp_path: Pa
         graph.graph.node[0].op_type = "Unheard"
         return graph
 
-    monkeypatch.setattr(export.cleanup, "clean_up", damage)
+    monkeypatch.setattr(export, "without_provenance", damage)
     with pytest.raises(QatError, match="not valid ONNX"):
         export_onnx(networks["float"].model, ExportConfig((SIDE, SIDE)), tmp_path / "network.onnx", {})
     assert not list(tmp_path.iterdir())

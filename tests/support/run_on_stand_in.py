@@ -22,6 +22,6 @@ import utils.jobs.open  # noqa: E402
 from utils.trt.runner import TensorRTRunner  # noqa: E402
 
 api = stand_in(pytest.MonkeyPatch(), os.environ.get("STAND_IN_VERSION", "8.6.0"))
-utils.jobs.open._open_engine = lambda path, device: TensorRTRunner(path, "cpu", api=api)
+utils.jobs.open.open_engine = lambda path, device: TensorRTRunner(path, "cpu", api=api)
 sys.argv = [str(program), *sys.argv[2:]]
 runpy.run_path(str(program), run_name="__main__")

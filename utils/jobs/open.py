@@ -157,14 +157,7 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
             raise DependencyError(
                 f"{path} needs TensorRT, which is not installed: ./install_dependencies.sh --tensorrt"
             )
-        if not str(device).startswith("cuda"):
-            raise InputError(
-                f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
-                "the .onnx that it was built from runs on a CPU"
-            )
-        from utils.trt.runner import TensorRTRunner
-
-        return TensorRTRunner(path, device)
+        return open_engine(path, device)
     from models.quantize import checkpoint
     from utils import upstream
     from utils.runners.pytorch import TorchRunner
@@ -173,3 +166,19 @@ def open_runner(path: str | Path, device: torch.device | str = "cpu") -> Runner:
         quantized = checkpoint.load(path)
         return TorchRunner(quantized.model, device, imgsz=quantized.imgsz)
     return TorchRunner(upstream.call_fused(upstream.fuse(upstream.load_float(path).model)), device)
+
+
+def open_engine(path: Path, device: torch.device | str) -> Runner:
+    """A runner for a TensorRT engine.
+
+    Raises:
+        InputError: the device is no CUDA device, or the engine cannot be used here.
+    """
+    if not str(device).startswith("cuda"):
+        raise InputError(
+            f"{path} is a TensorRT engine and runs on an NVIDIA GPU only, and the device is {device}; "
+            "the .onnx that it was built from runs on a CPU"
+        )
+    from utils.trt.runner import TensorRTRunner
+
+    return TensorRTRunner(path, device)

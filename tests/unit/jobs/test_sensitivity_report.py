@@ -88,7 +88,7 @@ def test_what_is_smaller_than_its_standard_error_is_called_no_gain(tmp_path):
 
 
 def test_files(summary, tmp_path):
-    report.save(summary, tmp_path)
+    report.save_summary(summary, tmp_path)
     assert json.loads((tmp_path / report.SUMMARY_FILE).read_text()) == json.loads(json.dumps(summary))
     assert (tmp_path / report.CHART_FILE).read_bytes().startswith(b"\x89PNG")
     report.write_recipe({"float": ["model.1"]}, "because", tmp_path / report.RECIPE_FILE)

@@ -1,4 +1,4 @@
-"""The forms in which a file takes images, put in front of a graph that takes floats; pure, see `cleanup.py`.
+"""The forms in which a file takes images, put in front of a graph that takes floats; pure, as all passes.
 
     float   images [B, 3, H, W] FP32 in 0..1, as it is traced
     uint8   images [B, 3, H, W] or [B, H, W, 3], bytes: Cast and Transpose stand in front; 1/255 is in the scale of the
