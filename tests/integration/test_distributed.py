@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import torch
 import qat
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from qat_runs import checkpoints, half_of_layers, quantize, report_of, write_small_set
+from qat_runs import checkpoints, quantize, report_of, write_small_set
 
 # After three steps, sums in another order have moved nothing visible. After four, INT8 values that they turn over have
 # moved a loss by 20 % on some CPUs; without the sum of gradients it moves by 25 % after one.
@@ -107,12 +106,6 @@ def worker(launcher: int, rank: int) -> int:
     raise AssertionError(f"no process of rank {rank} among {children}")
 
 
-def test_sensitive_by_two_finds_what_one_finds(data, demo_weights, tmp_path):
-    few = ("--batch-size", "4", "--num-image", "6", "--calib-batches", "2", "--metric", "ap", *half_of_layers(tmp_path))
-    common = ("--weights", str(demo_weights), "--data", str(data), "--device", "cpu", "--workers", "0", "--imgsz", "96")
-    assert qat.main(["sensitive", *common, *few, "--project", str(tmp_path / "one")]) == 0
-    assert torchrun(demo_weights, data, tmp_path / "two", "sensitive", *few).wait() == 0, said(tmp_path / "two", 0)
-
-    ours, theirs = (json.loads((tmp_path / who / "exp/state.json").read_text()) for who in ("two", "one"))
-    for name in ("amax", "screened", "ap", "ap_resampled"):
-        assert ours[name] == theirs[name], name
+def test_sensitive_is_one_process(data, demo_weights, tmp_path):
+    assert torchrun(demo_weights, data, tmp_path / "two", "sensitive").wait() != 0
+    assert "is one process; start it without torchrun" in said(tmp_path / "two", 0)[1]

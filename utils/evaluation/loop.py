@@ -133,6 +133,7 @@ def evaluate(
             ends.append((len(statistics.paths), len(files.coco.results) if files.coco else 0))
             matching += time.perf_counter() - clock
     statistics = _of_all_processes(statistics, files, ends)
+    processes = distributed.world().size
     not_finite = int(sum(number for (number,) in distributed.all_numbers([detector.not_finite])))
 
     def summary() -> EvalResult:
@@ -145,7 +146,6 @@ def evaluate(
             logger.warning("left out: %s", line)
         coco, mask_coco = files.finish(statistics.paths)
         precision, recall, ap50, ap = scores.mean()
-        processes = distributed.world().size
         result = EvalResult(
             ap=ap, ap50=ap50, precision=precision, recall=recall,
             ap_coco=float(np.mean(scores.ap_coco)) if len(scores.classes) else 0.0,

@@ -6,7 +6,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from utils.core.score import Resampled
 from utils.jobs.sensitivity import report as report
@@ -91,10 +90,6 @@ def test_files(summary, tmp_path):
     report.save_summary(summary, tmp_path)
     assert json.loads((tmp_path / report.SUMMARY_FILE).read_text()) == json.loads(json.dumps(summary))
     assert (tmp_path / report.CHART_FILE).read_bytes().startswith(b"\x89PNG")
-    report.write_recipe({"float": ["model.1"]}, "because", tmp_path / report.RECIPE_FILE)
-    text = (tmp_path / report.RECIPE_FILE).read_text()
-    assert text.startswith("# because\n")
-    assert yaml.safe_load(text) == {"float": ["model.1"]}
 
 
 def test_the_chart_shows_what_was_measured(summary):
